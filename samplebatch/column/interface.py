@@ -1,0 +1,138 @@
+"""The one interface of all columns.
+
+A column is `n` rows of one kind. Four classes implement it: `TensorColumn` (rows of one shape), `RaggedColumn` (rows of varying
+shape), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a tensor column); `TorchColumn` is a tensor column
+whose rows a torch tensor holds.
+
+Columns are immutable in length and dtype; their memory is not: whoever holds a view may write through it. `slice` views, `take`,
+`copy`, `concat` and `spread` copy. Indices arrive validated: rows in `[0, n)`, starts not past stops.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+Header = tuple[Any, ...]
+"""What a column writes about itself beside its buffers: plain strings, integers and tuples of them, `kind` first."""
+
+Indices = npt.NDArray[np.intp]
+
+
+class Column(ABC):
+    """Rows of one kind, one under the other.
+
+    Attributes
+    ----------
+    kind
+        The class's name in frames and files: `"tensor"`, `"torch"`, `"ragged"`, `"object"` or `"compressed"`.
+    """
+
+    __slots__ = ("__weakref__",)
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def values(self) -> Any:
+        """What a batch hands out for this column: the array or tensor itself where there is one, else the column."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows, n."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> Any:
+        """The dtype of one element: a `numpy.dtype`, or a `torch.dtype` where NumPy has none (bfloat16)."""
+
+    @property
+    @abstractmethod
+    def row_shape(self) -> tuple[int | None, ...]:
+        """The shape of one row; None stands for an extent that varies from row to row."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that the rows occupy; for Python objects, their shallow sizes."""
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> Self:
+        """View rows `start` to `stop`; nothing is copied."""
+
+    @abstractmethod
+    def take(self, indices: Indices) -> Column:
+        """Gather rows, shape (k,), into a new column of k rows."""
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """Copy every row into memory of the library's own."""
+
+    @abstractmethod
+    def spread(self, length: int, positions: Indices) -> Column:
+        """Make a column of `length` rows that holds row i at `positions[i]`, and zeros (None for objects) elsewhere.
+
+        `positions` is strictly increasing.
+        """
+
+    @classmethod
+    @abstractmethod
+    def concat(cls, columns: Sequence[Any], name: str) -> Column:
+        """Join columns of this class, one copy of every byte.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If row shapes differ, or dtypes do and none of them holds the others without loss; names the column.
+        """
+
+    @abstractmethod
+    def equals(self, other: Column) -> bool:
+        """Tell whether the other column has the same kind, dtype, shape and rows; NaN equals NaN."""
+
+    @abstractmethod
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """Return the rows as an array of shape (n, ...), sharing memory wherever the layout permits."""
+
+    @abstractmethod
+    def to_torch(self) -> torch.Tensor:
+        """Return the rows as a tensor of shape (n, ...), sharing memory wherever the layout permits.
+
+        Raises
+        ------
+        ColumnTypeError
+            If torch has no dtype for the rows.
+        """
+
+    @abstractmethod
+    def to_arrow(self) -> pa.Array:
+        """Return the rows as an Arrow array of n values without nulls (None rows of objects aside), sharing memory
+        wherever the layout permits."""
+
+    def arrow_metadata(self) -> dict[bytes, bytes]:
+        """Return what the Arrow field must carry beside its type for the rows to come back as they were."""
+        return {}
+
+    @abstractmethod
+    def dump(self) -> tuple[Header, list[Any]]:
+        """Return a header and the buffers of exactly these rows, without copying; `load` is the inverse."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> Column:
+        """Build a column over the buffers that `dump` gave, without copying; header and lengths are checked first.
+
+        Raises
+        ------
+        FormatError
+            If header and buffers do not agree.
+        UntrustedPickleError
+            If the rows are pickled and `allow_pickle` is false.
+        """

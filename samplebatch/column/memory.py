@@ -1,0 +1,90 @@
+"""Where the bytes of columns live.
+
+What the library allocates comes from Arrow's memory pool: 64-byte aligned, and handed out again warm. mimalloc is preferred
+wherever pyarrow has it: it reuses pages of every size, where malloc and jemalloc give large blocks back to the system and take
+fresh, untouched pages the next time, at two to seven times the cost of the copy (`benchmarks/bench_memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+ALIGNMENT = 64
+"""Bytes to which every block is aligned: a cache line, and what Arrow recommends."""
+
+
+def _preferred_pool() -> pa.MemoryPool:
+    if "mimalloc" in pa.supported_memory_backends():
+        return pa.mimalloc_memory_pool()
+    return pa.default_memory_pool()
+
+
+_pool = _preferred_pool()
+_allocate = pa.allocate_buffer
+_ndarray = np.ndarray
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Allocate an array without writing to it, aligned, from pages that are reused.
+
+    Parameters
+    ----------
+    shape
+        Any shape, zero-sized ones included.
+    dtype
+        Any dtype whose items are plain bytes: no objects.
+
+    Examples
+    --------
+    >>> a = empty((3, 2), np.dtype("f4"))
+    >>> a.shape, a.ctypes.data % ALIGNMENT
+    ((3, 2), 0)
+    """
+    nbytes = dtype.itemsize
+    for extent in shape:
+        nbytes *= extent
+    return _ndarray(shape, dtype, _allocate(nbytes, _pool))
+
+
+def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Allocate an array of zeros like `empty`."""
+    array = empty(shape, dtype)
+    # Not fill(0): that converts the number for strings ("0") and dates.
+    if array.nbytes:
+        array.reshape(-1).view(np.uint8).fill(0)
+    return array
+
+
+def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Copy an array of any layout into C order, from pages that are reused."""
+    copy = empty(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
+
+
+def as_bytes(array: npt.NDArray[Any]) -> memoryview:
+    """View the bytes of a C-contiguous array, of whatever dtype: dates too, which NumPy does not export itself."""
+    return memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+
+
+def as_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
+    """Wrap the bytes of a C-contiguous array as an Arrow buffer, without a copy; the buffer keeps the array alive."""
+    return pa.py_buffer(as_bytes(array))
+
+
+def as_array(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
+    """View a buffer (anything with the buffer protocol) as an array, without a copy unless its address is not aligned
+    to the dtype's own alignment.
+
+    Raises
+    ------
+    ValueError
+        If the buffer has fewer bytes than the shape needs.
+    """
+    array = _ndarray(shape, dtype, buffer)
+    return array if array.flags.aligned else copy_of(array)

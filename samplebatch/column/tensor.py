@@ -1,0 +1,229 @@
+"""TensorColumn: rows of one shape in a NumPy array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.column import memory
+from samplebatch.column.interface import Column, Header, Indices
+from samplebatch.column.types import (
+    DTYPE_KEY,
+    common_dtype,
+    dtype_of,
+    named_dtype,
+    storage_of,
+    torch_dtype,
+)
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TensorColumn(Column):
+    """Rows of one shape, C-contiguous and in native byte order: exactly an Arrow buffer.
+
+    Array, Arrow array and torch tensor are three handles on the same bytes, each made when asked for.
+
+    Parameters
+    ----------
+    values
+        Array of shape (n, ...) in that layout. It is kept, not copied and not checked: `as_column` is the door that checks.
+    """
+
+    __slots__ = ("values",)
+    kind: ClassVar[str] = "tensor"
+    values: npt.NDArray[Any]
+
+    def __init__(self, values: npt.NDArray[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.values.shape[1:]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def slice(self, start: int, stop: int) -> Self:
+        return type(self)(self.values[start:stop])
+
+    def take(self, indices: Indices) -> TensorColumn:
+        values = self.values
+        out = memory.empty((len(indices), *values.shape[1:]), values.dtype)
+        # mode="raise" would gather into a hidden buffer first; the indices are validated already.
+        values.take(indices, 0, out, "clip")
+        return TensorColumn(out)
+
+    def copy(self) -> Self:
+        return type(self)(memory.copy_of(self.values))
+
+    def spread(self, length: int, positions: Indices) -> TensorColumn:
+        values = self.values
+        out = memory.zeros((length, *values.shape[1:]), values.dtype)
+        out[positions] = values
+        return TensorColumn(out)
+
+    @classmethod
+    def concat(cls, columns: Sequence[TensorColumn], name: str) -> TensorColumn:
+        arrays = [column.values for column in columns]
+        first = arrays[0]
+        out = memory.empty((sum(map(len, arrays)), *first.shape[1:]), first.dtype)
+        try:
+            np.concatenate(arrays, 0, out, casting="no")
+        except (TypeError, ValueError):
+            dtype = _joined_dtype(arrays, name)
+            out = memory.empty(out.shape, dtype)
+            np.concatenate(arrays, 0, out, casting="safe")
+        return TensorColumn(out)
+
+    def equals(self, other: Column) -> bool:
+        if not isinstance(other, TensorColumn):
+            return False
+        a, b = self.values, other.values
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return a is b or np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM")
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        return self.values
+
+    def to_torch(self) -> torch.Tensor:
+        if torch_dtype(self.values.dtype) is None:
+            raise ColumnTypeError(f"torch has no dtype for {self.values.dtype}")
+        import torch
+
+        # A tensor is always writable: over read-only memory it would be a way around the protection.
+        writable = self.values if self.values.flags.writeable else memory.copy_of(self.values)
+        return torch.from_numpy(writable)
+
+    def to_arrow(self) -> pa.Array:
+        values = self.values
+        storage = storage_of(values.dtype)
+        if values.dtype.kind == "b" and values.ndim == 1:
+            return pa.ExtensionArray.from_storage(pa.bool8(), _flat_arrow(values, storage.arrow, len(values)))
+        row_shape = values.shape[1:] + storage.per_element
+        count = values.size * (2 if storage.per_element else 1)
+        flat = _flat_arrow(values, storage.arrow, count)
+        if not row_shape:
+            return flat
+        tensor_type = pa.fixed_shape_tensor(storage.arrow, row_shape)
+        rows = pa.Array.from_buffers(tensor_type.storage_type, len(values), [None], children=[flat])
+        return pa.ExtensionArray.from_storage(tensor_type, rows)
+
+    def arrow_metadata(self) -> dict[bytes, bytes]:
+        values = self.values
+        if not storage_of(values.dtype).named or (values.dtype.kind == "b" and values.ndim == 1):
+            return {}
+        return {DTYPE_KEY: values.dtype.str.encode()}
+
+    @classmethod
+    def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> TensorColumn:
+        """View an Arrow array of numbers, or of fixed-size lists of them, as rows.
+
+        Parameters
+        ----------
+        array
+            Any mix of fixed-shape tensors and fixed-size lists around numbers, dates or fixed-width bytes. Bit-packed
+            bool and dates in days have another layout than NumPy's, and are copied.
+        dtype_name
+            The dtype that the field names, if it does.
+        name
+            The column's name, for errors.
+
+        Raises
+        ------
+        ColumnTypeError
+            If the array has nulls, or a type that NumPy cannot view.
+        """
+        shape = [len(array)]
+        while True:
+            if array.null_count:
+                raise ColumnTypeError(f"column {name!r} must have no nulls, got {array.null_count}")
+            arrow = array.type
+            if isinstance(arrow, pa.FixedShapeTensorType):
+                if arrow.permutation is not None and list(arrow.permutation) != sorted(arrow.permutation):
+                    return cls(memory.copy_of(array.to_numpy_ndarray()))
+                shape += arrow.shape
+                array = array.storage.flatten()
+            elif isinstance(arrow, pa.Bool8Type):
+                array, dtype_name = array.storage, "|b1"
+            elif pa.types.is_fixed_size_list(arrow):
+                shape.append(arrow.list_size)
+                array = array.flatten()
+            else:
+                break
+        if pa.types.is_boolean(arrow) or pa.types.is_date(arrow):
+            converted = array.to_numpy(zero_copy_only=False)
+            return cls(memory.copy_of(converted.reshape(shape)))
+        dtype = dtype_of(array.type)
+        if dtype is None:
+            raise ColumnTypeError(f"column {name!r} has Arrow type {arrow}, which no array can view")
+        if dtype_name is not None:
+            dtype = _renamed(dtype, dtype_name, shape, name)
+        data = array.buffers()[1]
+        if data is None or 0 in shape:
+            return cls(np.empty(shape, dtype))
+        start = array.offset * array.type.byte_width
+        return cls(memory.as_array(data.slice(start), dtype, shape))
+
+    def dump(self) -> tuple[Header, list[Any]]:
+        values = self.values
+        # Dates are the one kind of array that does not export its own buffer.
+        buffer = values if values.dtype.kind not in "mM" else values.view(np.int64)
+        return (self.kind, values.dtype.str, values.shape), [buffer]
+
+    @classmethod
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> TensorColumn:
+        try:
+            _, dtype_name, shape = header
+            (buffer,) = buffers
+            return cls(memory.as_array(buffer, named_dtype(dtype_name), shape))
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"a tensor column's header {header!r} does not fit its buffers: {error}") from error
+
+
+def _flat_arrow(values: npt.NDArray[Any], arrow: pa.DataType, count: int) -> pa.Array:
+    return pa.Array.from_buffers(arrow, count, [None, memory.as_buffer(values)])
+
+
+def _renamed(dtype: np.dtype[Any], dtype_name: str, shape: list[int], name: str) -> np.dtype[Any]:
+    """Give stored values the dtype that their field names, after checking that it is one they can have."""
+    renamed = named_dtype(dtype_name)
+    storage = storage_of(renamed)
+    per_element = storage.per_element
+    if storage.arrow.byte_width != dtype.itemsize or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element:
+        raise ColumnTypeError(f"column {name!r} says it holds {dtype_name}, which does not fit its Arrow type {dtype}")
+    if storage.per_element:
+        shape.pop()
+    return renamed
+
+
+def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
+    """Find the dtype that arrays can be joined in, or raise the error that says why there is none."""
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1:
+        raise ColumnMismatchError(
+            f"column {name!r} must have one row shape to be joined, got {' and '.join(map(str, sorted(shapes, key=str)))}"
+        )
+    dtypes = [array.dtype for array in arrays]
+    dtype = common_dtype(dtypes)
+    if dtype is None:
+        found = " and ".join(dict.fromkeys(map(str, dtypes)))
+        raise ColumnMismatchError(
+            f"column {name!r} must have one dtype, or one that holds the others without loss, got {found}; convert it first"
+        )
+    return dtype

@@ -1,0 +1,185 @@
+"""The one table of dtypes: NumPy <-> Arrow <-> torch.
+
+Every row says how elements of a NumPy dtype lie in an Arrow buffer without being changed. Where the Arrow type alone would not
+bring the dtype back (complex numbers, fixed-width strings, dates in days, bool in more than one dimension), the field carries the
+dtype's name under `DTYPE_KEY`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from samplebatch.errors import ColumnTypeError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPE_KEY = b"samplebatch.dtype"
+"""Key of the field metadata that names a dtype which its Arrow type does not."""
+
+BFLOAT16 = "bfloat16"
+"""torch's 16-bit float with an 8-bit exponent. NumPy has none: it lives in torch tensors and, as uint16, in Arrow."""
+
+NUMBERS = frozenset(
+    np.dtype(t)
+    for t in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+)
+"""Native number dtypes, the ones that need no second look at the door."""
+
+_ARROW_NUMBERS = {
+    np.dtype("i1"): pa.int8(),
+    np.dtype("i2"): pa.int16(),
+    np.dtype("i4"): pa.int32(),
+    np.dtype("i8"): pa.int64(),
+    np.dtype("u1"): pa.uint8(),
+    np.dtype("u2"): pa.uint16(),
+    np.dtype("u4"): pa.uint32(),
+    np.dtype("u8"): pa.uint64(),
+    np.dtype("f2"): pa.float16(),
+    np.dtype("f4"): pa.float32(),
+    np.dtype("f8"): pa.float64(),
+}
+_NUMPY_NUMBERS = {arrow: dtype for dtype, arrow in _ARROW_NUMBERS.items()}
+_ARROW_TIME_UNITS = ("s", "ms", "us", "ns")
+_TORCH_NAMES = {dtype: dtype.name for dtype in NUMBERS}
+
+
+class Storage(NamedTuple):
+    """How elements of a dtype lie in Arrow.
+
+    Attributes
+    ----------
+    arrow
+        Arrow type of one value.
+    per_element
+        Values that make one element, as a trailing shape: `(2,)` for complex numbers, else `()`.
+    named
+        Whether the field must name the dtype because the Arrow type does not.
+    """
+
+    arrow: pa.DataType
+    per_element: tuple[int, ...]
+    named: bool
+
+
+@lru_cache(maxsize=256)
+def storage_of(dtype: np.dtype[Any]) -> Storage:
+    """Look up how a dtype is stored.
+
+    Raises
+    ------
+    ColumnTypeError
+        If no Arrow layout holds it without change.
+
+    Examples
+    --------
+    >>> storage_of(np.dtype("f4")).arrow, storage_of(np.dtype("c8"))[1:]
+    (DataType(float), ((2,), True))
+    """
+    if dtype in _ARROW_NUMBERS:
+        return Storage(_ARROW_NUMBERS[dtype], (), named=False)
+    if dtype.kind == "b":
+        return Storage(pa.int8(), (), named=True)
+    if dtype.kind == "c" and dtype.itemsize in (8, 16):
+        return Storage(pa.float32() if dtype.itemsize == 8 else pa.float64(), (2,), named=True)
+    if dtype.kind in "SU":
+        return Storage(pa.binary(dtype.itemsize), (), named=True)
+    if dtype.kind in "mM":
+        unit, count = np.datetime_data(dtype)
+        if unit in _ARROW_TIME_UNITS and count == 1:
+            return Storage(pa.duration(unit) if dtype.kind == "m" else pa.timestamp(unit), (), named=False)
+        return Storage(pa.int64(), (), named=True)
+    raise ColumnTypeError(f"no column can hold dtype {dtype}")
+
+
+def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
+    """Look up the NumPy dtype whose elements an Arrow type holds as they lie, or None if there is none."""
+    if arrow in _NUMPY_NUMBERS:
+        return _NUMPY_NUMBERS[arrow]
+    if pa.types.is_timestamp(arrow) and arrow.tz is None:
+        return np.dtype(f"M8[{arrow.unit}]")
+    if pa.types.is_duration(arrow):
+        return np.dtype(f"m8[{arrow.unit}]")
+    if pa.types.is_fixed_size_binary(arrow):
+        return np.dtype(f"S{arrow.byte_width}")
+    return None
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """Read a dtype's name from outside, believing only those that a tensor column can hold.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it is not the name of such a dtype.
+    """
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError) as error:
+        raise ColumnTypeError(f"{name!r} is not the name of a dtype") from error
+    if not dtype.isnative or dtype.kind not in "biufcSUmM":
+        raise ColumnTypeError(f"no column can hold dtype {name!r}")
+    storage_of(dtype)
+    return dtype
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """Look up the torch dtype of the same elements, or None if torch has none (strings, dates)."""
+    name = _TORCH_NAMES.get(dtype)
+    if name is None:
+        return None
+    import torch
+
+    found: torch.dtype | None = getattr(torch, name, None)
+    return found
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Look up the NumPy dtype of the same elements, or None if NumPy has none (bfloat16, 8-bit floats).
+
+    Examples
+    --------
+    >>> import torch
+    >>> numpy_dtype(torch.float32), numpy_dtype(torch.bfloat16)
+    (dtype('float32'), None)
+    """
+    name = str(dtype).removeprefix("torch.")
+    try:
+        found = np.dtype(name)
+    except TypeError:
+        return None
+    return found if found in NUMBERS else None
+
+
+def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
+    """Tell whether every value of the narrow dtype has an equal in the wide one.
+
+    Stricter than NumPy's "safe" casting, which lets 64-bit integers lose their low bits in a float64, and dates overflow.
+
+    Examples
+    --------
+    >>> holds(np.dtype("f8"), np.dtype("f4")), holds(np.dtype("f8"), np.dtype("i4")), holds(np.dtype("f8"), np.dtype("i8"))
+    (True, True, False)
+    """
+    if wide == narrow:
+        return True
+    if narrow.kind in "iu" and wide.kind in "fc" and narrow.itemsize == 8:
+        return False
+    if wide.kind in "SUmM" and wide.kind != narrow.kind:
+        return False
+    if wide.kind in "mM":
+        return False
+    return np.can_cast(narrow, wide, "safe")
+
+
+def common_dtype(dtypes: list[np.dtype[Any]]) -> np.dtype[Any] | None:
+    """Find the one among the dtypes that holds all the others without loss, or None if none does."""
+    distinct = list(dict.fromkeys(dtypes))
+    for wide in distinct:
+        if all(holds(wide, narrow) for narrow in distinct):
+            return wide
+    return None

@@ -1,0 +1,129 @@
+"""The exceptions of the library, and the functions that word them.
+
+::
+
+    SampleBatchError
+    ├── ColumnNotFoundError   (KeyError)     no column of that name
+    ├── ColumnLengthError     (ValueError)   a column's rows do not match the batch's
+    ├── ColumnTypeError       (TypeError)    a value or dtype that no column can hold
+    ├── ColumnMismatchError   (ValueError)   batches that cannot be joined: names, dtypes or row shapes differ
+    ├── RowIndexError         (IndexError)   a row outside the batch
+    ├── SequenceError         (ValueError)   seq_lens, padding or time layout do not allow it
+    ├── CompressedColumnError (ValueError)   compressed blocks that do not decompress to what they claim
+    ├── FormatError           (ValueError)   bytes from a file or another process that are not what they claim
+    ├── UntrustedPickleError  (ValueError)   reading it means unpickling, which the caller has not allowed
+    ├── DeviceError           (ValueError)   memory on a device where host memory is needed
+    ├── EnvironmentSpecError  (ValueError)   an environment that cannot be made or stepped as asked
+    ├── WorkerError           (RuntimeError) a rollout worker failed or died
+    └── MissingExtraError     (ImportError)  an optional dependency is not installed
+
+Every message is one sentence: what must hold, what was found, what to do. It names the column and never shows data.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
+
+
+class SampleBatchError(Exception):
+    """Root of every error that the library raises on purpose."""
+
+
+class ColumnNotFoundError(SampleBatchError, KeyError):
+    """No column of that name."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument, which would quote the whole sentence.
+        return str(self.args[0]) if self.args else ""
+
+
+class ColumnLengthError(SampleBatchError, ValueError):
+    """A column's number of rows does not match the batch's."""
+
+
+class ColumnTypeError(SampleBatchError, TypeError):
+    """A value or dtype that no column can hold."""
+
+
+class ColumnMismatchError(SampleBatchError, ValueError):
+    """Batches that cannot be joined, because names, dtypes or row shapes differ."""
+
+
+class RowIndexError(SampleBatchError, IndexError):
+    """A row index outside the batch, or a key that selects no rows."""
+
+
+class SequenceError(SampleBatchError, ValueError):
+    """The sequence lengths, the padding or the time layout do not allow the operation."""
+
+
+class CompressedColumnError(SampleBatchError, ValueError):
+    """Compressed blocks that do not decompress to what they claim to hold."""
+
+
+class FormatError(SampleBatchError, ValueError):
+    """Bytes from a file or another process that are not what they claim to be."""
+
+
+class UntrustedPickleError(SampleBatchError, ValueError):
+    """Reading the data means unpickling it, and the caller has not allowed that."""
+
+
+class DeviceError(SampleBatchError, ValueError):
+    """The memory lies on a device, and the operation needs it on the host."""
+
+
+class EnvironmentSpecError(SampleBatchError, ValueError):
+    """An environment that cannot be made, or cannot be stepped as asked."""
+
+
+class WorkerError(SampleBatchError, RuntimeError):
+    """A rollout worker raised, hung or died."""
+
+
+class MissingExtraError(SampleBatchError, ImportError):
+    """An optional dependency is not installed."""
+
+
+def near_names(name: object, known: Iterable[str]) -> str:
+    """Word a hint for a name that is not there: the near ones, else the ones there are.
+
+    >>> near_names("reward", ["obs", "rewards"])
+    "did you mean 'rewards'?"
+    >>> near_names("x", ["obs", "rewards"])
+    "there are 'obs', 'rewards'"
+    """
+    names = [str(n) for n in known]
+    if not names:
+        return "there are none"
+    near = difflib.get_close_matches(str(name), names, n=3)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    shown = ", ".join(map(repr, names[:12]))
+    return f"there are {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+def no_such_column(name: object, known: Iterable[str]) -> ColumnNotFoundError:
+    """Word the error for a column that is not there."""
+    return ColumnNotFoundError(f"no column {name!r}; {near_names(name, known)}")
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it.
+
+    Raises
+    ------
+    MissingExtraError
+        If the module is not installed; names the extra.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not module.startswith(error.name):
+            raise
+        raise MissingExtraError(
+            f"{module!r} is not installed; install it with: pip install 'samplebatch[{extra}]'"
+        ) from error
