@@ -1,0 +1,47 @@
+# Every target sets up what it needs in .venv, then does its work; a second call goes straight to the work.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BENCH_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/ready-demo ## step simple_spread in 2 processes, write out/rollout.arrow, read it back
+	@mkdir -p out
+	$(BIN)/samplebatch collect --workers 2 --out out/rollout.arrow
+	$(BIN)/samplebatch inspect out/rollout.arrow
+
+test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready-dev ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/ready-dev ## measure against RLlib, tensordict, pyarrow and bare NumPy; BENCH_FLAGS=--quick for a short run
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+docs: $(VENV)/ready-dev ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove what the targets made, .venv included
+	rm -rf $(VENV) out site
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; name one with: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/ready-demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[cli,envs]'
+	@touch $@
+
+$(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/ready-demo
