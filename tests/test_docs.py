@@ -1,0 +1,70 @@
+"""The examples of README.md and docs/ do what they show.
+
+Every python block holds `>>>` examples; the blocks of one page run in order and share their names. In bash blocks,
+`make` targets must exist, and `samplebatch` commands are run, one after the other, in an empty folder.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, list[str]]]:
+    """Return the fenced blocks of a language, each with the line it starts on, counted from 0."""
+    found: list[tuple[int, list[str]]] = []
+    fence: str | None = None
+    for number, line in enumerate(page.read_text().splitlines()):
+        if fence is not None and line.strip() == "```":
+            fence = None
+        elif fence is None and line.startswith("```"):
+            fence = line[3:].strip()
+            if fence == language:
+                found.append((number + 1, []))
+        elif fence == language:
+            found[-1][1].append(line)
+    return found
+
+
+@each_page
+def test_python_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines: list[str] = []
+    for start, block in blocks(page, "python"):
+        assert block[0].startswith(">>>"), f"{page.name}:{start + 1}: a python block starts with '>>>'"
+        lines += [""] * (start - len(lines)) + block
+    examples = doctest.DocTestParser().get_doctest("\n".join(lines) + "\n", {}, page.name, str(page), 0)
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=OPTIONS).run(examples, out=report.append)
+    assert not report, "".join(report)
+
+
+@each_page
+def test_commands(page: Path, tmp_path: Path) -> None:
+    for start, block in blocks(page, "bash"):
+        for number, line in enumerate(block, start + 1):
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["make"]:
+                assert words[1] in TARGETS, f"{page.name}:{number}: the Makefile has no target {words[1]!r}"
+            elif words[:1] == ["samplebatch"]:
+                run = subprocess.run(
+                    [sys.executable, "-c", "from samplebatch.cli import main; main()", *words[1:]],
+                    cwd=tmp_path,
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                )
+                assert run.returncode == 0, f"{page.name}:{number}: {line}\n{run.stdout}{run.stderr}"

@@ -1,0 +1,211 @@
+"""Data flows one way: every import of the package is held against the table of its layers."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "samplebatch"
+
+LAYERS = (
+    "errors",
+    "names",
+    "column",
+    "batch",
+    "kernels",
+    "returns",
+    "buffer",
+    "transport",
+    "storage",
+    "rollout",
+    "service",
+    "convert",
+    "testing",
+    "cli",
+)
+"""Each imports only from those before it, and from itself."""
+
+STRANGERS = {frozenset({"buffer", "transport"})}
+"""Layers that know nothing of each other, whatever their order."""
+
+HAND_OVERS = {
+    ("samplebatch.batch.sample_batch", "as_multi_agent"): {"samplebatch.batch.multi_agent"},
+    ("samplebatch.batch.sample_batch", "concat"): {"samplebatch.batch.concat"},
+    ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
+}
+"""Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
+
+EAGER = {"numpy", "pyarrow"}
+"""What importing a module may load; every other package is imported inside the function that needs it."""
+
+ON_DEMAND = {"samplebatch.batch.device": {"torch"}}
+"""Modules that load more, and are therefore imported inside functions only."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, where it stands, and whether it runs when the importing module does."""
+
+    importer: str
+    function: str
+    target: str
+    line: int
+    typing_only: bool
+
+    def __str__(self) -> str:
+        inside = f", in {self.function}()" if self.function else ""
+        return f"{self.importer}:{self.line}{inside}: imports {self.target}"
+
+
+class Imports(ast.NodeVisitor):
+    """Collects the imports of one module."""
+
+    def __init__(self, module: str, modules: set[str]) -> None:
+        self.module, self.modules = module, modules
+        self.functions: list[str] = []
+        self.typing_only = False
+        self.found: list[Import] = []
+
+    def add(self, target: str, line: int) -> None:
+        self.found.append(Import(self.module, ".".join(self.functions), target, line, self.typing_only))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.add(alias.name, node.lineno)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        assert node.level == 0, f"{self.module}:{node.lineno}: imports are absolute"
+        for alias in node.names:
+            full = f"{node.module}.{alias.name}"
+            self.add(full if full in self.modules else str(node.module), node.lineno)
+
+    def visit_scope(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.functions.append(node.name)
+        self.generic_visit(node)
+        self.functions.pop()
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_scope
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) not in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            self.generic_visit(node)
+            return
+        self.typing_only = True
+        for statement in node.body:
+            self.visit(statement)
+        self.typing_only = False
+        for statement in node.orelse:
+            self.visit(statement)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(module: str, source: str) -> list[Import]:
+    visitor = Imports(module, set(SOURCES))
+    visitor.visit(ast.parse(source))
+    return visitor.found
+
+
+def all_imports() -> Iterator[Import]:
+    for module, path in SOURCES.items():
+        yield from imports_of(module, path.read_text())
+
+
+def layer(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def breach(found: Import) -> str | None:
+    """Say which rule of the layers an import breaks, if any."""
+    if found.target.split(".")[0] != "samplebatch" or found.importer == "samplebatch":
+        return None
+    here, there = layer(found.importer), layer(found.target)
+    if not there:
+        return "takes a name from the package's front door, not from the module that has it"
+    if frozenset({here, there}) in STRANGERS:
+        return f"{here} and {there} know nothing of each other"
+    listed = found.target in HAND_OVERS.get((found.importer, found.function), ())
+    if LAYERS.index(there) > LAYERS.index(here) and not listed:
+        return f"{there} stands after {here}"
+    if here == there and found.function and not listed:
+        return "hands over to a neighbour inside a function that HAND_OVERS does not list"
+    return None
+
+
+def test_every_module_has_a_layer() -> None:
+    unknown = {layer(module) for module in SOURCES} - {"", *LAYERS}
+    assert not unknown, f"give these a place in LAYERS: {sorted(unknown)}"
+
+
+def test_imports_flow_one_way() -> None:
+    breaches = [f"{found}: {why}" for found in all_imports() if (why := breach(found))]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_every_hand_over_is_still_there() -> None:
+    present = {(found.importer, found.function, found.target) for found in all_imports()}
+    listed = {(*where, target) for where, targets in HAND_OVERS.items() for target in targets}
+    assert listed <= present, f"no longer in the code: {sorted(listed - present)}"
+
+
+def loads_at_once(found: Import) -> bool:
+    """Tell whether an import runs when the package's modules are imported, and is of a package that should wait."""
+    if found.function or found.typing_only:
+        return False
+    root = found.target.split(".")[0]
+    if root == "samplebatch":
+        return found.target in ON_DEMAND
+    return (
+        root not in EAGER | ON_DEMAND.get(found.importer, set()) | sys.stdlib_module_names or "pyarrow." in found.target
+    )
+
+
+def test_modules_load_nothing_but_numpy_and_pyarrow() -> None:
+    heavy = [str(found) for found in all_imports() if loads_at_once(found)]
+    assert not heavy, "\n".join(heavy)
+
+
+def required_modules() -> Iterator[tuple[str, str, str]]:
+    """Yield where, module and extra of every call of `errors.require`."""
+    for module, path in SOURCES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "require":
+                name, extra = (ast.literal_eval(argument) for argument in node.args)
+                yield f"{module}:{node.lineno}", name, extra
+
+
+def test_required_modules_come_with_the_extra_they_name() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for where, name, extra in required_modules():
+        assert extra in extras, f"{where}: there is no extra {extra!r}"
+        packages = {requirement.split(">")[0].split("=")[0].split("[")[0] for requirement in extras[extra]}
+        assert name.split(".")[0] in packages, f"{where}: extra {extra!r} does not bring {name!r}"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "why"),
+    [
+        ("samplebatch.column.tensor", "import samplebatch.batch.tree", "stands after"),
+        ("samplebatch.buffer.ring", "from samplebatch.transport import frame", "know nothing"),
+        ("samplebatch.transport.frame", "def f():\n    import samplebatch.buffer", "know nothing"),
+        ("samplebatch.batch.tree", "from samplebatch import SampleBatch", "front door"),
+        ("samplebatch.batch.tree", "def f():\n    import samplebatch.batch.concat", "HAND_OVERS"),
+    ],
+)
+def test_breaches_are_seen(module: str, source: str, why: str) -> None:
+    (found,) = imports_of(module, source)
+    assert why in str(breach(found))
