@@ -1,0 +1,65 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import benchmarks
+from benchmarks import report
+from benchmarks.harness import FULL, QUICK, Row, measure
+
+LAYERS = sorted(m.name.removeprefix("bench_") for m in iter_modules(benchmarks.__path__) if m.name.startswith("bench_"))
+
+
+def rows_of(layers: list[str], pattern: str = "*") -> list[Row]:
+    """Gather the rows of some layers whose names match."""
+    found: list[Row] = []
+    for layer in layers:
+        found += import_module(f"benchmarks.bench_{layer}").ROWS
+    return [row for row in found if fnmatchcase(row.name, pattern)]
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure the rows asked for, and print them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=benchmarks.__doc__)
+    parser.add_argument("layers", nargs="*", metavar="layer", help=f"any of: {', '.join(LAYERS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="one call each: shows that it runs, not how fast")
+    parser.add_argument("--filter", default="*", metavar="PATTERN", help="only rows whose name matches, such as 'sb.*'")
+    parser.add_argument("--only", metavar="NAMES", help="only these contestants, such as 'ours,bare'")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every median to a file")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.layers) - set(LAYERS):
+        parser.error(f"no layer {', '.join(sorted(unknown))}; there are {', '.join(LAYERS)}")
+
+    rows = rows_of(options.layers or LAYERS, options.filter)
+    if not rows:
+        parser.error(f"no row matches {options.filter!r}")
+    only = frozenset(options.only.split(",")) if options.only else None
+    outcomes = []
+    for done, row in enumerate(rows):
+        _progress(f"{done}/{len(rows)} {row.name}")
+        outcomes.append(measure(row, QUICK if options.quick else FULL, only))
+    _progress("")
+
+    if options.markdown:
+        print(report.markdown(outcomes))
+    else:
+        report.show(outcomes)
+    if options.json:
+        report.write_json(outcomes, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

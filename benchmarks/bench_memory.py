@@ -1,0 +1,48 @@
+"""`memory.*`: copying into an array of the library's pool, into a new one of NumPy's, and into one that is warm.
+
+The bare rows are the limit: no memory is allocated, and every page of the output has been written before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Row, Way, row
+
+MIB = 1 << 20
+
+
+def _copy_into(out: Any, source: Any) -> Any:
+    np.copyto(out, source)
+    return out
+
+
+def _ours(_: Any, source: Any) -> Any:
+    from samplebatch.column import memory
+
+    return lambda: _copy_into(memory.empty(source.shape, source.dtype), source)
+
+
+def _numpy(_: Any, source: Any) -> Any:
+    return lambda: _copy_into(np.empty(source.shape, source.dtype), source)
+
+
+def _bare(_: Any, source: Any) -> Any:
+    out = np.ones_like(source)
+    return lambda: _copy_into(out, source)
+
+
+def _copy(mib: int) -> Row:
+    return row(
+        f"memory.copy.{mib}MB",
+        lambda: np.arange(mib * MIB // 8),
+        traffic=True,
+        ours=Way(_ours),
+        numpy=Way(_numpy),
+        bare=Way(_bare),
+    )
+
+
+ROWS = [_copy(mib) for mib in (1, 4, 16, 64, 256)]

@@ -1,0 +1,44 @@
+"""Results of different libraries as plain containers of NumPy arrays, and whether two of them are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def plain(value: Any) -> Any:
+    """Turn a result of any contestant into dicts, lists and arrays."""
+    if isinstance(value, np.ndarray | np.generic | int | float | str | bytes | None):
+        return value
+    policies = getattr(value, "policy_batches", None)
+    if policies is not None:
+        return plain(policies)
+    if isinstance(value, pa.Table):
+        return {name: plain(value.column(name)) for name in value.column_names}
+    if isinstance(value, pa.ChunkedArray):
+        return np.concatenate([plain(chunk) for chunk in value.chunks])
+    if isinstance(value, pa.FixedShapeTensorArray):
+        return value.to_numpy_ndarray()
+    if isinstance(value, pa.Array):
+        return value.to_numpy(zero_copy_only=False)
+    if isinstance(value, Mapping) or hasattr(value, "batch_size"):
+        return {key: plain(value[key]) for key in value.keys()}  # noqa: SIM118 (a TensorDict iterates over its rows)
+    if isinstance(value, list | tuple | Iterator):
+        return [plain(item) for item in value]
+    return np.asarray(value)
+
+
+def differs(a: Any, b: Any, path: str = "result") -> str | None:
+    """Return where two plain results differ in value, or None if they do not."""
+    if isinstance(b, dict):
+        if not isinstance(a, dict) or a.keys() != b.keys():
+            return path
+        return next((at for key in b if (at := differs(a[key], b[key], f"{path}[{key!r}]"))), None)
+    if isinstance(b, list):
+        if not isinstance(a, list) or len(a) != len(b):
+            return path
+        return next((at for i, item in enumerate(b) if (at := differs(a[i], item, f"{path}[{i}]"))), None)
+    return None if np.shape(a) == np.shape(b) and np.array_equal(a, b) else path

@@ -1,0 +1,103 @@
+"""The contestants: our library, the peers that are installed, and NumPy.
+
+Each is a namespace whose `batch` makes the library's own batch from a (possibly nested) dict of arrays, beside what
+else the rows call. RLlib's and ours carry the same names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+OURS = "ours"
+BARE = "bare"
+
+
+def _ours() -> SimpleNamespace:
+    from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+
+    return SimpleNamespace(
+        batch=SampleBatch, SampleBatch=SampleBatch, MultiAgentBatch=MultiAgentBatch, concat_samples=concat_samples
+    )
+
+
+def _rllib() -> SimpleNamespace:
+    from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+
+    return SimpleNamespace(
+        batch=SampleBatch, SampleBatch=SampleBatch, MultiAgentBatch=MultiAgentBatch, concat_samples=concat_samples
+    )
+
+
+def _tensordict() -> SimpleNamespace:
+    import torch
+    from tensordict import TensorDict
+
+    def tensors(columns: Any) -> Any:
+        return {k: tensors(v) if isinstance(v, dict) else torch.from_numpy(v) for k, v in columns.items()}
+
+    def batch(columns: Any) -> Any:
+        return TensorDict(tensors(columns), batch_size=[len(next(iter(_leaves(columns))))])
+
+    return SimpleNamespace(batch=batch, tensors=tensors, TensorDict=TensorDict, torch=torch)
+
+
+def _pyarrow() -> SimpleNamespace:
+    import pyarrow as pa
+
+    def array(values: Any) -> Any:
+        if values.dtype == bool:
+            return pa.ExtensionArray.from_storage(pa.bool8(), pa.array(values.view(np.int8)))
+        if values.ndim == 1:
+            return pa.array(values)
+        return pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+
+    def arrays(columns: Any) -> Any:
+        return {name: array(values) for name, values in columns.items()}
+
+    return SimpleNamespace(batch=lambda columns: pa.table(arrays(columns)), arrays=arrays, pa=pa)
+
+
+def _leaves(columns: Any) -> Any:
+    for value in columns.values():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _numpy() -> SimpleNamespace:
+    return SimpleNamespace(batch=lambda columns: columns)
+
+
+_MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
+    OURS: _ours,
+    "rllib": _rllib,
+    "tensordict": _tensordict,
+    "pyarrow": _pyarrow,
+    "numpy": _numpy,
+    BARE: _numpy,
+}
+
+
+@cache
+def library(name: str) -> SimpleNamespace | None:
+    """Import a contestant, or say once that it is missing and return None.
+
+    Raises
+    ------
+    ImportError
+        If what is missing is our own library.
+    """
+    try:
+        return _MAKERS[name]()
+    except ImportError as error:
+        if name == OURS:
+            raise
+        print(f"{name} is left out ({error}); install it with: pip install 'samplebatch[bench]'", file=sys.stderr)
+        return None
