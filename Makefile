@@ -29,7 +29,7 @@ bench: $(VENV)/ready-dev ## measure against RLlib, tensordict, pyarrow and bare 
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 docs: $(VENV)/ready-dev ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the targets made, .venv included
 	rm -rf $(VENV) out site
