@@ -1,0 +1,368 @@
+"""CompressedColumn: rows of one shape in LZ4 blocks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import lz4.block
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.column import memory
+from samplebatch.column.interface import Column, Header, Indices
+from samplebatch.column.row_keys import resolve
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.types import named_dtype
+from samplebatch.errors import CompressedColumnError, FormatError
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_NBYTES = 1 << 16
+"""Bytes of rows in one block, about: few enough to read a row cheaply, and LZ4 looks no further back for repetitions."""
+
+_MOST_BLOCK_NBYTES = 1 << 30
+_MOST_GROWTH = 255
+"""LZ4 cannot make more than this many bytes of one."""
+
+_codec = pa.Codec("lz4_raw")
+_compress = _codec.compress
+_decompress = _codec.decompress
+_ndarray = np.ndarray
+
+
+class CompressedColumn(Column):
+    """Rows of one shape, compressed by LZ4 (raw blocks) and decompressed when they are read.
+
+    A block holds whole rows. A slice is a view that keeps only the blocks it touches, and may begin and end within one.
+
+    Parameters
+    ----------
+    blocks
+        The compressed blocks, in order.
+    rows, skips
+        Rows in each block, and how many of its first rows lie before this column's.
+    bounds
+        Where each block's rows begin in this column, and the column's length at the end.
+    dtype, row_shape
+        What one row is.
+    trusted
+        Whether `compress` made the blocks in this process. Others are decompressed with every length checked.
+
+    Examples
+    --------
+    >>> frames = TensorColumn(np.zeros((64, 84, 84), np.uint8))
+    >>> column = CompressedColumn.compress(frames)
+    >>> len(column), column.nbytes < frames.nbytes / 100, column[3].shape
+    (64, True, (84, 84))
+    """
+
+    __slots__ = ("_row_shape", "blocks", "bounds", "item", "rows", "skips", "trusted")
+    kind: ClassVar[str] = "compressed"
+
+    def __init__(
+        self,
+        blocks: list[Any],
+        rows: list[int],
+        skips: list[int],
+        bounds: list[int],
+        dtype: np.dtype[Any],
+        row_shape: tuple[int, ...],
+        *,
+        trusted: bool,
+    ) -> None:
+        self.blocks = blocks
+        self.rows = rows
+        self.skips = skips
+        self.bounds = bounds
+        self.item = dtype
+        self._row_shape = row_shape
+        self.trusted = trusted
+
+    @classmethod
+    def compress(
+        cls, column: TensorColumn, rows_per_block: int | None = None, *, bulk: bool = False
+    ) -> CompressedColumn:
+        """Compress a column of numbers.
+
+        Parameters
+        ----------
+        column
+            The rows, shape (n, ...).
+        rows_per_block
+            Rows in one block; as many as make about 64 KB if None, at least one.
+        bulk
+            Whether to make one block of the whole column: the fastest to read as a whole, but any row of it costs the
+            whole. Columns above 1 GiB are cut all the same.
+
+        Raises
+        ------
+        CompressedColumnError
+            If one row has more bytes than an LZ4 block holds (1 GiB here).
+        """
+        values = column.values
+        n = len(values)
+        nbytes = values.nbytes
+        dtype = values.dtype
+        row_shape = values.shape[1:]
+        if bulk and 0 < nbytes <= _MOST_BLOCK_NBYTES:
+            return cls([_compress(values, True)], [n], [0], [0, n], dtype, row_shape, trusted=True)
+        if not nbytes:
+            return cls([], [], [], [0, n], dtype, row_shape, trusted=True)
+        row_nbytes = nbytes // n
+        if row_nbytes > _MOST_BLOCK_NBYTES:
+            raise CompressedColumnError(
+                f"a row must have at most {_MOST_BLOCK_NBYTES} bytes to be compressed, got {row_nbytes}; "
+                "split it into columns"
+            )
+        if bulk:
+            rows_per_block = _MOST_BLOCK_NBYTES // row_nbytes
+        elif rows_per_block is None:
+            # Blocks of equal size, so that a column a little above the measure is not cut into a large and a tiny one.
+            rows_per_block = max(1, -(-n // max(1, round(nbytes / BLOCK_NBYTES))))
+        size = rows_per_block * row_nbytes
+        data = memory.as_bytes(values)
+        blocks = [_compress(data[at : at + size], True) for at in range(0, nbytes, size)]
+        bounds = [*range(0, n, rows_per_block), n]
+        rows = [rows_per_block] * (len(blocks) - 1)
+        rows.append(n - bounds[-2])
+        return cls(blocks, rows, [0] * len(blocks), bounds, dtype, row_shape, trusted=True)
+
+    @property
+    def values(self) -> Self:
+        return self
+
+    def __len__(self) -> int:
+        return self.bounds[-1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.item
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self._row_shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the compressed blocks, those that a slice touches with one row included."""
+        return sum(memoryview(block).nbytes for block in self.blocks)
+
+    @property
+    def uncompressed_nbytes(self) -> int:
+        """Bytes that the rows have when they are decompressed."""
+        return len(self) * self._row_nbytes()
+
+    def __getitem__(self, key: Any) -> Any:
+        """Decompress one row into an array, or return several rows as a column (a slice stays compressed).
+
+        Raises
+        ------
+        RowIndexError
+            If a row lies outside the column.
+        CompressedColumnError
+            If a block is damaged.
+        """
+        found = resolve(key, len(self))
+        if isinstance(found, tuple):
+            return self.slice(*found)
+        if not isinstance(found, int):
+            return self.take(found)
+        return self.slice(found, found + 1).decompress().values[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.blocks:
+            yield from self.decompress().values
+        for i in range(len(self.blocks)):
+            yield from self._visible(i)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("compressed rows become an array by decompression, which is always a new one")
+        array = self.to_numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"CompressedColumn({len(self)} rows of {self.item}, row shape {self._row_shape}, {self.nbytes} bytes)"
+
+    def slice(self, start: int, stop: int) -> Self:
+        blocks, rows, skips, bounds = self.blocks, self.rows, self.skips, self.bounds
+        if not blocks or start == stop:
+            blocks, rows, skips, bounds = [], [], [], [0, stop - start]
+        elif start or stop != bounds[-1]:
+            low = bisect_right(bounds, start) - 1
+            high = bisect_left(bounds, stop)
+            blocks, rows, skips = blocks[low:high], rows[low:high], skips[low:high]
+            skips[0] += start - bounds[low]
+            bounds = [0, *[bound - start for bound in bounds[low + 1 : high]], stop - start]
+        return type(self)(blocks, rows, skips, bounds, self.item, self._row_shape, trusted=self.trusted)
+
+    def decompress(self) -> TensorColumn:
+        """Decompress every row into an array of the library's own.
+
+        Raises
+        ------
+        CompressedColumnError
+            If a block that came from elsewhere is damaged.
+        """
+        n = self.bounds[-1]
+        if self.trusted and len(self.blocks) == 1 and self.rows[0] == n:
+            block = _decompress(self.blocks[0], n * self._row_nbytes())
+            return TensorColumn(_ndarray((n, *self._row_shape), self.item, block))
+        out = memory.empty((n, *self._row_shape), self.item)
+        for i in range(len(self.blocks)):
+            out[self.bounds[i] : self.bounds[i + 1]] = self._visible(i)
+        return TensorColumn(out)
+
+    def take(self, indices: Indices) -> TensorColumn:
+        """Gather rows into a tensor column, decompressing only the blocks they lie in, each once."""
+        out = memory.empty((len(indices), *self._row_shape), self.item)
+        if not self.blocks or not len(indices):
+            return TensorColumn(out)
+        owners = np.searchsorted(self.bounds, indices, "right") - 1
+        order = np.argsort(owners, kind="stable")
+        cuts = np.flatnonzero(np.diff(owners[order])) + 1
+        for places in np.split(order, cuts):
+            i = int(owners[places[0]])
+            out[places] = self._visible(i)[indices[places] - self.bounds[i]]
+        return TensorColumn(out)
+
+    def copy(self) -> Self:
+        """Copy the blocks; those made by `compress` are immutable, and shared."""
+        blocks = self.blocks if self.trusted else [bytes(block) for block in self.blocks]
+        return type(self)(blocks, self.rows, self.skips, self.bounds, self.item, self._row_shape, trusted=self.trusted)
+
+    def spread(self, length: int, positions: Indices) -> TensorColumn:
+        return self.decompress().spread(length, positions)
+
+    @classmethod
+    def concat(cls, columns: Sequence[CompressedColumn], name: str) -> Column:
+        """Join columns by joining their lists of blocks, or, where dtypes differ, as decompressed ones.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If row shapes differ, or dtypes do and none of them holds the others without loss; names the column.
+        """
+        first = columns[0]
+        if any(column.item != first.item or column._row_shape != first._row_shape for column in columns):
+            return TensorColumn.concat([column.decompress() for column in columns], name)
+        blocks: list[Any] = []
+        rows: list[int] = []
+        skips: list[int] = []
+        lengths: list[int] = []
+        for column in columns:
+            blocks += column.blocks
+            rows += column.rows
+            skips += column.skips
+            if column.blocks:
+                lengths += _steps(column.bounds)
+        bounds = [0, *accumulate(lengths)] if blocks else [0, sum(map(len, columns))]
+        trusted = all(column.trusted for column in columns)
+        return cls(blocks, rows, skips, bounds, first.item, first._row_shape, trusted=trusted)
+
+    def equals(self, other: Column) -> bool:
+        if not isinstance(other, CompressedColumn) or len(self) != len(other):
+            return False
+        if self.item != other.item or self._row_shape != other._row_shape:
+            return False
+        return self.decompress().equals(other.decompress())
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """Return the decompressed rows, shape (n, ...)."""
+        return self.decompress().values
+
+    def to_torch(self) -> torch.Tensor:
+        """Return the decompressed rows as a tensor, shape (n, ...)."""
+        return self.decompress().to_torch()
+
+    def to_arrow(self) -> pa.Array:
+        """Return the decompressed rows as their tensor column does: a block of many rows is no Arrow array of n values."""
+        return self.decompress().to_arrow()
+
+    def arrow_metadata(self) -> dict[bytes, bytes]:
+        return TensorColumn(np.empty((0, *self._row_shape), self.item)).arrow_metadata()
+
+    def dump(self) -> tuple[Header, list[Any]]:
+        header = (
+            self.kind,
+            self.item.str,
+            self._row_shape,
+            tuple(self.rows),
+            tuple(self.skips),
+            tuple(self.bounds),
+        )
+        return header, self.blocks
+
+    @classmethod
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> CompressedColumn:
+        try:
+            _, dtype_name, row_shape, rows, skips, bounds = header
+            dtype = named_dtype(dtype_name)
+            column = cls(list(buffers), list(rows), list(skips), list(bounds), dtype, tuple(row_shape), trusted=False)
+            fits = column._fits()
+        except (TypeError, ValueError, IndexError) as error:
+            raise FormatError(
+                f"a compressed column must have a header of its own kind, got another: {error}"
+            ) from error
+        if not fits:
+            raise FormatError("a compressed column must have a header that fits its blocks, it does not; it is damaged")
+        return column
+
+    def _fits(self) -> bool:
+        """Tell whether a header from outside agrees with itself, and with the number and sizes of the blocks."""
+        numbers = [*self._row_shape, *self.rows, *self.skips, *self.bounds]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            return False
+        row_nbytes = self._row_nbytes()
+        count = len(self.blocks)
+        if not count:
+            return (
+                not (self.rows or self.skips or self.bounds[0] or row_nbytes * self.bounds[1]) and len(self.bounds) == 2
+            )
+        if not (
+            len(self.rows) == len(self.skips) == count == len(self.bounds) - 1 and row_nbytes and not self.bounds[0]
+        ):
+            return False
+        return all(
+            0 < shown and skip + shown <= held and held * row_nbytes <= _MOST_GROWTH * memoryview(block).nbytes
+            for shown, skip, held, block in zip(_steps(self.bounds), self.skips, self.rows, self.blocks, strict=True)
+        )
+
+    def _row_nbytes(self) -> int:
+        nbytes = self.item.itemsize
+        for extent in self._row_shape:
+            nbytes *= extent
+        return nbytes
+
+    def _visible(self, i: int) -> npt.NDArray[Any]:
+        """Decompress block i, and view those of its rows that are this column's."""
+        held = self.rows[i]
+        nbytes = held * self._row_nbytes()
+        block = self.blocks[i]
+        if self.trusted:
+            # Reads nothing past its input and writes nothing past its output, but takes a short block for a whole one.
+            data = _decompress(block, nbytes)
+        else:
+            try:
+                data = lz4.block.decompress(block, uncompressed_size=nbytes)
+            except (lz4.block.LZ4BlockError, ValueError, OverflowError) as error:
+                raise CompressedColumnError(
+                    f"block {i} of a compressed column must decompress to {nbytes} bytes, it does not; it is damaged"
+                ) from error
+            if len(data) != nbytes:
+                raise CompressedColumnError(
+                    f"block {i} of a compressed column must decompress to {nbytes} bytes, got {len(data)}; it is damaged"
+                )
+        skip = self.skips[i]
+        stop = skip + self.bounds[i + 1] - self.bounds[i]
+        return _ndarray((held, *self._row_shape), self.item, data)[skip:stop]
+
+
+def _steps(bounds: list[int]) -> list[int]:
+    """Take the differences of neighbours."""
+    return [after - before for before, after in zip(bounds, bounds[1:], strict=False)]
