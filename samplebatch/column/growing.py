@@ -1,0 +1,344 @@
+"""Growing columns: rows written one by one, or many at once, into memory that doubles when it is full.
+
+A growing column has no length of its own: the builder that fills several of them says which row to write, so a step
+that one column refuses is undone by not counting it. Every value is copied at once, since environments reuse their
+buffers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.column import memory
+from samplebatch.column.casting import cast_exactly, wider
+from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.types import holds, storage_of
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
+
+_ndarray = np.ndarray
+_NUMBER_TYPES = tuple(np.dtype(code).type for code in "?bhilqBHILQefdFD")
+_PYTHON_TYPES: dict[str, type] = {"bool": bool, "int64": int, "float64": float, "complex128": complex}
+
+
+@lru_cache(maxsize=256)
+def _scalar_types(dtype: np.dtype[Any]) -> frozenset[type]:
+    """List the types of single numbers that an array of the dtype takes unchanged, or refuses with OverflowError."""
+    exact = {kind for kind in _NUMBER_TYPES if dtype.kind in "biufc" and holds(dtype, np.dtype(kind))}
+    return frozenset(exact | {_PYTHON_TYPES[dtype.name]} if dtype.name in _PYTHON_TYPES else exact)
+
+
+class GrowingColumn(ABC):
+    """Rows of one kind, with room for more.
+
+    `put` and `put_many` write below the capacity that the last `grow` gave; a row that is written again is replaced.
+    """
+
+    __slots__ = ("name",)
+    name: str
+
+    @abstractmethod
+    def put(self, row: int, value: Any) -> None:
+        """Write one row.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If the rows above it have another shape, or a dtype that cannot hold the value, nor be widened, without
+            loss.
+        ColumnTypeError
+            If no column can hold the value.
+        """
+
+    @abstractmethod
+    def put_many(self, row: int, values: Any, count: int) -> None:
+        """Write `count` rows, the first of them at `row`, from values of shape (count, ...); raises as `put` does.
+
+        Raises
+        ------
+        ColumnLengthError
+            If there are not `count` values.
+        """
+
+    @abstractmethod
+    def grow(self, rows: int, capacity: int) -> None:
+        """Make room for `capacity` rows, and keep the first `rows`."""
+
+    def undo(self, row: int) -> None:
+        """Forget what writing at `row` changed beyond that row: a dtype that was widened for it."""
+        return None
+
+    @abstractmethod
+    def finish(self, rows: int) -> Column:
+        """Hand the first `rows` rows over; the growing column is not to be used after that."""
+
+
+class GrowingTensor(GrowingColumn):
+    """Rows of one shape.
+
+    Parameters
+    ----------
+    name
+        The column's name, for errors.
+    dtype
+        The elements' dtype.
+    row_shape
+        The shape of one row.
+    capacity
+        Rows to make room for.
+    fixed
+        Whether the dtype was declared, and is not to be widened.
+
+    Examples
+    --------
+    >>> column = GrowingTensor("rewards", np.dtype("i8"), (), capacity=4)
+    >>> column.put(0, 1)
+    >>> column.put(1, 0.5)
+    >>> column.finish(2).values
+    array([1. , 0.5])
+    """
+
+    __slots__ = ("_before", "_dtype", "_fixed", "_row_shape", "_rows", "_scalars")
+
+    def __init__(
+        self, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...], capacity: int, *, fixed: bool = False
+    ) -> None:
+        storage_of(dtype)
+        self.name = name
+        self._row_shape = row_shape
+        self._fixed = fixed
+        self._before: tuple[int, npt.NDArray[Any]] | None = None
+        self._use(memory.empty((capacity, *row_shape), dtype))
+
+    def _use(self, rows: npt.NDArray[Any]) -> None:
+        self._rows = rows
+        self._dtype = rows.dtype
+        self._scalars = frozenset() if self._row_shape else _scalar_types(rows.dtype)
+
+    def put(self, row: int, value: Any) -> None:
+        kind = type(value)
+        if kind is _ndarray:
+            if value.dtype == self._dtype and value.shape == self._row_shape:
+                self._rows[row] = value
+                return
+        elif kind in self._scalars:
+            try:
+                self._rows[row] = value
+                return
+            except OverflowError:
+                pass
+        self._store(row, as_rows(value, self.name)[None])
+
+    def put_many(self, row: int, values: Any, count: int) -> None:
+        block = as_rows(values, self.name)
+        if not block.ndim or len(block) != count:
+            raise _wrong_count(self.name, count, len(block) if block.ndim else None)
+        self._store(row, block)
+
+    def _store(self, row: int, block: npt.NDArray[Any]) -> None:
+        if block.shape[1:] != self._row_shape:
+            raise ColumnMismatchError(
+                f"column {self.name!r} must have rows of shape {self._row_shape}, as the ones before have, "
+                f"got {block.shape[1:]}; declare it ragged if its rows vary"
+            )
+        exact = cast_exactly(block, self._dtype)
+        if exact is None:
+            exact = self._widen(row, block)
+        self._rows[row : row + len(block)] = exact
+
+    def _widen(self, row: int, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Find a dtype that holds all rows and the new ones, move the rows there, and return the new ones in it."""
+        for dtype in () if self._fixed else wider(self._dtype, block.dtype):
+            exact, stored = cast_exactly(block, dtype), cast_exactly(self._rows[:row], dtype)
+            if exact is not None and stored is not None:
+                rows = memory.empty(self._rows.shape, dtype)
+                rows[:row] = stored
+                self._before = (row, self._rows)
+                self._use(rows)
+                return exact
+        raise ColumnMismatchError(
+            f"column {self.name!r} must hold {self._dtype}, got a value of {block.dtype} that neither fits it "
+            "nor allows a wider dtype without loss; convert the values to one dtype first"
+        )
+
+    def grow(self, rows: int, capacity: int) -> None:
+        grown = memory.empty((capacity, *self._row_shape), self._dtype)
+        grown[:rows] = self._rows[:rows]
+        self._rows = grown
+        self._before = None
+
+    def undo(self, row: int) -> None:
+        if self._before is not None and self._before[0] == row:
+            self._use(self._before[1])
+            self._before = None
+
+    def finish(self, rows: int) -> TensorColumn:
+        values = self._rows[:rows]
+        # A short column must not keep a long one's memory alive.
+        return TensorColumn(values if 2 * rows >= len(self._rows) else memory.copy_of(values))
+
+
+class GrowingObjects(GrowingColumn):
+    """Python objects, infos above all; dicts and lists are copied one level deep, as environments reuse them too."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self._rows: list[Any] = [None] * capacity
+
+    def put(self, row: int, value: Any) -> None:
+        kind = type(value)
+        self._rows[row] = value.copy() if kind is dict or kind is list or kind is _ndarray else value
+
+    def put_many(self, row: int, values: Any, count: int) -> None:
+        if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__len__"):
+            raise _wrong_count(self.name, count, None)
+        if len(values) != count:
+            raise _wrong_count(self.name, count, len(values))
+        for value in values:
+            self.put(row, value)
+            row += 1
+
+    def grow(self, rows: int, capacity: int) -> None:
+        self._rows += [None] * (capacity - len(self._rows))
+
+    def finish(self, rows: int) -> ObjectColumn:
+        return ObjectColumn.from_rows(self._rows[:rows])
+
+
+class GrowingRagged(GrowingColumn):
+    """Rows whose shape varies; the number of dimensions does not."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self._rows: list[Any] = [None] * capacity
+
+    def put(self, row: int, value: Any) -> None:
+        array = as_rows(value, self.name)
+        before = self._rows[0]
+        if row and array.ndim != before.ndim:
+            raise ColumnMismatchError(
+                f"column {self.name!r} must have rows of {before.ndim} dimensions, as the ones before have, "
+                f"got {array.ndim}"
+            )
+        if row and array.dtype != before.dtype:
+            exact = cast_exactly(array, before.dtype)
+            if exact is None:
+                raise ColumnMismatchError(
+                    f"column {self.name!r} must hold {before.dtype}, got a row of {array.dtype} "
+                    "that does not fit it without loss"
+                )
+            array = exact
+        self._rows[row] = memory.copy_of(array)
+
+    def put_many(self, row: int, values: Any, count: int) -> None:
+        if not hasattr(values, "__len__") or len(values) != count:
+            raise _wrong_count(self.name, count, len(values) if hasattr(values, "__len__") else None)
+        for i in range(count):
+            self.put(row + i, values[i])
+
+    def grow(self, rows: int, capacity: int) -> None:
+        self._rows += [None] * (capacity - len(self._rows))
+
+    def finish(self, rows: int) -> RaggedColumn:
+        return RaggedColumn.from_rows(self._rows[:rows], self.name)
+
+
+def growing_column(
+    name: str,
+    value: Any,
+    capacity: int,
+    *,
+    many: bool = False,
+    ragged: bool = False,
+    dtype: np.dtype[Any] | None = None,
+) -> GrowingColumn:
+    """Make an empty growing column for rows like a first value.
+
+    Parameters
+    ----------
+    name
+        The column's name; infos are objects whatever their first value.
+    value
+        A row, or rows of shape (k, ...) if `many` is true. It is looked at, not stored.
+    capacity
+        Rows to make room for.
+    many
+        Whether the value is several rows.
+    ragged
+        Whether rows vary in shape.
+    dtype
+        A declared dtype, which is never widened; by default the one that `np.array` gives the value.
+
+    Raises
+    ------
+    ColumnTypeError
+        If no column can hold the value.
+
+    Examples
+    --------
+    >>> [type(growing_column("x", v, 8)).__name__ for v in (0.5, "left", None, np.zeros(3))]
+    ['GrowingTensor', 'GrowingObjects', 'GrowingObjects', 'GrowingTensor']
+    """
+    if ragged:
+        return GrowingRagged(name, capacity)
+    if name == names.INFOS or (dtype is None and _is_object(value, many)):
+        return GrowingObjects(name, capacity)
+    array = as_rows(value, name)
+    if many and not array.ndim:
+        raise ColumnTypeError(f"column {name!r} must have a row for each step, got a single {type(value).__name__}")
+    row_shape = array.shape[1:] if many else array.shape
+    return GrowingTensor(name, array.dtype if dtype is None else dtype, row_shape, capacity, fixed=dtype is not None)
+
+
+def _is_object(value: Any, many: bool) -> bool:
+    if many:
+        if isinstance(value, _ndarray):
+            return value.dtype.kind == "O"
+        if not isinstance(value, (list, tuple)) or not value:
+            return False
+        value = next((row for row in value if row is not None), None)
+    if value is None or isinstance(value, (str, bytes, dict)):
+        return True
+    return isinstance(value, _ndarray) and value.dtype.kind == "O"
+
+
+def as_rows(value: Any, name: str) -> npt.NDArray[Any]:
+    """Take a value as an array of numbers, dates or fixed-width strings in native byte order.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it is none.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ColumnTypeError(
+            f"column {name!r} must have rows that are arrays, got a {type(value).__name__}: {error}"
+        ) from error
+    if array.dtype.kind not in "biufcmMSU":
+        raise ColumnTypeError(f"column {name!r} must hold numbers or arrays, got a {_word(value)}")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _word(value: Any) -> str:
+    return f"{value.dtype} array" if isinstance(value, _ndarray) else type(value).__name__
+
+
+def _wrong_count(name: str, count: int, found: int | None) -> ColumnLengthError:
+    got = "a single value" if found is None else str(found)
+    return ColumnLengthError(
+        f"column {name!r} must have {count} rows, as the other columns of these steps have, got {got}"
+    )
