@@ -1,0 +1,1 @@
+"""Environments to batches: collecting, in one process or in many."""

@@ -1,0 +1,169 @@
+"""Batches in Arrow IPC files, read where they lie.
+
+A file is the table that `to_arrow` makes, uncompressed, so that reading maps it into memory and copies nothing.
+Polars, DuckDB, pandas and every other reader of Arrow files read it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from samplebatch.batch.arrow import metadata_of
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import ColumnTypeError, FormatError
+
+_MAGIC = b"ARROW1"
+
+
+def write_arrow(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str]) -> None:
+    """Write a batch to an Arrow IPC file, whole or not at all.
+
+    The bytes go to a temporary file beside the path, which takes its place once they are on the disk. A file that was
+    there before stays as it was until then, also for those who have it mapped.
+
+    Parameters
+    ----------
+    batch
+        The batch. Its columns are written as they lie.
+    path
+        The file. Its folder must exist.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    SequenceError
+        If the batch is time-major.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_arrow(SampleBatch(rewards=[1.0, 2.0]), f"{folder}/batch.arrow")
+    ...     read_arrow(f"{folder}/batch.arrow")["rewards"].tolist()
+    [1.0, 2.0]
+    """
+    table = batch.to_arrow()
+    with _replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_arrow(
+    path: str | os.PathLike[str], *, memory_map: bool = True, allow_pickle: bool = False
+) -> SampleBatch | MultiAgentBatch:
+    """Read a batch that `write_arrow` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    memory_map
+        Whether to map the file instead of reading it. Columns then lie in the file: nothing is copied, pages are
+        loaded when they are touched, and writing to them raises. The file must not be written to in place while they
+        are in use.
+    allow_pickle
+        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
+        trust: a pickle can run any code.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Arrow file, is damaged or cut short, or was not written by this library.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    OSError
+        If the file cannot be read.
+    """
+    name = os.fspath(path)
+    _check_magic(name)
+    try:
+        with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
+            table = pa.ipc.open_file(source).read_all()
+        table.validate(full=True)
+        about = metadata_of(table.schema)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
+    kinds: dict[object, type[SampleBatch] | type[MultiAgentBatch]] = {
+        "SampleBatch": SampleBatch,
+        "MultiAgentBatch": MultiAgentBatch,
+    }
+    kind = kinds.get(about.get("type")) if about is not None else None
+    if kind is None:
+        raise FormatError(
+            f"{name!r} must be a batch that write_arrow wrote, got another Arrow table; "
+            "SampleBatch.from_arrow may take it"
+        )
+    try:
+        return kind.from_arrow(table, allow_pickle=allow_pickle)
+    except (pa.ArrowException, ColumnTypeError) as error:
+        raise FormatError(
+            f"{name!r} must be a batch that write_arrow wrote, and it does not fit its own description: {error}"
+        ) from error
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Check that `write_arrow` can write to a path, by making the temporary file and taking it away again.
+
+    Raises
+    ------
+    OSError
+        If it cannot.
+    """
+    target = _target(path)
+    temporary, file = _open_beside(target)
+    file.close()
+    temporary.unlink()
+
+
+@contextlib.contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a temporary file that takes the path's place when the block ends well, and vanishes when it does not."""
+    target = _target(path)
+    temporary, file = _open_beside(target)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    # A link stays a link: what it points to is replaced.
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(f"{os.fspath(path)!r} must be a file, and it is a folder")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"{os.fspath(path)!r} must lie in a folder, and there is no {str(target.parent)!r}; make it first"
+        )
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(f"{os.fspath(path)!r} must be writable, and it is read-only")
+    return target
+
+
+def _open_beside(target: Path) -> tuple[Path, BinaryIO]:
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        return temporary, temporary.open("xb")
+    except OSError as error:
+        raise type(error)(f"{str(target)!r} must lie in a folder that can be written to: {error.strerror}") from error
+
+
+def _check_magic(name: str) -> None:
+    with open(name, "rb") as file:
+        start = file.read(len(_MAGIC))
+        if start == _MAGIC:
+            return
+    raise FormatError(f"{name!r} must be an Arrow file, and its first bytes are not those of one")
