@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import lz4.block
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK_NBYTES = 1 << 16
-"""Bytes of rows in one block, about: few enough to read a row cheaply, and LZ4 looks no further back for repetitions."""
+"""Bytes of rows in one block, about: few enough to read one row, and LZ4 looks no further back for repetitions."""
 
 _MOST_BLOCK_NBYTES = 1 << 30
 _MOST_GROWTH = 255
@@ -281,7 +281,7 @@ class CompressedColumn(Column):
         return self.decompress().to_torch()
 
     def to_arrow(self) -> pa.Array:
-        """Return the decompressed rows as their tensor column does: a block of many rows is no Arrow array of n values."""
+        """Return the decompressed rows as their tensor column does: one block of many rows is no Arrow array of n."""
         return self.decompress().to_arrow()
 
     def arrow_metadata(self) -> dict[bytes, bytes]:
@@ -329,7 +329,7 @@ class CompressedColumn(Column):
         ):
             return False
         return all(
-            0 < shown and skip + shown <= held and held * row_nbytes <= _MOST_GROWTH * memoryview(block).nbytes
+            shown > 0 and skip + shown <= held and held * row_nbytes <= _MOST_GROWTH * memoryview(block).nbytes
             for shown, skip, held, block in zip(_steps(self.bounds), self.skips, self.rows, self.blocks, strict=True)
         )
 
@@ -356,7 +356,7 @@ class CompressedColumn(Column):
                 ) from error
             if len(data) != nbytes:
                 raise CompressedColumnError(
-                    f"block {i} of a compressed column must decompress to {nbytes} bytes, got {len(data)}; it is damaged"
+                    f"block {i} of a compressed column must decompress to {nbytes} bytes, got {len(data)}"
                 )
         skip = self.skips[i]
         stop = skip + self.bounds[i + 1] - self.bounds[i]
@@ -365,4 +365,4 @@ class CompressedColumn(Column):
 
 def _steps(bounds: list[int]) -> list[int]:
     """Take the differences of neighbours."""
-    return [after - before for before, after in zip(bounds, bounds[1:], strict=False)]
+    return [after - before for before, after in pairwise(bounds)]

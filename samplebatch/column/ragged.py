@@ -250,13 +250,13 @@ class RaggedColumn(Column):
     def to_arrow(self) -> pa.Array:
         """Return the rows as a `large_list`, sharing memory.
 
-        Where rows have two dimensions or more, it is a struct of the list under `data` and the rows' extents under `shape`.
+        Where rows have two dimensions or more, it is a struct of the list, `data`, and the rows' extents, `shape`.
         """
         data = pa.Array.from_buffers(
             pa.large_list(_element_type(self.dtype)),
             len(self),
             [None, memory.as_buffer(self.offsets)],
-            children=[_arrow_elements(self.elements)],
+            children=[arrow_elements(self.elements)],
         )
         if self.shapes is None:
             return data
@@ -269,7 +269,7 @@ class RaggedColumn(Column):
 
     @staticmethod
     def reads(arrow: pa.DataType) -> bool:
-        """Tell whether an Arrow type is a list of numbers, dates or fixed-width bytes, or a struct as `to_arrow` makes it.
+        """Tell whether an Arrow type is a list of numbers, dates or fixed-width bytes, or a struct that `to_arrow` makes.
 
         >>> RaggedColumn.reads(pa.list_(pa.float32())), RaggedColumn.reads(pa.list_(pa.string()))
         (True, False)
@@ -376,7 +376,8 @@ def _element_type(dtype: np.dtype[Any]) -> pa.DataType:
     return pa.list_(storage.arrow, 2) if storage.per_element else storage.arrow
 
 
-def _arrow_elements(elements: npt.NDArray[Any]) -> pa.Array:
+def arrow_elements(elements: npt.NDArray[Any]) -> pa.Array:
+    """View a flat array, shape (m,), as m Arrow values; a complex number is a list of two."""
     storage = storage_of(elements.dtype)
     buffers = [None, memory.as_buffer(elements)]
     if not storage.per_element:

@@ -1,0 +1,206 @@
+"""From Arrow back to Python objects, by the form that `encoding.encode` found.
+
+Both may come from outside, so everything is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.column.encoding import PLAIN, Node
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.types import named_dtype
+from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
+
+_ARROW_TYPES = dict(PLAIN.values())
+_ABSENT: Any = object()
+_REFUSED: Any = object()
+
+
+def decode(array: pa.Array, form: str | bytes, name: str, *, allow_pickle: bool) -> npt.NDArray[Any]:
+    """Turn an Arrow array back into the objects that `encoding.encode` made it of.
+
+    Parameters
+    ----------
+    array
+        The array. Types that hold the same values in another layout, as another tool may write them, are cast.
+    form
+        The JSON that `encode` gave.
+    name
+        The column's name, for errors.
+    allow_pickle
+        Whether rows may be unpickled, which runs code that whoever wrote them chose.
+
+    Returns
+    -------
+    Objects, or variable-width strings, shape (n,).
+
+    Raises
+    ------
+    FormatError
+        If the form is none, or does not fit the array.
+    UntrustedPickleError
+        If rows are pickled and `allow_pickle` is false.
+
+    Examples
+    --------
+    >>> decode(pa.array([[1, 2], [3]]), '{"kind":"tuple","children":[{"kind":"int"}]}', "a", allow_pickle=False)
+    array([(1, 2), (3,)], dtype=object)
+    """
+    node = _read(form, name)
+    if node.kind == "pickle" and not allow_pickle:
+        raise UntrustedPickleError(
+            f"column {name!r} holds pickled objects, and unpickling runs code that its writer chose; "
+            "pass allow_pickle=True if you trust where it comes from"
+        )
+    try:
+        array.validate(full=True)
+        values = _decode(node, array, _REFUSED)
+        if node.kind == "string":
+            return np.array(values, _string_dtype(node.dtype))
+        return np.fromiter(values, object, len(array))
+    except (pa.ArrowException, SampleBatchError, ValueError, TypeError, KeyError) as error:
+        raise FormatError(
+            f"column {name!r} must have an Arrow array that fits the form of its objects, got {array.type}: {error}"
+        ) from error
+
+
+def _read(form: str | bytes, name: str) -> Node:
+    try:
+        return _node(json.loads(form))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError(f"column {name!r} must describe the form of its objects, it does not: {error}") from error
+
+
+def _node(plain: dict[str, Any]) -> Node:
+    node = Node(
+        str(plain["kind"]),
+        bool(plain.get("nullable", False)),
+        str(plain.get("dtype", "")),
+        tuple(map(int, plain.get("shape", ()))),
+        tuple(map(str, plain.get("names", ()))),
+        tuple(map(bool, plain.get("optional", ()))),
+        tuple(map(_node, plain.get("children", ()))),
+    )
+    if node.kind == "dict" and not len(node.names) == len(node.optional) == len(node.children):
+        raise ValueError("a dict must have as many names as children")
+    return node
+
+
+def _decode(node: Node, array: pa.Array, null: Any) -> list[Any]:
+    """Decode values; nulls that do not stand for None become `null`."""
+    if node.kind == "none":
+        if array.null_count != len(array):
+            raise ValueError("values where there can be none")
+        return [None] * len(array)
+    if not array.null_count:
+        return _decode_present(node, array)
+    if node.nullable:
+        null = np.nan if node.dtype == "nan" else None
+    elif null is _REFUSED:
+        raise ValueError(f"nulls among values of kind {node.kind!r}, which are never None")
+    present = iter(_decode_present(node, array.drop_null()))
+    return [next(present) if valid else null for valid in array.is_valid().to_pylist()]
+
+
+def _decode_present(node: Node, array: pa.Array) -> list[Any]:
+    kind = node.kind
+    if kind in _ARROW_TYPES:
+        return _decode_plain(kind, array)
+    if kind == "string":
+        strings: list[Any] = _cast(array, pa.large_string()).to_pylist()
+        return strings
+    if kind == "dict":
+        return _decode_dicts(node, array)
+    if kind in ("list", "tuple"):
+        return _decode_sequences(node, array)
+    if kind in ("list_of", "tuple_of"):
+        places = [_decode(child, array.field(i), _REFUSED) for i, child in enumerate(node.children)]
+        rows = zip(*places, strict=True)
+        return list(rows) if kind == "tuple_of" else list(map(list, rows))
+    if kind in ("scalar", "array"):
+        return _decode_arrays(node, array)
+    if kind == "ragged":
+        return list(RaggedColumn.from_arrow(array, node.dtype, "objects").copy())
+    if kind == "pickle":
+        return list(map(_unpickle, _cast(array, pa.large_binary()).to_pylist()))
+    raise ValueError(f"this version does not know kind {kind!r}")
+
+
+def _cast(array: pa.Array, arrow: pa.DataType) -> pa.Array:
+    return array if array.type == arrow else array.cast(arrow)
+
+
+def _decode_plain(kind: str, array: pa.Array) -> list[Any]:
+    array = _cast(array, _ARROW_TYPES[kind])
+    if kind in ("int", "float"):
+        numbers: list[Any] = array.to_numpy().tolist()
+        return numbers
+    values: list[Any] = array.to_pylist()
+    if kind == "np.str":
+        return list(map(np.str_, values))
+    return list(map(np.bytes_, values)) if kind == "np.bytes" else values
+
+
+def _decode_dicts(node: Node, array: pa.Array) -> list[dict[str, Any]]:
+    if [field.name for field in array.type] != list(node.names):
+        raise ValueError("a struct of other fields than its keys")
+    if not node.names:
+        return [{} for _ in range(len(array))]
+    fields = [
+        _decode(child, array.field(i), _ABSENT if optional else _REFUSED)
+        for i, (child, optional) in enumerate(zip(node.children, node.optional, strict=True))
+    ]
+    names = node.names
+    rows = zip(*fields, strict=True)
+    if not any(node.optional):
+        return [dict(zip(names, row, strict=True)) for row in rows]
+    return [{name: value for name, value in zip(names, row, strict=True) if value is not _ABSENT} for row in rows]
+
+
+def _decode_sequences(node: Node, array: pa.Array) -> list[Any]:
+    (child,) = node.children
+    flat = _decode(child, array.flatten(), _REFUSED)
+    offsets = array.offsets.to_numpy()
+    cuts = pairwise((offsets - offsets[0]).tolist())
+    if node.kind == "tuple":
+        return [tuple(flat[start:stop]) for start, stop in cuts]
+    return [flat[start:stop] for start, stop in cuts]
+
+
+def _decode_arrays(node: Node, array: pa.Array) -> list[Any]:
+    dtype = named_dtype(node.dtype)
+    if dtype.kind == "b" and pa.types.is_boolean(array.type):
+        return list(array.to_numpy(zero_copy_only=False))
+    n = len(array)
+    if node.shape:
+        array = array.flatten()
+    values = TensorColumn.from_arrow(array, node.dtype, "objects").values
+    if values.dtype != dtype:
+        raise ValueError(f"elements of {values.dtype} where {dtype} must be")
+    # A copy, since what it came from may be read-only and these are the user's own objects.
+    rows = np.array(values).reshape(n, *node.shape)
+    if node.kind == "array" and not node.shape:
+        return [rows[i : i + 1].reshape(()) for i in range(n)]
+    return list(rows)
+
+
+def _unpickle(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise ValueError(f"a row cannot be unpickled: {error}") from error
+
+
+def _string_dtype(missing: str) -> Any:
+    if not missing:
+        return np.dtypes.StringDType()
+    return np.dtypes.StringDType(na_object={"None": None, "nan": np.nan}[missing])

@@ -1,0 +1,287 @@
+"""From Python objects to Arrow: structs, lists and numbers wherever all rows have one form, else one pickle a row.
+
+`encode` infers the form and builds the array in the same pass. The form, a tree of `Node`, travels as JSON beside the
+array, and says what the Arrow type does not: that a list was a tuple, an integer an `np.int64`, a null a key that was not
+there. So every object comes back exactly as it was (`decoding.decode`), while other tools see fields they can read.
+
+Where two rows differ in form (a key that holds an int here and a string there, a key that is missing in one row and None in
+another, keys in contradicting orders), no Arrow type says which row is which, and the rows are pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter, itemgetter
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.column.ragged import RaggedColumn, arrow_elements
+from samplebatch.column.types import storage_of
+from samplebatch.errors import ColumnTypeError
+
+_MOST_DEPTH = 32
+_MOST_FIELDS = 256
+_MOST_KEY_SETS = 64
+_MOST_RECORD = 64
+
+PLAIN: dict[type, tuple[str, pa.DataType]] = {
+    bool: ("bool", pa.bool_()),
+    int: ("int", pa.int64()),
+    float: ("float", pa.float64()),
+    str: ("str", pa.large_string()),
+    bytes: ("bytes", pa.large_binary()),
+    np.str_: ("np.str", pa.large_string()),
+    np.bytes_: ("np.bytes", pa.large_binary()),
+}
+"""Scalars whose type alone says how they are stored: the name of the node's kind, and the Arrow type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The form of all values in one place of the tree.
+
+    Attributes
+    ----------
+    kind
+        `none` (no value but None), one of the names in `PLAIN`, `scalar` (NumPy's), `dict`, `list` or `tuple` (of any
+        length, elements of one form), `list_of` or `tuple_of` (of one length, a form for each place), `array` (of one
+        shape), `ragged` (arrays of varying shape), `pickle`, or `string` (a NumPy array of variable-width strings).
+    nullable
+        Whether a null stands for None.
+    dtype, shape
+        Of NumPy scalars and arrays; for `ragged`, the shape's length alone counts.
+    names, optional
+        The keys of a dict in order, and for each whether a null stands for its absence.
+    children
+        The forms of what the value contains.
+    """
+
+    kind: str
+    nullable: bool = False
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    optional: tuple[bool, ...] = ()
+    children: tuple[Node, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return what JSON can hold, leaving out what is empty."""
+        found = {name: getattr(self, name) for name in ("kind", "nullable", "dtype", "shape", "names", "optional")}
+        found["children"] = [child.plain() for child in self.children]
+        return {name: value for name, value in found.items() if value}
+
+
+class _NotUniform(Exception):
+    """The values have no single form that Arrow can hold."""
+
+
+def encode(values: npt.NDArray[Any]) -> tuple[pa.Array, str]:
+    """Turn objects into an Arrow array and the JSON that `decoding.decode` needs beside it.
+
+    Parameters
+    ----------
+    values
+        Objects, or variable-width strings, shape (n,).
+
+    Raises
+    ------
+    ColumnTypeError
+        If the objects have no common form, and one of them cannot be pickled either.
+
+    Examples
+    --------
+    >>> infos = np.array([{"reward": 1.0}, {}, None], object)
+    >>> array, form = encode(infos)
+    >>> array.type, array.to_pylist()
+    (StructType(struct<reward: double>), [{'reward': 1.0}, {'reward': None}, None])
+    """
+    rows = values.tolist()
+    if values.dtype.kind == "T":
+        node, array = _encode_strings(values.dtype, rows)
+    else:
+        try:
+            node, array = _encode(rows, 0)
+        except _NotUniform:
+            node, array = _encode_pickles(rows)
+    return array, json.dumps(node.plain(), separators=(",", ":"))
+
+
+def _encode(values: list[Any], depth: int) -> tuple[Node, pa.Array]:
+    types = set(map(type, values))
+    if NoneType not in types:
+        return _encode_type(types, values, depth)
+    if len(types) == 1:
+        return Node("none", nullable=True), pa.nulls(len(values))
+    node, array = _encode_type(types - {NoneType}, [value for value in values if value is not None], depth)
+    return replace(node, nullable=True), _expand(array, [value is not None for value in values])
+
+
+def _encode_type(types: set[type], values: list[Any], depth: int) -> tuple[Node, pa.Array]:
+    if not types:
+        return Node("none"), pa.nulls(0)
+    if len(types) > 1 or depth > _MOST_DEPTH:
+        raise _NotUniform
+    (only,) = types
+    if only is dict:
+        return _encode_dicts(values, depth)
+    if only is list or only is tuple:
+        return _encode_sequences(only.__name__, values, depth)
+    if only is np.ndarray:
+        return _encode_arrays(values)
+    plain = PLAIN.get(only)
+    if plain is None:
+        if issubclass(only, np.generic):
+            return _encode_scalars(only, values)
+        raise _NotUniform
+    kind, arrow = plain
+    try:
+        return Node(kind), pa.array(values, arrow)
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise _NotUniform from error
+
+
+def _encode_dicts(values: list[dict[Any, Any]], depth: int) -> tuple[Node, pa.Array]:
+    if not any(values):
+        return Node("dict"), pa.Array.from_buffers(pa.struct([]), len(values), [None])
+    # Types first: keys of other types may be equal to strings, and would hide behind them below.
+    if set(map(type, chain.from_iterable(values))) != {str}:
+        raise _NotUniform
+    names = _merge(dict.fromkeys(map(tuple, values)))
+    children = []
+    arrays = []
+    optional = []
+    for name in names:
+        try:
+            held = list(map(itemgetter(name), values))
+        except KeyError:
+            held = [value[name] for value in values if name in value]
+        node, array = _encode(held, depth + 1)
+        absent = len(held) < len(values)
+        if absent:
+            if node.nullable:
+                raise _NotUniform
+            array = _expand(array, [name in value for value in values])
+        children.append(node)
+        arrays.append(array)
+        optional.append(absent)
+    node = Node("dict", names=names, optional=tuple(optional), children=tuple(children))
+    return node, pa.StructArray.from_arrays(arrays, names)
+
+
+def _merge(key_sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Find one order of all keys that agrees with the order in every dict."""
+    key_sets = list(key_sets)
+    if len(key_sets) > _MOST_KEY_SETS:
+        raise _NotUniform
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for keys in key_sets:
+        for name in keys:
+            sorter.add(name)
+        for before, after in pairwise(keys):
+            sorter.add(after, before)
+    try:
+        names = tuple(sorter.static_order())
+        for name in names:
+            name.encode()
+    except (CycleError, UnicodeError) as error:
+        raise _NotUniform from error
+    if len(names) > _MOST_FIELDS or any("\0" in name for name in names):
+        # Names pass through C strings on their way to other libraries.
+        raise _NotUniform
+    return names
+
+
+def _encode_sequences(kind: str, values: list[Any], depth: int) -> tuple[Node, pa.Array]:
+    flat = list(chain.from_iterable(values))
+    lengths = list(map(len, values))
+    types = set(map(type, flat)) - {NoneType}
+    if len(types) > 1:
+        if len(set(lengths)) > 1 or lengths[0] > _MOST_RECORD:
+            raise _NotUniform
+        children, arrays = zip(*(_encode(list(place), depth + 1) for place in zip(*values, strict=True)), strict=True)
+        return Node(f"{kind}_of", children=children), pa.StructArray.from_arrays(
+            arrays, list(map(str, range(lengths[0])))
+        )
+    node, elements = _encode(flat, depth + 1)
+    offsets = pa.array([0, *accumulate(lengths)], pa.int64())
+    return Node(kind, children=(node,)), pa.LargeListArray.from_arrays(offsets, elements)
+
+
+def _encode_arrays(values: list[npt.NDArray[Any]]) -> tuple[Node, pa.Array]:
+    dtypes = set(map(attrgetter("dtype"), values))
+    shapes = set(map(attrgetter("shape"), values))
+    dtype = dtypes.pop()
+    if dtypes or not _storable(dtype):
+        raise _NotUniform
+    shape = shapes.pop()
+    if shapes or 0 in shape:
+        if any(len(other) != len(shape) for other in shapes):
+            raise _NotUniform
+        return Node("ragged", dtype=dtype.str, shape=(0,) * len(shape)), RaggedColumn.from_rows(values, "").to_arrow()
+    array = arrow_elements(np.array(values, dtype).reshape(-1))
+    if shape:
+        size = len(array) // len(values)
+        array = pa.Array.from_buffers(pa.list_(array.type, size), len(values), [None], children=[array])
+    return Node("array", dtype=dtype.str, shape=shape), array
+
+
+def _encode_scalars(only: type, values: list[Any]) -> tuple[Node, pa.Array]:
+    dtypes = set(map(attrgetter("dtype"), values))
+    dtype = dtypes.pop()
+    # np.longlong and the like share their dtype's name with another type, and would come back as that.
+    if dtypes or not _storable(dtype) or np.dtype(dtype.str).type is not only:
+        raise _NotUniform
+    array = np.array(values, dtype)
+    return Node("scalar", dtype=dtype.str), pa.array(array) if dtype.kind == "b" else arrow_elements(array)
+
+
+def _storable(dtype: np.dtype[Any]) -> bool:
+    if not dtype.isnative or not dtype.itemsize or dtype.kind not in "biufcSUmM":
+        return False
+    try:
+        storage_of(dtype)
+    except ColumnTypeError:
+        return False
+    return True
+
+
+def _encode_strings(dtype: Any, rows: list[Any]) -> tuple[Node, pa.Array]:
+    missing = getattr(dtype, "na_object", "")
+    if missing == "":
+        return Node("string"), pa.array(rows, pa.large_string())
+    if missing is None:
+        return Node("string", nullable=True, dtype="None"), pa.array(rows, pa.large_string())
+    if isinstance(missing, float) and missing != missing:
+        present = [row if isinstance(row, str) else None for row in rows]
+        return Node("string", nullable=True, dtype="nan"), pa.array(present, pa.large_string())
+    raise ColumnTypeError(
+        "variable-width strings must have None or NaN for missing ones, or none, to be written; "
+        f"got na_object of type {type(missing).__name__}"
+    )
+
+
+def _encode_pickles(rows: list[Any]) -> tuple[Node, pa.Array]:
+    pickles: list[bytes | None] = []
+    for i, row in enumerate(rows):
+        try:
+            pickles.append(None if row is None else pickle.dumps(row, 5))
+        except Exception as error:
+            raise ColumnTypeError(
+                f"objects must be picklable to be written, row {i} holds a {type(row).__name__} that is not: {error}"
+            ) from error
+    return Node("pickle", nullable=None in pickles), pa.array(pickles, pa.large_binary())
+
+
+def _expand(array: pa.Array, present: list[bool]) -> pa.Array:
+    """Lay the values of an array where `present` is true, and nulls elsewhere."""
+    held = np.array(present)
+    return array.take(pa.array(np.cumsum(held) - 1, mask=~held))
