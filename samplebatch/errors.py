@@ -4,6 +4,7 @@
 
     SampleBatchError
     ├── ColumnNotFoundError   (KeyError)     no column of that name
+    │   └── PolicyNotFoundError              no policy of that id
     ├── ColumnLengthError     (ValueError)   a column's rows do not match the batch's
     ├── ColumnTypeError       (TypeError)    a value or dtype that no column can hold
     ├── ColumnMismatchError   (ValueError)   batches that cannot be joined: names, dtypes or row shapes differ
@@ -38,6 +39,10 @@ class ColumnNotFoundError(SampleBatchError, KeyError):
     def __str__(self) -> str:
         # KeyError shows the repr of its argument, which would quote the whole sentence.
         return str(self.args[0]) if self.args else ""
+
+
+class PolicyNotFoundError(ColumnNotFoundError):
+    """No policy of that id."""
 
 
 class ColumnLengthError(SampleBatchError, ValueError):

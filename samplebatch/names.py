@@ -1,7 +1,7 @@
 """The names of columns, in RLlib's words and in Tianshou's.
 
-The constants are the vocabulary of the flat types (`SampleBatch.OBS` is `names.OBS`). `TO_NESTED` and `TO_FLAT` translate
-between them and the keys of a nested `Batch`.
+The constants are the vocabulary of the flat types (`SampleBatch.OBS` is `names.OBS`). `TO_NESTED` and `TO_FLAT`
+translate between them and the keys of a nested `Batch`.
 """
 
 from __future__ import annotations

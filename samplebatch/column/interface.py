@@ -1,11 +1,11 @@
 """The one interface of all columns.
 
-A column is `n` rows of one kind. Four classes implement it: `TensorColumn` (rows of one shape), `RaggedColumn` (rows of varying
-shape), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a tensor column); `TorchColumn` is a tensor column
-whose rows a torch tensor holds.
+A column is `n` rows of one kind. Four classes implement it: `TensorColumn` (rows of one shape), `RaggedColumn` (rows of
+varying shape), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a tensor column); `TorchColumn` is
+a tensor column whose rows a torch tensor holds.
 
-Columns are immutable in length and dtype; their memory is not: whoever holds a view may write through it. `slice` views, `take`,
-`copy`, `concat` and `spread` copy. Indices arrive validated: rows in `[0, n)`, starts not past stops.
+Columns are immutable in length and dtype; their memory is not: whoever holds a view may write through it. `slice`
+views, `take`, `copy`, `concat` and `spread` copy. Indices arrive validated: rows in `[0, n)`, starts not past stops.
 """
 
 from __future__ import annotations
@@ -113,12 +113,18 @@ class Column(ABC):
 
     @abstractmethod
     def to_arrow(self) -> pa.Array:
-        """Return the rows as an Arrow array of n values without nulls (None rows of objects aside), sharing memory
-        wherever the layout permits."""
+        """Return the rows as an Arrow array of n values, sharing memory wherever the layout permits.
+
+        It has no nulls, None rows of objects aside.
+        """
 
     def arrow_metadata(self) -> dict[bytes, bytes]:
         """Return what the Arrow field must carry beside its type for the rows to come back as they were."""
         return {}
+
+    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
+        """Return `to_arrow()` and `arrow_metadata()` together, worked out once."""
+        return self.to_arrow(), self.arrow_metadata()
 
     @abstractmethod
     def dump(self) -> tuple[Header, list[Any]]:

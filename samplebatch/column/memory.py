@@ -1,8 +1,9 @@
 """Where the bytes of columns live.
 
-What the library allocates comes from Arrow's memory pool: 64-byte aligned, and handed out again warm. mimalloc is preferred
-wherever pyarrow has it: it reuses pages of every size, where malloc and jemalloc give large blocks back to the system and take
-fresh, untouched pages the next time, at two to seven times the cost of the copy (`benchmarks/bench_memory.py`).
+What the library allocates comes from Arrow's memory pool: 64-byte aligned, and handed out again warm. mimalloc is
+preferred wherever pyarrow has it: it reuses pages of every size, where malloc and jemalloc give large blocks back to
+the system and take fresh, untouched pages the next time, at two to seven times the cost of the copy
+(`benchmarks/bench_memory.py`).
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Copy an array of any layout into C order, from pages that are reused."""
-    copy = empty(array.shape, array.dtype)
-    np.copyto(copy, array)
+    copy = _ndarray(array.shape, array.dtype, _allocate(array.nbytes, _pool))
+    copy[...] = array
     return copy
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
     """View the bytes of a C-contiguous array, of whatever dtype: dates too, which NumPy does not export itself."""
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
 def as_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
@@ -78,8 +79,9 @@ def as_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
 
 
 def as_array(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
-    """View a buffer (anything with the buffer protocol) as an array, without a copy unless its address is not aligned
-    to the dtype's own alignment.
+    """View a buffer, anything with the buffer protocol, as an array.
+
+    Nothing is copied, unless the buffer's address is not one at which the dtype can be read.
 
     Raises
     ------

@@ -33,7 +33,8 @@ class TensorColumn(Column):
     Parameters
     ----------
     values
-        Array of shape (n, ...) in that layout. It is kept, not copied and not checked: `as_column` is the door that checks.
+        Array of shape (n, ...) in that layout. It is kept, not copied and not checked: `as_column` is the door that
+        checks.
     """
 
     __slots__ = ("values",)
@@ -205,7 +206,10 @@ def _renamed(dtype: np.dtype[Any], dtype_name: str, shape: list[int], name: str)
     renamed = named_dtype(dtype_name)
     storage = storage_of(renamed)
     per_element = storage.per_element
-    if storage.arrow.byte_width != dtype.itemsize or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element:
+    if (
+        storage.arrow.byte_width != dtype.itemsize
+        or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element
+    ):
         raise ColumnTypeError(f"column {name!r} says it holds {dtype_name}, which does not fit its Arrow type {dtype}")
     if storage.per_element:
         shape.pop()
@@ -216,14 +220,14 @@ def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
     """Find the dtype that arrays can be joined in, or raise the error that says why there is none."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1:
-        raise ColumnMismatchError(
-            f"column {name!r} must have one row shape to be joined, got {' and '.join(map(str, sorted(shapes, key=str)))}"
-        )
+        found = " and ".join(sorted(map(str, shapes)))
+        raise ColumnMismatchError(f"column {name!r} must have one row shape to be joined, got {found}")
     dtypes = [array.dtype for array in arrays]
     dtype = common_dtype(dtypes)
     if dtype is None:
         found = " and ".join(dict.fromkeys(map(str, dtypes)))
         raise ColumnMismatchError(
-            f"column {name!r} must have one dtype, or one that holds the others without loss, got {found}; convert it first"
+            f"column {name!r} must have one dtype, or one that holds the others without loss, got {found}; "
+            "convert it first"
         )
     return dtype

@@ -1,8 +1,8 @@
 """The one table of dtypes: NumPy <-> Arrow <-> torch.
 
-Every row says how elements of a NumPy dtype lie in an Arrow buffer without being changed. Where the Arrow type alone would not
-bring the dtype back (complex numbers, fixed-width strings, dates in days, bool in more than one dimension), the field carries the
-dtype's name under `DTYPE_KEY`.
+Every row says how elements of a NumPy dtype lie in an Arrow buffer without being changed. Where the Arrow type alone
+would not bring the dtype back (complex numbers, fixed-width strings, dates in days, bool in more than one dimension),
+the field carries the dtype's name under `DTYPE_KEY`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 DTYPE_KEY = b"samplebatch.dtype"
 """Key of the field metadata that names a dtype which its Arrow type does not."""
 
-BFLOAT16 = "bfloat16"
-"""torch's 16-bit float with an 8-bit exponent. NumPy has none: it lives in torch tensors and, as uint16, in Arrow."""
+TORCH_KEY = b"samplebatch.torch"
+"""Key of the field metadata that says that the column is a torch tensor, and of which dtype. bfloat16 and the 8-bit
+floats, which NumPy does not have, lie in Arrow as unsigned integers of their width."""
 
 NUMBERS = frozenset(
-    np.dtype(t)
-    for t in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+    np.dtype(t) for t in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 )
 """Native number dtypes, the ones that need no second look at the door."""
 
-_ARROW_NUMBERS = {
+_ARROW_NUMBERS: dict[np.dtype[Any], pa.DataType] = {
     np.dtype("i1"): pa.int8(),
     np.dtype("i2"): pa.int16(),
     np.dtype("i4"): pa.int32(),
@@ -43,7 +43,7 @@ _ARROW_NUMBERS = {
     np.dtype("f4"): pa.float32(),
     np.dtype("f8"): pa.float64(),
 }
-_NUMPY_NUMBERS = {arrow: dtype for dtype, arrow in _ARROW_NUMBERS.items()}
+_NUMPY_NUMBERS: dict[pa.DataType, np.dtype[Any]] = {arrow: dtype for dtype, arrow in _ARROW_NUMBERS.items()}
 _ARROW_TIME_UNITS = ("s", "ms", "us", "ns")
 _TORCH_NAMES = {dtype: dtype.name for dtype in NUMBERS}
 
@@ -98,8 +98,9 @@ def storage_of(dtype: np.dtype[Any]) -> Storage:
 
 def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
     """Look up the NumPy dtype whose elements an Arrow type holds as they lie, or None if there is none."""
-    if arrow in _NUMPY_NUMBERS:
-        return _NUMPY_NUMBERS[arrow]
+    number: np.dtype[Any] | None = _NUMPY_NUMBERS.get(arrow)
+    if number is not None:
+        return number
     if pa.types.is_timestamp(arrow) and arrow.tz is None:
         return np.dtype(f"M8[{arrow.unit}]")
     if pa.types.is_duration(arrow):
@@ -109,6 +110,7 @@ def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def named_dtype(name: str) -> np.dtype[Any]:
     """Read a dtype's name from outside, believing only those that a tensor column can hold.
 
@@ -158,11 +160,13 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
     """Tell whether every value of the narrow dtype has an equal in the wide one.
 
-    Stricter than NumPy's "safe" casting, which lets 64-bit integers lose their low bits in a float64, and dates overflow.
+    Stricter than NumPy's "safe" casting, which lets 64-bit integers lose their low bits in a float64, and dates
+    overflow.
 
     Examples
     --------
-    >>> holds(np.dtype("f8"), np.dtype("f4")), holds(np.dtype("f8"), np.dtype("i4")), holds(np.dtype("f8"), np.dtype("i8"))
+    >>> f8, f4, i4, i8 = map(np.dtype, ("f8", "f4", "i4", "i8"))
+    >>> holds(f8, f4), holds(f8, i4), holds(f8, i8)
     (True, True, False)
     """
     if wide == narrow:

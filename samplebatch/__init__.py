@@ -1,0 +1,56 @@
+"""Reinforcement-learning experience as columns in Arrow memory, moved without copies from environment to learner.
+
+The names below are loaded when they are first used, so importing the package costs little more than NumPy and pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "SampleBatch": "samplebatch.batch.sample_batch",
+    "MultiAgentBatch": "samplebatch.batch.multi_agent",
+    "ViewRequirement": "samplebatch.batch.view_requirement",
+    "concat_samples": "samplebatch.batch.concat",
+    "concat_samples_into_ma_batch": "samplebatch.batch.concat",
+    "SampleBatchBuilder": "samplebatch.batch.builder",
+    "MultiAgentBatchBuilder": "samplebatch.batch.builder",
+    "DEFAULT_POLICY_ID": "samplebatch.names",
+    "read_arrow": "samplebatch.storage.arrow_file",
+    "write_arrow": "samplebatch.storage.arrow_file",
+    "SampleBatchError": "samplebatch.errors",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from samplebatch.batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
+    from samplebatch.batch.builder import SampleBatchBuilder as SampleBatchBuilder
+    from samplebatch.batch.concat import concat_samples as concat_samples
+    from samplebatch.batch.concat import concat_samples_into_ma_batch as concat_samples_into_ma_batch
+    from samplebatch.batch.multi_agent import MultiAgentBatch as MultiAgentBatch
+    from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
+    from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
+    from samplebatch.errors import SampleBatchError as SampleBatchError
+    from samplebatch.names import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
+    from samplebatch.storage.arrow_file import read_arrow as read_arrow
+    from samplebatch.storage.arrow_file import write_arrow as write_arrow
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        from samplebatch.errors import near_names
+
+        raise AttributeError(f"module 'samplebatch' has no attribute {name!r}; {near_names(name, _HOMES)}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

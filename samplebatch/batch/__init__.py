@@ -1,0 +1,1 @@
+"""Batches: named columns of equal length."""

@@ -1,0 +1,203 @@
+"""Batches <-> Arrow tables, over the same memory.
+
+What a table's columns do not say (flags, nesting, which policy has which columns) stands in the schema's metadata under
+`METADATA_KEY`, as JSON. A table without it is read as plain columns.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.tree import Structure
+from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.errors import FormatError, SequenceError
+
+METADATA_KEY = b"samplebatch"
+_VERSION = 1
+
+Parts = tuple[dict[str, Column], dict[str, Structure], Flags]
+"""What a SampleBatch is made of: columns, structure of nested ones, flags."""
+
+
+def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Flags) -> pa.Table:
+    """Lay columns out as a table with a row per step, or with a row per sequence whose step columns are lists.
+
+    Raises
+    ------
+    SequenceError
+        If sequences are time-major: their columns have no rows of steps.
+    """
+    fields, arrays = [], []
+    offsets = None
+    if names.SEQ_LENS in columns:
+        if flags.time_major:
+            raise SequenceError(
+                "an Arrow table needs rows of steps, and the batch is time-major; call to_batch_major() first"
+            )
+        offsets = _offsets(columns[names.SEQ_LENS], flags)
+    lists = []
+    for name, column in columns.items():
+        field, array = arrow_field_and_array(column, name)
+        if offsets is not None and not (names.is_per_sequence(name) and len(column) == len(offsets) - 1):
+            array = pa.LargeListArray.from_arrays(offsets, array)
+            field = pa.field(name, array.type, nullable=False, metadata=field.metadata)
+            lists.append(name)
+        fields.append(field)
+        arrays.append(array)
+    about = {"type": "SampleBatch", "version": _VERSION, **_describe(nested, flags), "lists": lists}
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, {METADATA_KEY: json.dumps(about).encode()}))
+
+
+def from_table(source: Any, *, allow_pickle: bool) -> Parts:
+    """View a table as the parts of a batch; `to_table` is the inverse.
+
+    Raises
+    ------
+    FormatError
+        If the metadata is not what `to_table` writes.
+    ColumnTypeError
+        If a column has nulls or a type that no column can hold; names it.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    """
+    table = source if isinstance(source, pa.Table) else pa.table(source)
+    about = metadata_of(table.schema)
+    if about is None:
+        about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
+    if about.get("type") != "SampleBatch":
+        raise FormatError(f"the table must hold a SampleBatch, got a {about.get('type')!r}")
+    return _read(table, about, allow_pickle=allow_pickle)
+
+
+def to_policy_table(policies: dict[str, Parts], env_steps: int) -> pa.Table:
+    """Lay the tables of several policies one under the other, with a column `policy_id`."""
+    tables = {policy: to_table(*parts) for policy, parts in policies.items()}
+    alike: dict[str, set[Any]] = {}
+    for table in tables.values():
+        for field in table.schema:
+            alike.setdefault(field.name, set()).add((field.type, frozenset((field.metadata or {}).items())))
+    fields: dict[str, pa.Field] = {}
+    placed: dict[str, dict[str, str]] = {policy: {} for policy in tables}
+    for policy, table in tables.items():
+        for field in table.schema:
+            name = field.name if len(alike[field.name]) == 1 else f"{policy}/{field.name}"
+            placed[policy][field.name] = name
+            fields[name] = field.with_name(name)
+    chunks: dict[str, list[pa.Array]] = {name: [] for name in fields}
+    for policy, table in tables.items():
+        own = {placed[policy][name]: table.column(name) for name in table.column_names}
+        for name, field in fields.items():
+            chunks[name] += own[name].chunks if name in own else [pa.nulls(table.num_rows, field.type)]
+    everywhere = {name for name in fields if all(name in placed[policy].values() for policy in tables)}
+    schema = [pa.field("policy_id", pa.dictionary(pa.int32(), pa.string()), nullable=False)]
+    schema += [field.with_nullable(field.nullable or name not in everywhere) for name, field in fields.items()]
+    about = {
+        "type": "MultiAgentBatch",
+        "version": _VERSION,
+        "env_steps": env_steps,
+        "policies": {
+            policy: {**(metadata_of(table.schema) or {}), "rows": table.num_rows, "columns": placed[policy]}
+            for policy, table in tables.items()
+        },
+    }
+    columns = [_policy_ids(tables)]
+    columns += [pa.chunked_array(chunks[name], field.type) for name, field in fields.items()]
+    return pa.Table.from_arrays(columns, schema=pa.schema(schema, {METADATA_KEY: json.dumps(about).encode()}))
+
+
+def from_policy_table(source: Any, *, allow_pickle: bool) -> tuple[dict[str, Parts], int]:
+    """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
+
+    Raises
+    ------
+    FormatError
+        If the metadata is not what `to_policy_table` writes, or does not fit the table's rows.
+    """
+    table = source if isinstance(source, pa.Table) else pa.table(source)
+    about = metadata_of(table.schema) or {}
+    if about.get("type") != "MultiAgentBatch":
+        raise FormatError(
+            f"the table must hold a MultiAgentBatch, got {about.get('type', 'one without the metadata of a batch')!r}"
+        )
+    policies: dict[str, Parts] = {}
+    start = 0
+    try:
+        for policy, part in about["policies"].items():
+            rows = table.slice(start, part["rows"])
+            start += part["rows"]
+            columns = [rows.column(placed) for placed in part["columns"].values()]
+            fields = [table.schema.field(placed).with_name(name) for name, placed in part["columns"].items()]
+            own = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+            policies[policy] = _read(own, part, allow_pickle=allow_pickle)
+        env_steps = int(about["env_steps"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"the metadata of the batch is incomplete: {error!r}") from error
+    if start != table.num_rows:
+        raise FormatError(f"the table must have the {start} rows that its metadata counts, got {table.num_rows}")
+    return policies, env_steps
+
+
+def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
+    """Read what a batch wrote about itself in a schema, or None if no batch did.
+
+    Raises
+    ------
+    FormatError
+        If it is there but cannot be read, or comes from a later version.
+    """
+    raw = (schema.metadata or {}).get(METADATA_KEY)
+    if raw is None:
+        return None
+    try:
+        about = json.loads(raw)
+        version = about["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError("the schema's metadata is not that of a batch") from error
+    if version != _VERSION:
+        raise FormatError(f"the batch was written as version {version}, and this library reads version {_VERSION}")
+    return dict(about)
+
+
+def _describe(nested: dict[str, Structure], flags: Flags) -> dict[str, Any]:
+    return {"nested": nested, "flags": asdict(flags)}
+
+
+def _read(table: pa.Table, about: dict[str, Any], *, allow_pickle: bool) -> Parts:
+    try:
+        nested, flags, lists = dict(about["nested"]), Flags(**about["flags"]), set(about["lists"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"the metadata of the batch is incomplete: {error!r}") from error
+    columns = {}
+    for field in table.schema:
+        chunked = table.column(field.name)
+        array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+        if field.name in lists:
+            if not pa.types.is_large_list(array.type) or array.null_count:
+                raise FormatError(f"column {field.name!r} must be a list for each sequence, got {array.type}")
+            array = array.flatten()
+        columns[field.name] = column_from_arrow(array, field, allow_pickle=allow_pickle)
+    return columns, nested, flags
+
+
+def _offsets(seq_lens: Column, flags: Flags) -> pa.Array:
+    lengths = np.asarray(seq_lens.to_numpy()).reshape(-1)
+    stored = np.full(len(lengths), flags.max_seq_len or 0) if flags.zero_padded else lengths
+    return TensorColumn(np.concatenate(([0], stored.cumsum())).astype(np.int64)).to_arrow()
+
+
+def _policy_ids(tables: dict[str, pa.Table]) -> pa.ChunkedArray:
+    dictionary = pa.array(list(tables), pa.string())
+    ids = [
+        pa.DictionaryArray.from_arrays(pa.array(np.full(table.num_rows, i, np.int32)), dictionary)
+        for i, table in enumerate(tables.values())
+    ]
+    return pa.chunked_array(ids, pa.dictionary(pa.int32(), pa.string()))

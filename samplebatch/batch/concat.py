@@ -1,0 +1,152 @@
+"""Joining batches: `concat_samples` and `concat_samples_into_ma_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from samplebatch import names
+from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.convert import as_column
+from samplebatch.column.interface import Column
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SequenceError
+
+SampleBatchType = SampleBatch | MultiAgentBatch
+
+
+def concat_samples(samples: Iterable[SampleBatchType]) -> SampleBatchType:
+    """Join batches into a new one, one copy of every byte.
+
+    Empty batches are ignored. The result is a `SampleBatch` if all of them are; one `MultiAgentBatch` among them makes
+    it one, in which flat batches belong to the default policy.
+
+    Columns must have the same names in all batches, in whatever order, and the same row shapes; dtypes may differ where
+    one of them holds all the others without loss. `num_grad_updates` is averaged by steps over the batches that know
+    theirs.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If a column is missing from some of them, or has row shapes or dtypes that cannot be joined; names it.
+    SequenceError
+        If some have sequences and some not, or `zero_padded`, `time_major` or, when padded, `max_seq_len` differ.
+    ColumnTypeError
+        If one is neither type of batch.
+
+    Examples
+    --------
+    >>> concat_samples([SampleBatch(a=[1, 2]), SampleBatch(), SampleBatch(a=[3])])["a"].tolist()
+    [1, 2, 3]
+    """
+    samples = list(samples)
+    if any(isinstance(sample, MultiAgentBatch) for sample in samples):
+        return concat_samples_into_ma_batch(samples)
+    return _concat([_checked(sample) for sample in samples])
+
+
+def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType]) -> MultiAgentBatch:
+    """Join batches like `concat_samples`, into a `MultiAgentBatch` in any case.
+
+    Examples
+    --------
+    >>> joined = concat_samples_into_ma_batch([SampleBatch(a=[1, 2]), MultiAgentBatch({"p": SampleBatch(a=[3])}, 1)])
+    >>> list(joined.policy_batches), joined.count
+    (['default_policy', 'p'], 3)
+    """
+    by_policy: dict[str, list[SampleBatch]] = {}
+    env_steps = 0
+    for sample in samples:
+        if isinstance(sample, MultiAgentBatch):
+            parts = sample.policy_batches
+        elif len(_checked(sample)):
+            parts = {names.DEFAULT_POLICY_ID: sample}
+        else:
+            continue
+        for policy, part in parts.items():
+            by_policy.setdefault(policy, []).append(part)
+        env_steps += sample.env_steps()
+    return MultiAgentBatch({policy: _concat(parts) for policy, parts in by_policy.items()}, env_steps)
+
+
+def _checked(sample: object) -> SampleBatch:
+    if not isinstance(sample, SampleBatch):
+        raise ColumnTypeError(f"only SampleBatch and MultiAgentBatch can be joined, got {type(sample).__name__}")
+    return sample
+
+
+def _concat(samples: Sequence[SampleBatch]) -> SampleBatch:
+    parts = [sample for sample in samples if sample.count]
+    if not parts:
+        return SampleBatch()
+    first = parts[0]
+    flags = _joined_flags(parts)
+    groups = [part._all() for part in parts]
+    order = list(groups[0])
+    for group in groups:
+        if list(group) != order and group.keys() != groups[0].keys():
+            raise _differing(groups)
+    for part in parts:
+        if part._nested is not first._nested and part._nested != first._nested:
+            raise ColumnMismatchError("nested columns must be put together alike to be joined, and they are not")
+    columns = {}
+    for name in order:
+        pieces = [group[name] for group in groups]
+        kind = type(pieces[0])
+        if len({*map(type, pieces)}) > 1:
+            kinds = " and ".join(dict.fromkeys(piece.kind for piece in pieces))
+            raise ColumnMismatchError(f"column {name!r} must be of one kind to be joined, got {kinds}")
+        if flags.time_major and not first._is_per_sequence(name):
+            columns[name] = _concat_time_major(pieces, name)
+        else:
+            columns[name] = kind.concat(pieces, name)
+    joined = first._with(columns, flags)
+    joined.count = sum([part.count for part in parts])
+    return joined
+
+
+def _joined_flags(parts: Sequence[SampleBatch]) -> Flags:
+    """Merge the flags of batches that are to be joined, after checking that their rows lie alike."""
+    first = parts[0]._flags
+    if first is DEFAULT and len({id(part._flags) for part in parts}) == 1:
+        return first
+    for part in parts:
+        flags = part._flags
+        if part._has_sequences != parts[0]._has_sequences:
+            raise SequenceError(f"either all batches to be joined or none must have {names.SEQ_LENS!r}")
+        if flags.zero_padded != first.zero_padded or bool(flags.time_major) != bool(first.time_major):
+            raise SequenceError("batches to be joined must agree on zero_padded and time_major")
+        if flags.zero_padded and flags.max_seq_len != first.max_seq_len:
+            raise SequenceError(
+                f"padded batches to be joined must have one max_seq_len, got {first.max_seq_len} and "
+                f"{flags.max_seq_len}; pad them alike first"
+            )
+    longest = max([part._flags.max_seq_len or 0 for part in parts]) if parts[0]._has_sequences else first.max_seq_len
+    known = [(part.count, part._flags.num_grad_updates) for part in parts if part._flags.num_grad_updates is not None]
+    steps = sum([count for count, _ in known])
+    updates = sum([count * updates for count, updates in known]) / steps if known else None
+    return replace(first, max_seq_len=longest, num_grad_updates=updates)
+
+
+def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
+    """Join columns of shape (T, B, ...) along B."""
+    heights = {len(column) for column in columns}
+    if len(heights) > 1:
+        raise ColumnMismatchError(f"column {name!r} must have one length in time to be joined, got {sorted(heights)}")
+    if isinstance(columns[0], TorchColumn):
+        import torch
+
+        return TorchColumn(torch.cat([column.to_torch() for column in columns], 1))
+    swapped = [as_column(column.to_numpy().swapaxes(0, 1), name) for column in columns]
+    joined = type(swapped[0]).concat(swapped, name)
+    return as_column(joined.to_numpy().swapaxes(0, 1), name)
+
+
+def _differing(groups: Sequence[dict[str, Column]]) -> ColumnMismatchError:
+    """Word the error for batches with different columns."""
+    everywhere = set(groups[0]).intersection(*groups)
+    somewhere = {name for group in groups for name in group}
+    missing = ", ".join(map(repr, sorted(somewhere - everywhere)))
+    return ColumnMismatchError(f"batches to be joined must have the same columns; only some of them have {missing}")

@@ -1,0 +1,72 @@
+"""Batches as a header and buffers: what pickle protocol 5, files and channels carry.
+
+Headers are plain values (strings, numbers, tuples, dicts of them), buffers are the bytes of exactly the rows in view.
+Nothing is copied in either direction, and nothing is unpickled unless the caller allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pickle import PickleBuffer
+from typing import Any
+
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.interface import Column, Header
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import FormatError
+
+_KINDS: dict[str, type[Column]] = {
+    cls.kind: cls for cls in (TensorColumn, TorchColumn, RaggedColumn, ObjectColumn, CompressedColumn)
+}
+
+
+def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Header], ...], list[Any]]:
+    """Take columns apart.
+
+    Returns
+    -------
+    header
+        For each column its name, its number of buffers and its own header.
+    buffers
+        The buffers of all columns, in order.
+    """
+    headers = []
+    buffers: list[Any] = []
+    for name, column in columns.items():
+        header, own = column.dump()
+        headers.append((name, len(own), header))
+        buffers += own
+    return tuple(headers), buffers
+
+
+def for_pickle(buffers: list[Any], protocol: int) -> list[Any]:
+    """Wrap buffers so that pickle protocol 5 can carry them out of band; older protocols get their bytes."""
+    if protocol >= 5:
+        return [PickleBuffer(buffer) for buffer in buffers]
+    return [bytearray(PickleBuffer(buffer).raw()) for buffer in buffers]
+
+
+def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool) -> dict[str, Column]:
+    """Put columns together again over the buffers of `dump_columns`.
+
+    Raises
+    ------
+    FormatError
+        If header and buffers do not agree.
+    UntrustedPickleError
+        If a column's rows are pickled and `allow_pickle` is false.
+    """
+    columns: dict[str, Column] = {}
+    at = 0
+    for name, count, own in header:
+        kind = _KINDS.get(own[0])
+        if kind is None:
+            raise FormatError(f"column {name!r} is of kind {own[0]!r}, which this version does not know")
+        columns[name] = kind.load(own, buffers[at : at + count], allow_pickle=allow_pickle)
+        at += count
+    if at != len(buffers):
+        raise FormatError(f"a batch of {at} buffers must come with as many, got {len(buffers)}")
+    return columns

@@ -1,0 +1,63 @@
+"""Lockstep: the rows of several agents at the same environment steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch.sample_batch import SampleBatch
+
+
+def lockstep(policy_batches: Mapping[str, SampleBatch], k: int) -> Iterator[tuple[dict[str, SampleBatch], int]]:
+    """Yield the rows of every k consecutive environment steps, by policy, and how many steps they are.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If a batch has no `eps_id` or no `t`.
+    """
+    batches = {policy: _ordered(batch) for policy, batch in policy_batches.items() if batch.count}
+    if not batches:
+        return
+    episodes = _codes([np.asarray(batch[names.EPS_ID]) for batch in batches.values()])
+    times = _codes([np.asarray(batch[names.T]) for batch in batches.values()])
+    # Two codes below the number of rows make one that fits 64 bits for any batch that fits in memory.
+    steps = _codes([episodes * (times.max() + 1) + times])
+    total = int(steps.max()) + 1
+    starts = np.arange(0, total, k)
+    bounds = []
+    offset = 0
+    for batch in batches.values():
+        mine = steps[offset : offset + batch.count]
+        bounds.append([*mine.searchsorted(starts).tolist(), batch.count])
+        offset += batch.count
+    policies = [(policy, batch._view if not batch._has_sequences else batch.slice) for policy, batch in batches.items()]
+    for i, start in enumerate(starts.tolist()):
+        parts = {}
+        for (policy, part), bound in zip(policies, bounds, strict=True):
+            if bound[i] < bound[i + 1]:
+                parts[policy] = part(bound[i], bound[i + 1])
+        yield parts, min(k, total - start)
+
+
+def _ordered(batch: SampleBatch) -> SampleBatch:
+    """Return the batch with its rows by episode, time and agent: itself if they are so already."""
+    if batch.zero_padded:
+        batch = batch._unpadded()
+    keys = [
+        np.asarray(batch[name])
+        for name in (names.AGENT_INDEX, names.T, names.EPS_ID)
+        if name != names.AGENT_INDEX or name in batch
+    ]
+    order = np.lexsort(keys)
+    if (order[1:] > order[:-1]).all():
+        return batch
+    return batch._gather(order)
+
+
+def _codes(parts: list[np.ndarray]) -> np.ndarray:
+    """Number the distinct values of some arrays, laid end to end, in ascending order."""
+    codes: np.ndarray = np.unique(np.concatenate(parts), return_inverse=True)[1]
+    return codes

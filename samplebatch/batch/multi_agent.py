@@ -1,0 +1,236 @@
+"""MultiAgentBatch: one SampleBatch per policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from samplebatch import names
+from samplebatch.batch import arrow, summary
+from samplebatch.batch.lockstep import lockstep
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+_OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
+
+
+class MultiAgentBatch:
+    """Steps of several agents, one `SampleBatch` per policy that acted for them.
+
+    Parameters
+    ----------
+    policy_batches
+        Batch of each policy, by policy id. The dict is kept as it is.
+    env_steps
+        Steps of the environment that the batch stands for; there is at least one agent step per environment step.
+
+    Attributes
+    ----------
+    policy_batches
+        Batch of each policy, by policy id.
+    count
+        Steps of the environment.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a policy id is not a string, or its batch is not a `SampleBatch`.
+
+    Examples
+    --------
+    >>> batch = MultiAgentBatch({"walker": SampleBatch(obs=[1, 2]), "guard": SampleBatch(obs=[3])}, env_steps=2)
+    >>> batch["walker"]["obs"].tolist(), batch.env_steps(), batch.agent_steps()
+    ([1, 2], 2, 3)
+    """
+
+    def __init__(self, policy_batches: dict[str, SampleBatch], env_steps: int) -> None:
+        for policy, batch in policy_batches.items():
+            if not isinstance(policy, str):
+                raise ColumnTypeError(f"a policy id must be a string, got a {type(policy).__name__}")
+            if not isinstance(batch, SampleBatch):
+                raise ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
+        self.policy_batches = policy_batches
+        self.count = env_steps
+
+    def env_steps(self) -> int:
+        """Return the number of steps of the environment."""
+        return self.count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def agent_steps(self) -> int:
+        """Return the number of steps of all agents together."""
+        return sum([batch.count for batch in self.policy_batches.values()])
+
+    def __getitem__(self, policy: str) -> SampleBatch:
+        try:
+            return self.policy_batches[policy]
+        except KeyError:
+            raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.policy_batches)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.policy_batches)
+
+    def __contains__(self, policy: object) -> bool:
+        return policy in self.policy_batches
+
+    def keys(self) -> Set[str]:
+        """Return the policy ids."""
+        return self.policy_batches.keys()
+
+    def items(self) -> Iterable[tuple[str, SampleBatch]]:
+        """Return the pairs of policy id and batch."""
+        return self.policy_batches.items()
+
+    def timeslices(self, k: int) -> list[MultiAgentBatch]:
+        """Split into parts of k consecutive environment steps, each with the rows of all agents at those steps.
+
+        An environment step is a distinct pair of `eps_id` and `t`; they are taken in order, and rows within a part are
+        ordered by `eps_id`, `t` and, where there is one, `agent_index`. A part may hold steps of several episodes;
+        policies without rows in a part are left out of it. Parts are views of the batch where its rows are in order
+        already, and of one ordered copy of each policy's batch otherwise.
+
+        Parameters
+        ----------
+        k
+            Environment steps in each part, fewer in the last.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If a policy's batch has no `eps_id` or no `t`.
+        ValueError
+            If k is less than one.
+
+        Examples
+        --------
+        >>> batch = MultiAgentBatch(
+        ...     {
+        ...         "one": SampleBatch(obs=[11, 12, 13], t=[1, 2, 3], eps_id=[0, 0, 0]),
+        ...         "two": SampleBatch(obs=[21, 23], t=[1, 3], eps_id=[0, 0]),
+        ...         "three": SampleBatch(obs=[33], t=[3], eps_id=[0]),
+        ...     },
+        ...     env_steps=3,
+        ... )
+        >>> for part in batch.timeslices(2):
+        ...     print(part.count, {policy: rows["obs"].tolist() for policy, rows in part.items()})
+        2 {'one': [11, 12], 'two': [21]}
+        1 {'one': [13], 'two': [23], 'three': [33]}
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        return [MultiAgentBatch._of(parts, steps) for parts, steps in lockstep(self.policy_batches, k)]
+
+    @classmethod
+    def _of(cls, policy_batches: dict[str, SampleBatch], env_steps: int) -> MultiAgentBatch:
+        """Make a batch of parts that are known to be sound."""
+        new = cls.__new__(cls)
+        new.policy_batches = policy_batches
+        new.count = env_steps
+        return new
+
+    @staticmethod
+    def wrap_as_needed(policy_batches: dict[str, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
+        """Return the default policy's batch itself if there is no other, else a `MultiAgentBatch` of all of them.
+
+        >>> MultiAgentBatch.wrap_as_needed({"default_policy": SampleBatch(a=[1, 2])}, env_steps=2)
+        SampleBatch(2 steps: ['a'])
+        """
+        if len(policy_batches) == 1 and names.DEFAULT_POLICY_ID in policy_batches:
+            return policy_batches[names.DEFAULT_POLICY_ID]
+        return MultiAgentBatch(policy_batches, env_steps)
+
+    def copy(self) -> MultiAgentBatch:
+        """Copy every policy's batch, arrays included."""
+        return MultiAgentBatch._of({policy: batch.copy() for policy, batch in self.items()}, self.count)
+
+    def as_multi_agent(self) -> Self:
+        """Return this very batch."""
+        return self
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all columns of all policies."""
+        return sum([batch.size_bytes() for batch in self.policy_batches.values()])
+
+    def to_device(
+        self,
+        device: torch.device | str,
+        framework: Literal["torch"] = "torch",
+        pin_memory: bool = False,
+        use_stream: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> Self:
+        """Turn the columns of every policy into tensors on a device, in place; see `SampleBatch.to_device`."""
+        for batch in self.policy_batches.values():
+            batch.to_device(device, framework, pin_memory, use_stream, stream)
+        return self
+
+    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> None:
+        """Compress columns of every policy, in place; see `SampleBatch.compress`."""
+        for batch in self.policy_batches.values():
+            batch.compress(bulk, columns)
+
+    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+        """Decompress columns of every policy, in place, and return this very batch."""
+        for batch in self.policy_batches.values():
+            batch.decompress_if_needed(columns)
+        return self
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table over the same memory: the policies' tables one under the other.
+
+        A column `policy_id` tells whose row it is. A column that all policies have alike is one column of the table. One
+        that differs in type is a column of its own for each policy, named `policy/name`. Rows of policies that lack a
+        column are null. `from_arrow` is the inverse.
+        """
+        return arrow.to_policy_table(
+            {policy: (batch._all(), batch._nested, batch._flags) for policy, batch in self.items()}, self.count
+        )
+
+    @classmethod
+    def from_arrow(cls, table: Any, *, allow_pickle: bool = False) -> MultiAgentBatch:
+        """View a table that `to_arrow` made as a batch, without copying wherever its layout permits.
+
+        Raises
+        ------
+        FormatError
+            If the table is no `MultiAgentBatch`, or rows were added or taken out.
+        UntrustedPickleError
+            If a column is pickled and `allow_pickle` is false; names it.
+        """
+        policies, env_steps = arrow.from_policy_table(table, allow_pickle=allow_pickle)
+        return cls({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
+
+    def __arrow_c_schema__(self) -> Any:
+        return self.to_arrow().schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MultiAgentBatch):
+            return NotImplemented
+        return self.count == other.count and self.policy_batches == other.policy_batches
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"MultiAgentBatch({self.count} env steps: {self.policy_batches})"
+
+    def __str__(self) -> str:
+        parts = [f"policy {policy!r}, {batch}" for policy, batch in self.items()]
+        return "\n".join([self._title(), *parts])
+
+    def _repr_html_(self) -> str:
+        parts = [
+            summary.as_html(f"policy {policy!r}: {len(batch)} steps", batch._all()) for policy, batch in self.items()
+        ]
+        return f"<p>{self._title()}</p>" + "".join(parts)
+
+    def _title(self) -> str:
+        return f"MultiAgentBatch({self.count} env steps, {self.agent_steps()} agent steps)"

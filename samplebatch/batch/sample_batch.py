@@ -1,0 +1,894 @@
+"""SampleBatch: steps of experience, RLlib's flat type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import astuple, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch import arrow, frame, summary
+from samplebatch.batch.episodes import ends_by_change, ends_by_flag
+from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.row_batch import RowBatch, as_lengths
+from samplebatch.batch.tree import Structure, leaf_names, unflatten
+from samplebatch.batch.view_requirement import ViewRequirement
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.convert import is_plain
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, SequenceError, no_such_column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from samplebatch.batch.multi_agent import MultiAgentBatch
+
+_OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
+_FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
+
+
+class SampleBatch(RowBatch):
+    """Steps of experience: a mapping from column name to array, all of one length.
+
+    Columns keep the very arrays they are given wherever these are C-contiguous and in native byte order, and copy
+    others once. Slices are views that cut a column when it is asked for. A dict or tuple of arrays is a nested column:
+    stored flat under dotted names, handed out as it was, in a fresh dict or tuple each time. `len` counts steps, not
+    columns.
+
+    With a column `seq_lens` of shape (s,) the steps form s sequences for recurrent models. Then `state_in_*` columns
+    have one row per sequence, all others one row per step; when padded, all others have `max_seq_len` rows per
+    sequence.
+
+    `batch["dones"]` is `terminateds` or `truncateds` where the batch has no such column.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Columns, as for `dict`: a mapping or pairs, and keywords.
+    _time_major, _zero_padded, _max_seq_len, _num_grad_updates, _is_training
+        The flags (see `Flags`). `_max_seq_len` defaults to the longest sequence.
+
+    Raises
+    ------
+    ColumnLengthError
+        If a column has another number of rows than the batch; names both.
+    ColumnTypeError
+        If a value has no rows, or a dtype that no column can hold.
+    SequenceError
+        If the sequences do not fit the padding.
+
+    Examples
+    --------
+    >>> batch = SampleBatch(obs=[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], rewards=[1.0, 0.0, 1.0])
+    >>> len(batch), batch["rewards"].mean().round(2).item()
+    (3, 0.67)
+    >>> batch[1:]["obs"].tolist()
+    [[3.0, 4.0], [5.0, 6.0]]
+    >>> batch[batch["rewards"] > 0]["obs"].tolist()
+    [[1.0, 2.0], [5.0, 6.0]]
+    """
+
+    OBS = names.OBS
+    CUR_OBS = names.OBS
+    NEXT_OBS = names.NEXT_OBS
+    ACTIONS = names.ACTIONS
+    REWARDS = names.REWARDS
+    TERMINATEDS = names.TERMINATEDS
+    TRUNCATEDS = names.TRUNCATEDS
+    DONES = names.DONES
+    INFOS = names.INFOS
+    EPS_ID = names.EPS_ID
+    ENV_ID = names.ENV_ID
+    AGENT_INDEX = names.AGENT_INDEX
+    UNROLL_ID = names.UNROLL_ID
+    T = names.T
+    SEQ_LENS = names.SEQ_LENS
+    PREV_ACTIONS = names.PREV_ACTIONS
+    PREV_REWARDS = names.PREV_REWARDS
+    ACTION_DIST = names.ACTION_DIST
+    ACTION_DIST_INPUTS = names.ACTION_DIST_INPUTS
+    ACTION_PROB = names.ACTION_PROB
+    ACTION_LOGP = names.ACTION_LOGP
+    VF_PREDS = names.VF_PREDS
+    VALUES_BOOTSTRAPPED = names.VALUES_BOOTSTRAPPED
+    RETURNS_TO_GO = names.RETURNS_TO_GO
+    ATTENTION_MASKS = names.ATTENTION_MASKS
+    OBS_EMBEDS = names.OBS_EMBEDS
+
+    def __init__(
+        self,
+        *args: Any,
+        _time_major: bool | None = None,
+        _zero_padded: bool = False,
+        _max_seq_len: int | None = None,
+        _num_grad_updates: float | None = None,
+        _is_training: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if (
+            _time_major is not None
+            or _zero_padded
+            or _max_seq_len is not None
+            or _num_grad_updates is not None
+            or _is_training
+        ):
+            self._flags = Flags(_time_major, _zero_padded, _max_seq_len, _num_grad_updates, bool(_is_training))
+        columns: dict[str, Column] = {}
+        self._columns = columns
+        data = dict(*args, **kwargs)
+        if names.SEQ_LENS in data:
+            lengths = data[names.SEQ_LENS] = as_lengths(data[names.SEQ_LENS])
+            if lengths is None or len(lengths) == 0:
+                del data[names.SEQ_LENS]
+        for name, values in data.items():
+            if is_plain(values) and type(name) is str and not self._nested:
+                columns[name] = TensorColumn(values)
+                continue
+            structure, built = self._build(name, values)
+            if name in columns:
+                raise ColumnMismatchError(
+                    f"column {name!r} is there already, as part of a nested column; give it another name"
+                )
+            if structure is not None:
+                self._nested = {**self._nested, name: structure}
+            columns.update(built)
+        self._count_rows()
+
+    @classmethod
+    def _of(
+        cls, columns: dict[str, Column], nested: dict[str, Structure] | None = None, flags: Flags = DEFAULT
+    ) -> Self:
+        """Make a batch of columns that are built already; their rows are counted and checked."""
+        new = cls.__new__(cls)
+        new._columns = columns
+        if nested:
+            new._nested = nested
+        if flags is not DEFAULT:
+            new._flags = flags
+        new._count_rows()
+        return new
+
+    # -- flags --------------------------------------------------------------------------------------------------------
+
+    @property
+    def time_major(self) -> bool | None:
+        """Whether step columns have shape (T, B, ...); None if nobody said."""
+        return self._flags.time_major
+
+    @time_major.setter
+    def time_major(self, value: bool | None) -> None:
+        self._set_flags(replace(self._flags, time_major=value))
+
+    @property
+    def zero_padded(self) -> bool:
+        """Whether every sequence occupies `max_seq_len` rows."""
+        return self._flags.zero_padded
+
+    @zero_padded.setter
+    def zero_padded(self, value: bool) -> None:
+        self._set_flags(replace(self._flags, zero_padded=value))
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """Steps of the longest sequence, or rows per sequence when padded; None without sequences."""
+        return self._flags.max_seq_len
+
+    @max_seq_len.setter
+    def max_seq_len(self, value: int | None) -> None:
+        self._set_flags(replace(self._flags, max_seq_len=value))
+
+    @property
+    def num_grad_updates(self) -> float | None:
+        """Gradient updates that the policy had seen, averaged over steps; None if unknown."""
+        return self._flags.num_grad_updates
+
+    @num_grad_updates.setter
+    def num_grad_updates(self, value: float | None) -> None:
+        self._flags = replace(self._flags, num_grad_updates=value)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the batch is meant for training rather than for computing actions."""
+        return self._flags.is_training
+
+    def set_training(self, training: bool = True) -> None:
+        """Say whether the batch is meant for training."""
+        self._flags = replace(self._flags, is_training=training)
+
+    def _set_flags(self, flags: Flags) -> None:
+        """Adopt flags that say how rows lie, if the columns do lie so."""
+        trial = self._with(self._all(), flags)
+        trial._count_rows()
+        self._flags = trial._flags
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _derive(self, name: str) -> Any:
+        if name != names.DONES:
+            return None
+        known = [self[flag] for flag in (names.TERMINATEDS, names.TRUNCATEDS) if flag in self]
+        return None if not known else known[0] if len(known) == 1 else known[0] | known[1]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a column, or the default if there is none.
+
+        >>> SampleBatch(a=[1]).get("b", 0)
+        0
+        """
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return a column, made of the default first if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take a column out of the batch and return it, or the default if it has no such column.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If there is no such column, and no default.
+        """
+        if key not in self and default:
+            return default[0]
+        return super().pop(key)
+
+    def columns(self, keys: Sequence[str]) -> list[Any]:
+        """Return the arrays of the given columns, in the order asked for.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If one is not there; lists the near names.
+
+        Examples
+        --------
+        >>> [values.tolist() for values in SampleBatch(a=[1], b=[2], c=[3]).columns(["a", "b"])]
+        [[1], [2]]
+        """
+        return [self[key] for key in keys]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield each step as a dict of its values: scalars, views of array rows, objects; nested where columns are.
+
+        Where there are sequences, padding is left out, `seq_lens` is 1 and states are those of the step's sequence.
+
+        Examples
+        --------
+        >>> for row in SampleBatch(a=[1, 2], b=[3.0, 4.0]).rows():
+        ...     print(row["a"], row["b"])
+        1 3.0
+        2 4.0
+        """
+        columns = self._all()
+        if self._has_sequences:
+            columns = self._rowwise()
+        keys = list(columns)
+        for row in zip(*(column.values for column in columns.values()), strict=True):
+            flat = dict(zip(keys, row, strict=True))
+            yield self._nest(flat) if self._nested else flat
+
+    def _rowwise(self) -> dict[str, Column]:
+        """Return columns with one row per step each, whatever they have one of."""
+        batch = self._unpadded() if self._flags.zero_padded else self
+        owners = np.repeat(np.arange(len(batch._lengths())), batch._lengths())
+        columns = {
+            name: column.take(owners) if batch._is_per_sequence(name) else column
+            for name, column in batch._all().items()
+        }
+        columns[names.SEQ_LENS] = TensorColumn(np.ones(batch.count, np.int32))
+        return columns
+
+    def _nest(self, flat: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: unflatten(name, self._nested[name], flat.__getitem__) if name in self._nested else flat[name]
+            for name in self
+        }
+
+    def agent_steps(self) -> int:
+        """Return the number of steps, as `MultiAgentBatch.agent_steps` does."""
+        return self.count
+
+    def env_steps(self) -> int:
+        """Return the number of steps, as `MultiAgentBatch.env_steps` does."""
+        return self.count
+
+    def is_terminated_or_truncated(self) -> bool:
+        """Tell whether the last step ends its episode.
+
+        Raises
+        ------
+        RowIndexError
+            If there are no steps.
+        ColumnNotFoundError
+            If the batch has no column that says so.
+        """
+        if not self.count:
+            raise RowIndexError("a batch without steps has no last one")
+        return bool(self._done_flags()[-1])
+
+    def is_single_trajectory(self) -> bool:
+        """Tell whether no step but the last ends an episode.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If the batch has no column that says so.
+        """
+        return not self._done_flags()[:-1].any()
+
+    def _done_flags(self) -> Any:
+        """Return one flag per step, padding left out: whether the step ends its episode."""
+        batch = self._unpadded() if self._flags.zero_padded else self
+        return np.asarray(batch[names.DONES])
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all columns in view; of Python objects, their shallow sizes.
+
+        >>> SampleBatch(a=np.zeros((4, 2), np.float32))[1:].size_bytes()
+        24
+        """
+        return sum([column.nbytes for column in self._all().values()])
+
+    # -- copies and parts ---------------------------------------------------------------------------------------------
+
+    def copy(self, shallow: bool = False) -> Self:
+        """Copy the batch.
+
+        Parameters
+        ----------
+        shallow
+            Whether the copy shares the arrays, so that only its own set of columns is independent.
+        """
+        columns = self._all()
+        return self._with(columns.copy() if shallow else {name: column.copy() for name, column in columns.items()})
+
+    def select(self, *keys: str) -> Self:
+        """View only the given columns, in the order asked for; sequences stay with `seq_lens`.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If one is not there; lists the near names.
+
+        Examples
+        --------
+        >>> list(SampleBatch(a=[1], b=[2], c=[3]).select("c", "a"))
+        ['c', 'a']
+        """
+        columns = self._all()
+        return self._part({path: columns[path] for key in keys for path in self._leaves(key)})
+
+    def drop(self, *keys: str) -> Self:
+        """View all columns but the given ones.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If one is not there; lists the near names.
+        SequenceError
+            If `seq_lens` goes and columns with a row per sequence stay.
+
+        Examples
+        --------
+        >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
+        ['a', 'c']
+        """
+        gone = {path for key in keys for path in self._leaves(key)}
+        return self._part({path: column for path, column in self._all().items() if path not in gone})
+
+    def _part(self, columns: dict[str, Column]) -> Self:
+        nested = {}
+        for top, structure in self._nested.items():
+            kept = [path in columns for path in leaf_names(top, structure)]
+            if any(kept) and not all(kept):
+                raise ColumnTypeError(f"the nested column {top!r} must be kept or left out as a whole")
+            if any(kept):
+                nested[top] = structure
+        flags = self._flags
+        if names.SEQ_LENS not in columns and self._has_sequences:
+            self._check_without_sequences(columns)
+            flags = replace(flags, zero_padded=False, max_seq_len=None)
+        return self._of(columns, nested, flags)
+
+    def rename(self, mapping: Mapping[str, str]) -> Self:
+        """View the columns under other names, in the same order.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If a name is not there; lists the near names.
+        ColumnMismatchError
+            If two columns would have one name.
+
+        Examples
+        --------
+        >>> list(SampleBatch(obs=[1], rewards=[2]).rename({"rewards": "rew"}))
+        ['obs', 'rew']
+        """
+        columns, order = self._all(), list(self)
+        for old in mapping:
+            if old not in order:
+                raise no_such_column(old, order)
+        renamed = [mapping.get(name, name) for name in order]
+        nested = {mapping.get(top, top): structure for top, structure in self._nested.items()}
+        for name in renamed:
+            if renamed.count(name) > 1 or any(name.startswith(f"{top}.") for top in nested):
+                raise ColumnMismatchError(f"column {name!r} must have a name of its own, and another one has it too")
+        return self._of(
+            {
+                new + path[len(old) :]: columns[path]
+                for old, new in zip(order, renamed, strict=True)
+                for path in self._leaves(old)
+            },
+            nested,
+            self._flags,
+        )
+
+    def concat(self, other: SampleBatch) -> SampleBatch:
+        """Join another batch to this one in a new batch; see `concat_samples`.
+
+        Examples
+        --------
+        >>> SampleBatch(a=[1, 2]).concat(SampleBatch(a=[3, 4, 5]))["a"].tolist()
+        [1, 2, 3, 4, 5]
+        """
+        from samplebatch.batch.concat import concat_samples
+
+        joined = concat_samples([self, other])
+        assert isinstance(joined, SampleBatch)
+        return joined
+
+    def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
+        """Wrap the batch as that of one policy, by default the default one, with as many env steps as it has steps."""
+        from samplebatch.batch.multi_agent import MultiAgentBatch
+
+        return MultiAgentBatch({module_id or names.DEFAULT_POLICY_ID: self}, self.count)
+
+    # -- order and parts of rows --------------------------------------------------------------------------------------
+
+    def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
+        """Shuffle the steps in place; where sequences are padded, whole sequences with their states.
+
+        Parameters
+        ----------
+        rng
+            A generator or a seed; by default, fresh entropy.
+
+        Returns
+        -------
+        SampleBatch
+            This very batch.
+
+        Raises
+        ------
+        SequenceError
+            If there are sequences that are not padded. Whole ones are shuffled by
+            `take_sequences(rng.permutation(len(batch["seq_lens"])))`.
+
+        Examples
+        --------
+        >>> sorted(SampleBatch(a=[1, 2, 3, 4]).shuffle(rng=0)["a"].tolist())
+        [1, 2, 3, 4]
+        """
+        generator = np.random.default_rng(rng)
+        if not self._has_sequences:
+            shuffled = self._gather(generator.permutation(self.count))
+        elif self._flags.zero_padded:
+            shuffled = self.take_sequences(generator.permutation(len(self._lengths())))
+        else:
+            raise SequenceError(
+                "sequences must be padded to be shuffled in place; call right_zero_pad() or take_sequences()"
+            )
+        self._columns, self._window, self._lent = shuffled._columns, None, False
+        return self
+
+    def split_by_episode(self, key: str | None = None) -> list[Self]:
+        """Split into one view per episode, the last one even if it has not ended.
+
+        Parameters
+        ----------
+        key
+            Column to split by: after each true flag for `dones`, `terminateds` and `truncateds`, else wherever the
+            value changes. By default `eps_id`, or `dones` where there is none.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If the column is not there.
+
+        Examples
+        --------
+        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3], eps_id=[0, 0, 1]).split_by_episode()]
+        [[1, 2], [3]]
+        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5], dones=[0, 0, 1, 0, 0]).split_by_episode()]
+        [[1, 2, 3], [4, 5]]
+        """
+        if key is None:
+            key = names.EPS_ID if names.EPS_ID in self else names.DONES
+        batch = self._unpadded() if self._flags.zero_padded else self
+        values = np.asarray(batch[key])
+        ends = ends_by_flag(values) if key in _FLAG_COLUMNS else ends_by_change(values)
+        part = self.slice if self._has_sequences else self._view
+        return [part(start, stop) for start, stop in pairwise([0, *ends])]
+
+    def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
+        """Split into consecutive views.
+
+        Parameters
+        ----------
+        size
+            Steps in each view, fewer in the last. Where there are sequences, both ends move back to where theirs
+            begins.
+        num_slices
+            How many views to make, as equal as they can be, later ones the longer.
+        k
+            Another name for `size`.
+
+        Raises
+        ------
+        ValueError
+            If not exactly one of the three is given, or it is less than one.
+
+        Examples
+        --------
+        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
+        [[1, 2], [3, 4], [5]]
+        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(num_slices=2)]
+        [[1, 2], [3, 4, 5]]
+        """
+        given = [n for n in (size, num_slices, k) if n is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ValueError(
+                f"exactly one of size, num_slices and k must be given, at least 1, got {size}, {num_slices}, {k}"
+            )
+        if num_slices is not None:
+            short, longer = divmod(self.count, num_slices)
+            bounds = [short * i + max(0, i - num_slices + longer) for i in range(num_slices + 1)]
+        else:
+            bounds = [*range(0, self.count, given[0]), self.count]
+        part = self._snapped if self._has_sequences else self._view
+        return [part(start, stop) for start, stop in pairwise(bounds)]
+
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+    ) -> Iterator[Self]:
+        """Yield the batch in parts of `size` steps, every step once an epoch; the last part of an epoch may be smaller.
+
+        Where there are sequences, parts consist of whole ones: as many as fit in `size` steps, but at least one.
+
+        Parameters
+        ----------
+        size
+            Steps per part.
+        epochs
+            Passes over the batch.
+        shuffle
+            Whether each pass has a random order of its own. If not, parts are views.
+        rng
+            A generator or a seed; by default, fresh entropy.
+
+        Raises
+        ------
+        ValueError
+            If `size` is less than one or `epochs` negative.
+
+        Examples
+        --------
+        >>> [len(part) for part in SampleBatch(a=[1, 2, 3, 4, 5]).minibatches(2, epochs=2, rng=0)]
+        [2, 2, 1, 2, 2, 1]
+        """
+        if size < 1 or epochs < 0:
+            raise ValueError(f"size must be at least 1 and epochs at least 0, got {size} and {epochs}")
+        return self._minibatches(size, epochs, shuffle, np.random.default_rng(rng))
+
+    def _minibatches(self, size: int, epochs: int, shuffle: bool, rng: np.random.Generator) -> Iterator[Self]:
+        for _ in range(epochs):
+            if self._has_sequences:
+                lengths = self._lengths()
+                order = rng.permutation(len(lengths)) if shuffle else np.arange(len(lengths))
+                for part in _packed(lengths[order], size):
+                    yield self.take_sequences(order[part])
+            elif shuffle:
+                order = rng.permutation(self.count)
+                for start in range(0, self.count, size):
+                    yield self._gather(order[start : start + size])
+            else:
+                yield from self.timeslices(size)
+
+    # -- other forms --------------------------------------------------------------------------------------------------
+
+    def to_device(
+        self,
+        device: torch.device | str,
+        framework: Literal["torch"] = "torch",
+        pin_memory: bool = False,
+        use_stream: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> Self:
+        """Turn the columns into tensors on a device, in place; dtypes are kept.
+
+        On the host tensors share the arrays' memory, read-only arrays aside. Columns that torch has no dtype for
+        (objects, strings, dates) and compressed ones stay as they are.
+
+        Parameters
+        ----------
+        device
+            Where to.
+        framework
+            Only `"torch"`.
+        pin_memory
+            Whether to copy to the device from page-locked memory, asynchronously.
+        use_stream
+            Whether to copy on a CUDA stream of its own, or on `stream`, rather than on the current one.
+        stream
+            The stream to copy on.
+
+        Returns
+        -------
+        SampleBatch
+            This very batch.
+
+        Raises
+        ------
+        ValueError
+            If the framework is another one.
+
+        Examples
+        --------
+        >>> SampleBatch(rewards=[1.0, 2.0]).to_device("cpu")["rewards"]
+        tensor([1., 2.], dtype=torch.float64)
+        """
+        if framework != "torch":
+            raise ValueError(f"framework must be 'torch', got {framework!r}")
+        from samplebatch.batch.device import moved
+
+        self._columns = moved(self._all(), device, pin_memory=pin_memory, use_stream=use_stream, stream=stream)
+        self._lent = False
+        return self
+
+    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+        """Compress columns with LZ4, in place; such a column is handed out as a `CompressedColumn`.
+
+        Parameters
+        ----------
+        bulk
+            Whether to compress each column as a whole. If not, it is compressed in blocks of a few rows, so that rows
+            can be read alone.
+        columns
+            The columns, by name or by dotted name; those that are not there or are compressed already are left alone.
+
+        Returns
+        -------
+        SampleBatch
+            This very batch.
+
+        Raises
+        ------
+        ColumnTypeError
+            If a column is not an array of numbers.
+
+        Examples
+        --------
+        >>> batch = SampleBatch(obs=np.zeros((100, 84)), rewards=np.zeros(100)).compress(bulk=True)
+        >>> batch["obs"].nbytes < 1000
+        True
+        >>> batch.decompress_if_needed()["obs"].shape
+        (100, 84)
+        """
+        for path, column in self._chosen(columns):
+            if isinstance(column, TensorColumn):
+                self._own()[path] = CompressedColumn.compress(column, bulk=bulk)
+            elif not isinstance(column, CompressedColumn):
+                raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
+        return self
+
+    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+        """Decompress columns, in place; those that are not compressed or not there are left alone.
+
+        Parameters
+        ----------
+        columns
+            The columns, by name or by dotted name.
+
+        Returns
+        -------
+        SampleBatch
+            This very batch.
+        """
+        for path, column in self._chosen(columns):
+            if isinstance(column, CompressedColumn):
+                self._own()[path] = column.decompress()
+        return self
+
+    def _chosen(self, wanted: Iterable[str]) -> list[tuple[str, Column]]:
+        """List the leaves of those of the wanted columns that are there."""
+        paths = [path for name in wanted if name in self for path in self._leaves(name)]
+        return [(path, self.column(path)) for path in paths]
+
+    def get_single_step_input_dict(
+        self, view_requirements: Mapping[str, ViewRequirement], index: int | Literal["last"] = "last"
+    ) -> SampleBatch:
+        """Gather what a model sees at one step into a batch of that step.
+
+        Parameters
+        ----------
+        view_requirements
+            What the model wants to see, by view name; those not used for computing actions are left out.
+        index
+            The step, negative ones from the end; or `"last"` for the step *after* the last, as for estimating its
+            value: there `obs` is the last row of `new_obs`, `prev_actions` that of `actions`, `prev_rewards` that of
+            `rewards`.
+
+        Returns
+        -------
+        SampleBatch
+            Columns of shape (1, ...), or (1, window, ...) for windows, with `seq_lens` [1]. Steps before the first are
+            zeros.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If a view looks at a column that is not there.
+        RowIndexError
+            If the step lies outside.
+
+        Examples
+        --------
+        >>> batch = SampleBatch(obs=[1, 2, 3], new_obs=[2, 3, 4])
+        >>> wanted = {"obs": ViewRequirement(), "stack": ViewRequirement("obs", shift="-2:0")}
+        >>> batch.get_single_step_input_dict(wanted)["stack"]
+        array([[2, 3, 4]])
+        """
+        if index != "last" and not -self.count <= index < self.count:
+            raise RowIndexError(f"step {index} is outside the batch, which has {self.count}")
+        columns = self._rowwise() if self._has_sequences else self._all()
+        step = None if index == "last" else index % self.count
+        views = {}
+        for name, requirement in view_requirements.items():
+            if requirement.used_for_compute_actions:
+                source, steps = requirement.source(name, step, self.count)
+                rows = {path: requirement.rows(columns[path], steps) for path in self._leaves(source)}
+                views[name] = unflatten(source, self._nested.get(source), rows.__getitem__)
+        return SampleBatch({**views, names.SEQ_LENS: np.ones(1, np.int32)}, _is_training=self.is_training)
+
+    def to_batch_major(self) -> Self:
+        """Copy a time-major batch of sequences, columns of shape (T, B, ...), into a padded one of shape (B * T, ...).
+
+        Raises
+        ------
+        SequenceError
+            If the batch is not time-major or has no sequences.
+        """
+        self._require_sequences("to_batch_major")
+        if not self._flags.time_major:
+            raise SequenceError("to_batch_major needs a time-major batch")
+        columns = {}
+        width = 0
+        for name, column in self._all().items():
+            if self._is_per_sequence(name):
+                columns[name] = column
+                continue
+            values = column.values.swapaxes(0, 1)
+            width = values.shape[1]
+            columns[name] = self._build(name, values.reshape(-1, *values.shape[2:]))[1][name]
+        flags = replace(self._flags, time_major=False, zero_padded=True, max_seq_len=width)
+        return self._of(columns, self._nested, flags)
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table over the same memory.
+
+        Without sequences it has a row per step. With them it has a row per sequence, whose step columns are lists:
+        their values are the columns untouched. N-dimensional columns are fixed-shape tensors. `from_arrow` is the
+        inverse.
+
+        Examples
+        --------
+        >>> SampleBatch(obs=np.zeros((2, 3)), rewards=[1.0, 2.0]).to_arrow().num_rows
+        2
+        """
+        return arrow.to_table(self._all(), self._nested, self._flags)
+
+    @classmethod
+    def from_arrow(cls, table: Any, *, allow_pickle: bool = False) -> Self:
+        """View an Arrow table as a batch, without copying wherever its layout permits.
+
+        Parameters
+        ----------
+        table
+            A table, record batch or anything with the Arrow PyCapsule interface; written by `to_arrow` or by anyone
+            else. Columns in several chunks are joined, with one copy.
+        allow_pickle
+            Whether columns of Python objects that Arrow could not hold may be unpickled. Only for data that you trust.
+
+        Raises
+        ------
+        ColumnTypeError
+            If a column has nulls or a type that no column can hold; names it.
+        UntrustedPickleError
+            If a column is pickled and `allow_pickle` is false; names it.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> SampleBatch.from_arrow(pa.table({"rewards": [1.0, 2.0]}))["rewards"]
+        array([1., 2.])
+        """
+        return cls._of(*arrow.from_table(table, allow_pickle=allow_pickle))
+
+    def __arrow_c_schema__(self) -> Any:
+        return self.to_arrow().schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __copy__(self) -> Self:
+        return self.copy(shallow=True)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self.copy()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        header, buffers = frame.dump_columns(self._all())
+        wrapped = frame.for_pickle(buffers, int(protocol))
+        flags = None if self._flags is DEFAULT else astuple(self._flags)
+        return _unpickled, (type(self), header, self._nested, flags, *wrapped)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the other batch has the same columns, dtypes and rows, laid out alike; NaN equals NaN."""
+        if not isinstance(other, SampleBatch):
+            return NotImplemented
+        mine, theirs = self._all(), other._all()
+        return (
+            self.count == other.count
+            and mine.keys() == theirs.keys()
+            and self._nested == other._nested
+            and self._flags.zero_padded == other._flags.zero_padded
+            and bool(self._flags.time_major) == bool(other._flags.time_major)
+            and all(column.equals(theirs[name]) for name, column in mine.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        parts = f" in {len(self.column(names.SEQ_LENS))} sequences" if self._has_sequences else ""
+        return f"SampleBatch({self.count} steps{parts}: {list(self)})"
+
+    def __str__(self) -> str:
+        return summary.as_text(repr(self).partition(":")[0] + ")", self._all())
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(repr(self).partition(":")[0] + ")", self._all())
+
+
+def _packed(lengths: Any, size: int) -> Iterator[Any]:
+    """Yield slices of consecutive sequences, as many as fit in `size` steps, but at least one."""
+    ends = lengths.cumsum()
+    first = 0
+    while first < len(ends):
+        before = ends[first] - lengths[first]
+        last = max(first + 1, int(ends.searchsorted(before + size, "right")))
+        yield slice(first, last)
+        first = last
+
+
+def _unpickled(
+    cls: type[SampleBatch], header: Any, nested: dict[str, Structure], flags: tuple[Any, ...] | None, *buffers: Any
+) -> SampleBatch:
+    """Put a pickled batch together again: whoever unpickles it trusts what it holds."""
+    columns = frame.load_columns(header, buffers, allow_pickle=True)
+    return cls._of(columns, nested, DEFAULT if flags is None else Flags(*flags))

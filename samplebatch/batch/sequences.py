@@ -1,0 +1,130 @@
+"""The arithmetic of sequences: which rows and which sequences a cut, a gather or a padding touches. No data moves here.
+
+A batch with `seq_lens` = [l0, l1, ...] holds its sequences back to back, or, when padded, each in `max_seq_len` rows.
+Steps are counted without padding: step s of the batch is step s of the sequences laid end to end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.column.interface import Indices
+from samplebatch.errors import SequenceError
+
+Lengths = npt.NDArray[np.int64]
+
+
+class Cut(NamedTuple):
+    """A range of steps and the range of sequences that they lie in."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def snap(lengths: Lengths, start: int, stop: int) -> Cut:
+    """Move both ends of a range of steps back to where their sequences begin.
+
+    Ranges that follow on each other stay so, hence neither lose nor repeat a step.
+
+    >>> snap(np.array([2, 3, 1]), 0, 3)
+    Cut(start=0, stop=2, first=0, last=1)
+    >>> snap(np.array([2, 3, 1]), 3, 6)
+    Cut(start=2, stop=6, first=1, last=3)
+    """
+    ends = lengths.cumsum()
+    first, last = ends.searchsorted((start, max(start, stop)), "right").tolist()
+    bounds = (0, *ends.tolist()) if len(ends) < 16 else np.concatenate(([0], ends))
+    return Cut(int(bounds[first]), int(bounds[last]), first, last)
+
+
+def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
+    """Cut a range of steps exactly, inside sequences if it must be.
+
+    Returns
+    -------
+    cut
+        The range and the sequences that it touches.
+    lengths
+        Steps of each of those that lie in the range, shape (last - first,).
+
+    >>> cut(np.array([2, 3, 1]), 1, 4)
+    (Cut(start=1, stop=4, first=0, last=2), array([1, 2]))
+    """
+    if stop <= start:
+        return Cut(start, start, 0, 0), lengths[:0]
+    ends = lengths.cumsum()
+    first = int(ends.searchsorted(start, "right"))
+    last = int(ends.searchsorted(stop, "left")) + 1
+    inside = lengths[first:last].copy()
+    inside[-1] -= ends[last - 1] - stop
+    inside[0] -= start - (ends[first] - lengths[first])
+    return Cut(start, stop, first, last), inside
+
+
+def runs(lengths: Lengths, steps: Indices) -> tuple[Indices, Lengths]:
+    """Group gathered steps into runs out of one sequence each.
+
+    Returns
+    -------
+    sequences
+        The sequence that each run comes from, shape (r,).
+    lengths
+        Steps of each run, shape (r,).
+
+    >>> runs(np.array([2, 3, 1]), np.array([0, 3, 4, 1]))
+    (array([0, 1, 0]), array([1, 2, 1]))
+    """
+    owner = lengths.cumsum().searchsorted(steps, "right")
+    begins = np.flatnonzero(np.concatenate(([True], owner[1:] != owner[:-1]))) if len(owner) else owner
+    return owner[begins], np.diff(np.append(begins, len(owner)))
+
+
+def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
+    """List the rows of some sequences, one sequence after the other.
+
+    Parameters
+    ----------
+    lengths
+        Steps of every sequence.
+    sequences
+        The wanted sequences, in the wanted order.
+    starts
+        Row at which each sequence of the batch begins.
+
+    >>> lengths = np.array([2, 3, 1])
+    >>> steps_of(lengths, np.array([1, 0]), lengths.cumsum() - lengths)
+    array([2, 3, 4, 0, 1])
+    """
+    wanted = lengths[sequences]
+    shift = starts[sequences] - (wanted.cumsum() - wanted)
+    return np.arange(wanted.sum()) + np.repeat(shift, wanted)
+
+
+def padded_rows(lengths: Lengths, max_seq_len: int) -> Indices:
+    """List the rows at which the steps of sequences lie once each occupies `max_seq_len` rows.
+
+    >>> padded_rows(np.array([1, 2]), 4)
+    array([0, 4, 5])
+    """
+    shift = np.arange(len(lengths)) * max_seq_len - (lengths.cumsum() - lengths)
+    return np.arange(lengths.sum()) + np.repeat(shift, lengths)
+
+
+def check_fit(lengths: Lengths, max_seq_len: int) -> None:
+    """Check that no sequence is longer than the rows that it is to occupy.
+
+    Raises
+    ------
+    SequenceError
+        If one is: padding would lose steps.
+    """
+    if len(lengths) and lengths.max() > max_seq_len:
+        raise SequenceError(
+            f"max_seq_len must be at least the longest sequence, {lengths.max()} steps, got {max_seq_len}; "
+            "cut the sequences first"
+        )

@@ -1,0 +1,104 @@
+"""Nested observations <-> dotted names.
+
+A dict or tuple of arrays is stored as one column per leaf, named by its path: `obs.camera`, `obs.0`. What stood where
+is kept as a structure, plain enough for JSON: None for a leaf, a dict for a dict, a list for a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError
+
+Structure = dict[str, Any] | list[Any] | None
+"""How a nested column is put together: None a leaf, a dict a dict, a list a tuple."""
+
+
+def is_nested(value: Any) -> bool:
+    """Tell whether a column's value is a tree of columns rather than one column.
+
+    A dict is. A tuple is if any of its items has rows itself; a tuple of numbers is a list of rows.
+
+    >>> is_nested({"camera": [1, 2]}), is_nested(([1, 2], [3, 4])), is_nested((1, 2))
+    (True, True, False)
+    """
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, tuple) and any(
+        isinstance(item, (Mapping, tuple, list)) or getattr(item, "ndim", 0) > 0 for item in value
+    )
+
+
+def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
+    """Take a nested value apart.
+
+    Returns
+    -------
+    structure
+        How it was put together.
+    leaves
+        Pairs of dotted name and leaf, in order.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a dict has a key that is not a string, or a tuple has named fields, which would be lost.
+    ColumnMismatchError
+        If two leaves have the same dotted name, because a key contains a dot.
+
+    Examples
+    --------
+    >>> flatten("obs", {"camera": 1, "arm": (2, 3)})
+    ({'camera': None, 'arm': [None, None]}, [('obs.camera', 1), ('obs.arm.0', 2), ('obs.arm.1', 3)])
+    """
+    leaves: list[tuple[str, Any]] = []
+    structure = _walk(name, value, leaves)
+    if len({path for path, _ in leaves}) < len(leaves):
+        raise ColumnMismatchError(
+            f"column {name!r} must have one path per leaf; a key with a dot in it makes two alike"
+        )
+    return structure, leaves
+
+
+def _walk(path: str, value: Any, leaves: list[tuple[str, Any]]) -> Structure:
+    if not is_nested(value):
+        leaves.append((path, value))
+        return None
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ColumnTypeError(f"column {path!r} must have strings for keys, got a {type(key).__name__}")
+        return {key: _walk(f"{path}.{key}", item, leaves) for key, item in value.items()}
+    if hasattr(value, "_fields"):
+        raise ColumnTypeError(
+            f"column {path!r} must be a dict or a plain tuple, got a named tuple {type(value).__name__}; use _asdict()"
+        )
+    return [_walk(f"{path}.{i}", item, leaves) for i, item in enumerate(value)]
+
+
+def leaf_names(name: str, structure: Structure) -> Iterator[str]:
+    """Yield the dotted names of a structure's leaves, in order.
+
+    >>> list(leaf_names("obs", {"camera": None, "arm": [None, None]}))
+    ['obs.camera', 'obs.arm.0', 'obs.arm.1']
+    """
+    if structure is None:
+        yield name
+        return
+    children = structure.items() if isinstance(structure, dict) else enumerate(structure)
+    for key, child in children:
+        yield from leaf_names(f"{name}.{key}", child)
+
+
+def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> Any:
+    """Put a nested value together again from its leaves.
+
+    >>> unflatten("obs", {"camera": None, "arm": [None, None]}, {"obs.camera": 1, "obs.arm.0": 2, "obs.arm.1": 3}.get)
+    {'camera': 1, 'arm': (2, 3)}
+    """
+    if structure is None:
+        return leaf(name)
+    if isinstance(structure, dict):
+        return {key: unflatten(f"{name}.{key}", child, leaf) for key, child in structure.items()}
+    return tuple(unflatten(f"{name}.{i}", child, leaf) for i, child in enumerate(structure))

@@ -1,0 +1,120 @@
+"""ViewRequirement: which rows of which column a model wants to see at a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.column.interface import Column
+from samplebatch.errors import RowIndexError
+
+_AFTER_LAST = {names.OBS: names.NEXT_OBS, names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
+"""Columns whose row at step t + 1 stands in row t of another: so the step after the last can be seen too."""
+
+
+@dataclass
+class ViewRequirement:
+    """What a model wants to see of a column at a step.
+
+    Parameters
+    ----------
+    data_col
+        The column that it looks at; by default the one of the view's own name.
+    space
+        Space of one row, carried for the model's use.
+    shift
+        Steps relative to the present one: an integer, a list of them, or a range `"from:to"` or `"from:to:step"`, both
+        ends included.
+    index, batch_repeat_value
+        Carried for the model's use.
+    used_for_compute_actions, used_for_training
+        Whether the view is wanted when computing actions, and in training.
+
+    Raises
+    ------
+    ValueError
+        If `shift` is a string that is no such range.
+
+    Examples
+    --------
+    >>> ViewRequirement("obs", shift="-2:0").shift_arr
+    array([-2, -1,  0])
+    """
+
+    data_col: str | None = None
+    space: Any = None
+    shift: int | str | list[int] = 0
+    index: int | None = None
+    batch_repeat_value: int = 1
+    used_for_compute_actions: bool = True
+    used_for_training: bool = True
+    shift_from: int | None = field(init=False, default=None)
+    shift_to: int | None = field(init=False, default=None)
+    shift_step: int | None = field(init=False, default=None)
+    shift_arr: npt.NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shift, str):
+            try:
+                self.shift_from, self.shift_to, self.shift_step = [*map(int, self.shift.split(":")), 1][:3]
+            except ValueError as error:
+                raise ValueError(
+                    f"shift must be an integer, a list of them, 'from:to' or 'from:to:step', got {self.shift!r}"
+                ) from error
+            self.shift_arr = np.arange(self.shift_from, self.shift_to + 1, self.shift_step)
+        else:
+            self.shift_arr = np.atleast_1d(np.asarray(self.shift, np.int64))
+
+    def source(self, name: str, index: int | None, count: int) -> tuple[str, npt.NDArray[np.int64]]:
+        """Find the column and the rows of it that the view shows at a step.
+
+        Parameters
+        ----------
+        name
+            The view's name.
+        index
+            The step in [0, count), or None for the step after the last.
+        count
+            Steps that there are.
+
+        Returns
+        -------
+        column
+            Where to look.
+        steps
+            Rows to look at, shape (k,); negative ones lie before the first step.
+
+        Raises
+        ------
+        RowIndexError
+            If there are no steps, or the view looks beyond the last one.
+
+        Examples
+        --------
+        >>> ViewRequirement(shift="-2:0").source("obs", None, 3)
+        ('new_obs', array([0, 1, 2]))
+        """
+        if not count:
+            raise RowIndexError("a batch without steps has none to look at")
+        column = self.data_col or name
+        if index is not None:
+            steps = index + self.shift_arr
+            if steps.max(initial=0) >= count:
+                raise RowIndexError(
+                    f"view {name!r} looks at step {steps.max()} of column {column!r}, which has {count}"
+                )
+            return column, steps
+        if column in _AFTER_LAST:
+            return _AFTER_LAST[column], count - 1 + self.shift_arr
+        return column, np.minimum(count + self.shift_arr, count - 1)
+
+    def rows(self, column: Column, steps: npt.NDArray[np.int64]) -> Any:
+        """Gather rows, zeros for steps before the first: shape (1, ...), or (1, window, ...) for windows."""
+        inside = np.flatnonzero(steps >= 0)
+        rows = column.take(steps[inside])
+        values = (rows if len(inside) == len(steps) else rows.spread(len(steps), inside)).values
+        return values if isinstance(self.shift, (int, np.integer)) else values[None]

@@ -1,0 +1,1 @@
+"""Columns: rows of one kind in Arrow memory."""

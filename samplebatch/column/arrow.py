@@ -1,0 +1,39 @@
+"""Columns <-> Arrow arrays and their fields: which class reads what."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.types import DTYPE_KEY, TORCH_KEY
+
+
+def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
+    """Return a column as an Arrow array, and the field that says what the array's type does not."""
+    array, metadata = column.encode()
+    return pa.field(name, array.type, nullable=array.null_count > 0, metadata=metadata or None), array
+
+
+def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool) -> Column:
+    """View an Arrow array as a column, without a copy wherever the layout permits.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it has nulls or a type that no column can hold; names it.
+    UntrustedPickleError
+        If its rows are pickled and `allow_pickle` is false; names it.
+    """
+    metadata = field.metadata or {}
+    name = field.name
+    if ObjectColumn.reads(array.type, metadata):
+        return ObjectColumn.from_arrow(array, metadata, name, allow_pickle=allow_pickle)
+    dtype_name, torch_name = (metadata[key].decode() if key in metadata else None for key in (DTYPE_KEY, TORCH_KEY))
+    if RaggedColumn.reads(array.type):
+        return RaggedColumn.from_arrow(array, dtype_name, name)
+    column = TensorColumn.from_arrow(array, dtype_name, name)
+    return TorchColumn.from_bits(column.values, torch_name) if torch_name else column

@@ -1,0 +1,132 @@
+"""The door: whatever a user hands over becomes a column here, or is refused by name.
+
+What already has a column's layout is kept as it is, the very object; what has another layout is copied once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from samplebatch.column import memory
+from samplebatch.column.arrow import column_from_arrow
+from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.types import NUMBERS, storage_of
+from samplebatch.errors import ColumnTypeError
+
+_ndarray = np.ndarray
+
+
+def is_plain(values: Any) -> bool:
+    """Tell whether a value is an array of numbers that lies as a column does, so that it needs no second look."""
+    return type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim > 0
+
+
+def as_column(values: Any, name: str) -> Column:
+    """Make a column of what a user hands over.
+
+    Parameters
+    ----------
+    values
+        A NumPy array, a torch tensor, an Arrow array, a column, or a list or tuple of rows. Arrays in another layout
+        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied; lists of rows of unequal
+        shape become a `RaggedColumn`, lists of anything else than numbers and strings an `ObjectColumn`.
+    name
+        The column's name, for errors.
+
+    Raises
+    ------
+    ColumnTypeError
+        If the value has no rows (a number, a string, a 0-d array) or a dtype that no column can hold.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rewards = np.zeros(3)
+    >>> as_column(rewards, "rewards").values is rewards
+    True
+    >>> as_column([{}, None], "infos").kind
+    'object'
+    """
+    if is_plain(values):
+        return TensorColumn(values)
+    if isinstance(values, Column):
+        return values
+    if isinstance(values, np.ndarray):
+        return _from_array(values, name)
+    if isinstance(values, (list, tuple)):
+        return _from_list(values, name)
+    if _is_tensor(values):
+        return _from_tensor(values, name)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return column_from_arrow(values, pa.field(name, values.type), allow_pickle=False)
+    if hasattr(values, "__array__") and not isinstance(values, np.generic):
+        return _from_array(np.asarray(values), name)
+    raise ColumnTypeError(
+        f"column {name!r} must be an array, a tensor or a list of rows, got a single {type(values).__name__}; "
+        "for a batch of one row wrap it in a list"
+    )
+
+
+def _from_array(values: np.ndarray[Any, Any], name: str) -> Column:
+    if isinstance(values, np.ma.MaskedArray):
+        raise ColumnTypeError(f"column {name!r} must have no mask, which no column can hold; call filled() first")
+    if not values.ndim:
+        raise ColumnTypeError(f"column {name!r} must have rows, got a 0-d array; for a batch of one row use reshape(1)")
+    if values.dtype.kind == "O" or isinstance(values.dtype, np.dtypes.StringDType):
+        return ObjectColumn.from_array(values, name)
+    native = values.dtype.newbyteorder("=")
+    try:
+        storage_of(native)
+    except ColumnTypeError as error:
+        hint = "; give each of its fields a column" if native.names else ""
+        raise ColumnTypeError(f"column {name!r} has dtype {values.dtype}, which no column can hold{hint}") from error
+    plain = np.asarray(values)
+    if plain.flags.c_contiguous and plain.flags.aligned and plain.dtype == native:
+        return TensorColumn(plain)
+    converted = memory.empty(plain.shape, native)
+    np.copyto(converted, plain)
+    return TensorColumn(converted)
+
+
+def _from_list(values: Sequence[Any], name: str) -> Column:
+    if values and all(map(_is_tensor, values)):
+        import torch
+
+        shapes = {tuple(row.shape) for row in values}
+        if len(shapes) > 1:
+            return RaggedColumn.from_rows([row.numpy(force=True) for row in values], name)
+        return _from_tensor(torch.stack(list(values)), name)
+    if any(isinstance(row, (dict, type(None))) for row in values):
+        return ObjectColumn.from_rows(values)
+    try:
+        array = np.array(values)
+    except ValueError:
+        # NumPy's word for rows of unequal shape.
+        return RaggedColumn.from_rows(values, name)
+    return _from_array(array, name)
+
+
+def _is_tensor(values: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def _from_tensor(values: Any, name: str) -> Column:
+    if not values.ndim:
+        raise ColumnTypeError(
+            f"column {name!r} must have rows, got a 0-d tensor; for a batch of one row use reshape(1)"
+        )
+    if values.layout is not sys.modules["torch"].strided or values.is_quantized:
+        raise ColumnTypeError(f"column {name!r} must be a dense tensor, got one with layout {values.layout}")
+    return TorchColumn(values.contiguous().resolve_conj().resolve_neg())
