@@ -1,0 +1,235 @@
+"""Nested and tuple observations: stored flat, handed out as they came, through every operation."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import SampleBatch, ViewRequirement, concat_samples
+from samplebatch.batch.tree import flatten, is_nested, leaf_names, unflatten
+
+Tree = Any
+
+
+def observations(n: int, start: int = 0) -> dict[str, Tree]:
+    """Return a dict, a tuple, a deep mix of both and a flat column; row i holds the value start + i everywhere."""
+    rows = np.arange(start, start + n)
+    return {
+        "obs": {"camera": rows.astype(np.uint8).reshape(n, 1, 1) * np.ones((2, 2), np.uint8), "pose": rows + 0.0},
+        "new_obs": (rows, rows.astype(np.float32)[:, None]),
+        "deep": {"a": ({"b": rows}, rows), "c": {"d": {"e": torch.from_numpy(rows.astype(np.float32))}}},
+        "flat": rows,
+    }
+
+
+def same(mine: Tree, theirs: Tree) -> bool:
+    """Tell whether two nested values are put together alike and have equal leaves."""
+    if isinstance(mine, dict):
+        return isinstance(theirs, dict) and list(mine) == list(theirs) and all(same(mine[k], theirs[k]) for k in mine)
+    if isinstance(mine, tuple):
+        return isinstance(theirs, tuple) and len(mine) == len(theirs) and all(map(same, mine, theirs))
+    return type(mine) is type(theirs) and mine.dtype == theirs.dtype and mine.tolist() == theirs.tolist()
+
+
+def each(value: Tree, change: Callable[[Any], Any]) -> Tree:
+    if isinstance(value, dict):
+        return {key: each(item, change) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(each(item, change) for item in value)
+    return change(value)
+
+
+def assert_holds(batch: SampleBatch, columns: dict[str, Tree]) -> None:
+    assert list(batch) == list(columns)
+    for name, expected in columns.items():
+        assert same(batch[name], expected), name
+
+
+def test_nested_columns_are_stored_flat_and_come_back_as_they_were() -> None:
+    columns = observations(4)
+    batch = SampleBatch(columns)
+    assert batch.column_names == (
+        "obs.camera",
+        "obs.pose",
+        "new_obs.0",
+        "new_obs.1",
+        "deep.a.0.b",
+        "deep.a.1",
+        "deep.c.d.e",
+        "flat",
+    )
+    assert_holds(batch, columns)
+    assert batch["obs"]["camera"] is columns["obs"]["camera"]
+    assert batch["obs.camera"] is columns["obs"]["camera"]
+    assert batch["new_obs.1"] is columns["new_obs"][1]
+    assert batch["deep.c.d.e"] is columns["deep"]["c"]["d"]["e"]
+    assert "obs" in batch
+    assert "obs.camera" in batch
+    assert "obs.c" not in batch
+    assert "deep.a" not in batch
+    assert len(batch) == 4
+
+
+def test_changing_the_dict_that_is_handed_out_does_not_change_the_batch() -> None:
+    batch = SampleBatch(observations(4))
+    handed = batch["obs"]
+    handed["extra"] = np.zeros(4)
+    del handed["pose"]
+    assert list(batch["obs"]) == ["camera", "pose"]
+
+
+def test_writing_into_a_leaf_reaches_the_batch() -> None:
+    batch = SampleBatch(observations(4))
+    batch[1:3]["obs"]["pose"][0] = 100
+    assert batch["obs.pose"].tolist() == [0, 100, 2, 3]
+
+
+ROUNDS: dict[str, Callable[[SampleBatch], SampleBatch]] = {
+    "copy": lambda batch: batch.copy(),
+    "shallow copy": lambda batch: batch.copy(shallow=True),
+    "deepcopy": copy.deepcopy,
+    "slice": lambda batch: batch[:],
+    "slice()": lambda batch: batch.slice(0, 4),
+    "take": lambda batch: batch.take([0, 1, 2, 3]),
+    "twice reversed": lambda batch: batch[::-1][::-1],
+    "mask": lambda batch: batch[np.ones(4, bool)],
+    "concat of parts": lambda batch: concat_samples([batch[:1], batch[1:3], batch[3:]]),
+    "concat of timeslices": lambda batch: concat_samples(batch.timeslices(3)),
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch, 5)),
+    "pickle 4": lambda batch: pickle.loads(pickle.dumps(batch, 4)),
+    "arrow": lambda batch: SampleBatch.from_arrow(batch.to_arrow()),
+    "select": lambda batch: batch.select(*batch),
+    "drop nothing": lambda batch: batch.drop(),
+    "rename and back": lambda batch: batch.rename({"obs": "x", "flat": "y"}).rename({"x": "obs", "y": "flat"}),
+    "compress": lambda batch: batch.compress(bulk=True).decompress_if_needed(),
+    "compress rows": lambda batch: batch.compress().decompress_if_needed(),
+    "constructor": lambda batch: SampleBatch(batch),
+}
+
+
+@pytest.mark.parametrize("how", ROUNDS)
+def test_nested_columns_go_through(how: str) -> None:
+    columns = observations(4)
+    assert_holds(ROUNDS[how](SampleBatch(columns)), columns)
+
+
+def test_nested_columns_go_to_a_device() -> None:
+    batch = SampleBatch(observations(4)).to_device("cpu")
+    assert_holds(batch, {name: each(value, torch.as_tensor) for name, value in observations(4).items()})
+
+
+@pytest.mark.parametrize("rows", [[2, 0], [3, 3, 1], []], ids=str)
+def test_rows_of_nested_columns_stay_together(rows: list[int]) -> None:
+    columns = observations(4)
+    expected = {name: each(value, lambda leaf: leaf[rows]) for name, value in columns.items()}
+    assert_holds(SampleBatch(columns).take(rows), expected)
+    assert_holds(SampleBatch(columns)[rows], expected)
+
+
+def test_shuffle_keeps_rows_of_nested_columns_together() -> None:
+    batch = SampleBatch(observations(20)).shuffle(rng=1)
+    order = batch["flat"].tolist()
+    assert order != sorted(order)
+    assert_holds(batch, {name: each(v, lambda leaf: leaf[order]) for name, v in observations(20).items()})
+
+
+def test_padding_nested_columns() -> None:
+    batch = SampleBatch(observations(3), seq_lens=[1, 2]).right_zero_pad(3)
+    assert batch["obs"]["pose"].tolist() == [0, 0, 0, 1, 2, 0]
+    assert batch["obs"]["camera"].shape == (6, 2, 2)
+    assert batch["new_obs"][1].shape == (6, 1)
+    assert isinstance(batch["deep"]["c"]["d"]["e"], torch.Tensor)
+    assert batch["deep"]["c"]["d"]["e"].tolist() == [0, 0, 0, 1, 2, 0]
+    left = SampleBatch(observations(2)).slice(-1, 2)
+    assert left["new_obs"][0].tolist() == [0, 0, 1]
+
+
+def test_rows_are_nested_like_the_columns() -> None:
+    rows = list(SampleBatch(observations(3)).rows())
+    assert len(rows) == 3
+    assert list(rows[1]) == ["obs", "new_obs", "deep", "flat"]
+    assert rows[1]["obs"]["camera"].tolist() == [[1, 1], [1, 1]]
+    assert rows[1]["obs"]["pose"] == 1
+    assert isinstance(rows[1]["new_obs"], tuple)
+    assert rows[2]["deep"]["a"][0]["b"] == 2
+
+
+def test_splitting_nested_columns() -> None:
+    batch = SampleBatch(observations(4), eps_id=[0, 0, 1, 1])
+    first, second = batch.split_by_episode()
+    assert_holds(first, {**observations(2), "eps_id": np.array([0, 0])})
+    assert_holds(second, {**observations(2, start=2), "eps_id": np.array([1, 1])})
+
+
+def test_nested_states_have_a_row_per_sequence() -> None:
+    batch = SampleBatch(
+        a=np.arange(6), state_in_0={"h": np.arange(3.0), "c": (np.arange(6.0).reshape(3, 2),)}, seq_lens=[2, 3, 1]
+    )
+    part = batch.slice(1, 4)
+    assert part["seq_lens"].tolist() == [1, 2]
+    assert part["state_in_0"]["h"].tolist() == [0, 1]
+    assert part["state_in_0"]["c"][0].tolist() == [[0, 1], [2, 3]]
+    padded = batch.copy().right_zero_pad(3)
+    assert padded["state_in_0"]["h"].tolist() == [0, 1, 2]
+    assert batch.take_sequences([2, 0])["state_in_0"]["h"].tolist() == [2, 0]
+    assert [row["state_in_0"]["h"] for row in batch.rows()] == [0, 0, 1, 1, 1, 2]
+    assert concat_samples([part, batch])["state_in_0"]["h"].tolist() == [0, 1, 0, 1, 2]
+    assert SampleBatch.from_arrow(batch.to_arrow()) == batch
+
+
+def test_single_step_input_is_nested_like_the_columns() -> None:
+    batch = SampleBatch(observations(4))
+    views = {"obs": ViewRequirement(), "past": ViewRequirement("deep", shift=[-1, 0])}
+    step = batch.get_single_step_input_dict(views, index=2)
+    assert list(step) == ["obs", "past", "seq_lens"]
+    assert same(step["obs"], each(batch["obs"], lambda leaf: leaf[2:3]))
+    assert same(step["past"], each(batch["deep"], lambda leaf: leaf[1:3][None]))
+    last = batch.get_single_step_input_dict({"obs": ViewRequirement()})
+    assert same(last["obs"], each(batch["new_obs"], lambda leaf: leaf[-1:]))
+
+
+def test_equality_minds_how_columns_are_put_together() -> None:
+    rows = np.arange(2)
+    assert SampleBatch(o={"0": rows}) != SampleBatch(o=(rows,))
+    assert SampleBatch(o={"x": rows}) != SampleBatch({"o.x": rows})
+    assert SampleBatch(o={"x": rows, "y": rows}) == SampleBatch(o={"y": rows, "x": rows})
+
+
+def test_batches_put_together_differently_are_not_joined() -> None:
+    rows = np.arange(2)
+    with pytest.raises(ValueError, match="nested"):
+        concat_samples([SampleBatch(o={"0": rows}), SampleBatch(o=(rows,))])
+    joined = concat_samples([SampleBatch(o={"x": rows, "y": rows}), SampleBatch(o={"y": rows + 2, "x": rows})])
+    assert joined["o"]["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_dicts_and_tuples_without_leaves() -> None:
+    batch = SampleBatch(a=[1, 2], obs={"nothing": {}, "x": [3, 4]}, none={})
+    assert batch["obs"]["nothing"] == {}
+    assert batch["none"] == {}
+    assert list(batch) == ["a", "obs", "none"]
+    assert list(batch[1:]) == ["a", "obs", "none"]
+    assert pickle.loads(pickle.dumps(batch))["none"] == {}
+    assert SampleBatch.from_arrow(batch.to_arrow()) == batch
+
+
+def test_a_tuple_of_numbers_is_a_list_of_rows() -> None:
+    assert SampleBatch(a=(1, 2))["a"].tolist() == [1, 2]
+    assert not is_nested((1, 2))
+    assert not is_nested((np.float32(1), np.array(2)))
+    assert not is_nested([{"x": 1}])
+    assert is_nested((np.zeros(2), np.zeros(2)))
+    assert is_nested({})
+
+
+def test_flatten_and_unflatten_are_inverse() -> None:
+    value = observations(2)["deep"]
+    structure, leaves = flatten("deep", value)
+    assert [path for path, _ in leaves] == list(leaf_names("deep", structure))
+    assert same(unflatten("deep", structure, dict(leaves).__getitem__), value)
