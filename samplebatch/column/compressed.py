@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import lz4.block
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -348,6 +347,8 @@ class CompressedColumn(Column):
             # Reads nothing past its input and writes nothing past its output, but takes a short block for a whole one.
             data = _decompress(block, nbytes)
         else:
+            import lz4.block
+
             try:
                 data = lz4.block.decompress(block, uncompressed_size=nbytes)
             except (lz4.block.LZ4BlockError, ValueError, OverflowError) as error:

@@ -1,11 +1,11 @@
 """From Python objects to Arrow: structs, lists and numbers wherever all rows have one form, else one pickle a row.
 
-`encode` infers the form and builds the array in the same pass. The form, a tree of `Node`, travels as JSON beside the
-array, and says what the Arrow type does not: that a list was a tuple, an integer an `np.int64`, a null a key that was not
-there. So every object comes back exactly as it was (`decoding.decode`), while other tools see fields they can read.
+`encode` infers the form and builds the array in one pass. The form, a tree of `Node`, travels as JSON beside the array,
+and says what the Arrow type does not: that a list was a tuple, an integer an `np.int64`, a null a key that was not
+there. So every object comes back exactly as it was (`decoding.decode`), and other tools see fields they can read.
 
-Where two rows differ in form (a key that holds an int here and a string there, a key that is missing in one row and None in
-another, keys in contradicting orders), no Arrow type says which row is which, and the rows are pickled.
+Where two rows differ in form (a key that holds an int here and a string there, a key that is missing in one row and
+None in another, keys in contradicting orders), no Arrow type says which row is which, and the rows are pickled.
 """
 
 from __future__ import annotations

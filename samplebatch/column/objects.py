@@ -30,9 +30,9 @@ _IMMUTABLE = frozenset((NoneType, bool, int, float, complex, str, bytes))
 class ObjectColumn(Column):
     """A Python object a row: a dict, None, a string, anything.
 
-    In Arrow the objects are structs, lists and numbers wherever they have one form, and pickles where they have not; they
-    come back exactly as they were either way. Objects are mutable, so nothing about them is remembered between calls:
-    `encode` gives array and metadata at once, for whoever needs both.
+    In Arrow the objects are structs, lists and numbers wherever they have one form, and pickles where they have not;
+    they come back exactly as they were either way. Objects are mutable, so nothing about them is remembered between
+    calls: `encode` gives array and metadata at once, for whoever needs both.
 
     Parameters
     ----------

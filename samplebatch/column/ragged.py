@@ -269,7 +269,7 @@ class RaggedColumn(Column):
 
     @staticmethod
     def reads(arrow: pa.DataType) -> bool:
-        """Tell whether an Arrow type is a list of numbers, dates or fixed-width bytes, or a struct that `to_arrow` makes.
+        """Tell whether an Arrow type is a list of numbers, dates or fixed-width bytes, or a struct of `to_arrow`.
 
         >>> RaggedColumn.reads(pa.list_(pa.float32())), RaggedColumn.reads(pa.list_(pa.string()))
         (True, False)
