@@ -154,6 +154,12 @@ class RowBatch(ColumnMap):
                     f"column {name!r} has a row for each sequence; drop it together with {names.SEQ_LENS!r}"
                 )
 
+    def clear(self) -> None:
+        """Take all columns out of the batch."""
+        self._columns, self._window, self._lent, self._nested = {}, None, False, {}
+        self._flags = replace(self._flags, zero_padded=False, max_seq_len=None)
+        self._count_rows()
+
     # -- views and copies ---------------------------------------------------------------------------------------------
 
     def _with(self, columns: dict[str, Column], flags: Flags | None = None) -> Self:
@@ -329,9 +335,10 @@ class RowBatch(ColumnMap):
             new.count = len(steps)
             return new
         self._refuse_time_major("gathering steps")
+        if self._flags.zero_padded:
+            return self._unpadded()._gather(steps)
         owners, lengths = sequences.runs(self._lengths(), steps)
-        rows = sequences.padded_rows(self._lengths(), self._width())[steps] if self._flags.zero_padded else steps
-        return self._gathered(owners, lengths, rows, replace(self._flags, zero_padded=False, max_seq_len=None))
+        return self._gathered(owners, lengths, steps, replace(self._flags, max_seq_len=None))
 
     def take_sequences(self, indices: Any) -> Self:
         """Gather whole sequences in the given order into a new batch, states included, padded as this one is.
@@ -362,7 +369,8 @@ class RowBatch(ColumnMap):
         chosen = _as_indices(indices, len(lengths))
         stored = np.full_like(lengths, self._width()) if self._flags.zero_padded else lengths
         rows = sequences.steps_of(stored, chosen, stored.cumsum() - stored)
-        return self._gathered(chosen, lengths[chosen], rows, self._flags)
+        flags = self._flags if self._flags.zero_padded else replace(self._flags, max_seq_len=None)
+        return self._gathered(chosen, lengths[chosen], rows, flags)
 
     def _gathered(self, owners: Indices, lengths: sequences.Lengths, rows: Indices, flags: Flags) -> Self:
         """Gather stored rows that form sequences of the given lengths, with the states of their owners."""
@@ -439,7 +447,11 @@ class RowBatch(ColumnMap):
         return self
 
     def _unpadded(self) -> Self:
-        return self._gather(np.arange(self.count))
+        """Copy a padded batch into one whose sequences lie back to back."""
+        lengths = self._lengths()
+        rows = sequences.padded_rows(lengths, self._width())
+        flags = replace(self._flags, zero_padded=False, max_seq_len=None)
+        return self._gathered(np.arange(len(lengths)), lengths, rows, flags)
 
     def _width(self) -> int:
         """Return the rows that each sequence of a padded batch occupies."""
@@ -466,10 +478,29 @@ def _as_indices(key: Any, n: int) -> Indices:
 
 
 def as_lengths(values: Any) -> Any:
-    """Bring sequence lengths into shape (s,): lists become int32, as recurrent models expect, arrays are viewed."""
+    """Bring sequence lengths into shape (s,), or return None where there are none.
+
+    Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat.
+
+    Raises
+    ------
+    SequenceError
+        If they are not integers, or a single one.
+    """
+    if values is None:
+        return None
     if isinstance(values, (list, tuple)):
-        values = np.array(values, np.int32)
-    return values.reshape(-1) if getattr(values, "ndim", 1) != 1 else values
+        array = np.array(values or [0])
+        if array.dtype.kind not in "iu":
+            raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {array.dtype}")
+        values = array[: len(values)].astype(np.int32)
+    if not getattr(values, "ndim", isinstance(values, Column)):
+        raise SequenceError(
+            f"column {names.SEQ_LENS!r} must be a list of lengths, got a single {type(values).__name__}"
+        )
+    if getattr(values, "ndim", 1) > 1:
+        values = values.reshape(-1)
+    return values if len(values) else None
 
 
 def _counted_column(columns: dict[str, Column]) -> str:

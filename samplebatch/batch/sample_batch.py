@@ -123,7 +123,7 @@ class SampleBatch(RowBatch):
         data = dict(*args, **kwargs)
         if names.SEQ_LENS in data:
             lengths = data[names.SEQ_LENS] = as_lengths(data[names.SEQ_LENS])
-            if lengths is None or len(lengths) == 0:
+            if lengths is None:
                 del data[names.SEQ_LENS]
         for name, values in data.items():
             if is_plain(values) and type(name) is str and not self._nested:
@@ -270,9 +270,7 @@ class SampleBatch(RowBatch):
         1 3.0
         2 4.0
         """
-        columns = self._all()
-        if self._has_sequences:
-            columns = self._rowwise()
+        columns = self._rowwise() if self._has_sequences else self._all()
         keys = list(columns)
         for row in zip(*(column.values for column in columns.values()), strict=True):
             flat = dict(zip(keys, row, strict=True))
@@ -280,6 +278,7 @@ class SampleBatch(RowBatch):
 
     def _rowwise(self) -> dict[str, Column]:
         """Return columns with one row per step each, whatever they have one of."""
+        self._refuse_time_major("reading rows")
         batch = self._unpadded() if self._flags.zero_padded else self
         owners = np.repeat(np.arange(len(batch._lengths())), batch._lengths())
         columns = {

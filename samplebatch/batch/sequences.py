@@ -45,6 +45,8 @@ def snap(lengths: Lengths, start: int, stop: int) -> Cut:
 def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
     """Cut a range of steps exactly, inside sequences if it must be.
 
+    Sequences without steps belong to the range that ends where they stand.
+
     Returns
     -------
     cut
@@ -58,8 +60,8 @@ def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
     if stop <= start:
         return Cut(start, start, 0, 0), lengths[:0]
     ends = lengths.cumsum()
-    first = int(ends.searchsorted(start, "right"))
-    last = int(ends.searchsorted(stop, "left")) + 1
+    first = int(ends.searchsorted(start, "right")) if start else 0
+    last = max(int(ends.searchsorted(stop, "left")) + 1, int(ends.searchsorted(stop, "right")))
     inside = lengths[first:last].copy()
     inside[-1] -= ends[last - 1] - stop
     inside[0] -= start - (ends[first] - lengths[first])
