@@ -25,6 +25,7 @@ PolicyMapping = Mapping[Any, str] | Callable[[Any], str]
 """Which policy acts for an agent: a mapping from agent id to policy id, or a function of the agent id."""
 
 _FIRST_CAPACITY = 64
+_ndarray = np.ndarray
 
 
 class SampleBatchBuilder:
@@ -101,7 +102,20 @@ class SampleBatchBuilder:
             self._grow(row + 1)
         try:
             for name, value in values.items():
-                columns[name].put(row, value)
+                column = columns[name]
+                kind = type(value)
+                if kind is _ndarray:
+                    if value.dtype is column.dtype and value.shape == column.row_shape:
+                        column.rows[row] = value
+                    else:
+                        column.put(row, value)
+                elif kind in column.scalars:
+                    try:
+                        column.rows[row] = value
+                    except OverflowError:
+                        column.put(row, value)
+                else:
+                    column.put(row, value)
         except BaseException:
             self._undo(row)
             if values.keys() != columns.keys():
@@ -250,6 +264,10 @@ class _GrowingTree:
     """The growing columns of one nested column."""
 
     __slots__ = ("leaves", "name", "structure")
+    # Nothing goes past `put`: see `GrowingColumn`.
+    rows: Any = None
+    dtype = row_shape = None
+    scalars: frozenset[type] = frozenset()
 
     def __init__(self, name: str, structure: Structure, leaves: dict[str, GrowingColumn]) -> None:
         self.name = name

@@ -40,7 +40,7 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
             cast = array.astype(dtype)
         real = cast.real
         # Past the integer's own range the way back is undefined.
-        exact = bool(np.isfinite(real).all() and real.max() < 2.0 ** (8 * given.itemsize - (given.kind == "i")))
+        exact = bool(np.isfinite(real).all()) and float(real.max()) < 2.0 ** (8 * given.itemsize - (given.kind == "i"))
         return cast if exact and bool(np.array_equal(real.astype(given), array)) else None
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)

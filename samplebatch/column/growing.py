@@ -40,10 +40,25 @@ class GrowingColumn(ABC):
     """Rows of one kind, with room for more.
 
     `put` and `put_many` write below the capacity that the last `grow` gave; a row that is written again is replaced.
+
+    Attributes
+    ----------
+    name
+        The column's name, for errors.
+    rows
+        Where the rows lie.
+    dtype, row_shape
+        Dtype and shape of the arrays that may be written to `rows[row]` without asking `put`; None for none.
+    scalars
+        Types of the single numbers that may be, and that raise OverflowError if they are too large.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("dtype", "name", "row_shape", "rows", "scalars")
     name: str
+    rows: Any
+    dtype: np.dtype[Any] | None
+    row_shape: tuple[int, ...] | None
+    scalars: frozenset[type]
 
     @abstractmethod
     def put(self, row: int, value: Any) -> None:
@@ -106,35 +121,26 @@ class GrowingTensor(GrowingColumn):
     array([1. , 0.5])
     """
 
-    __slots__ = ("_before", "_dtype", "_fixed", "_row_shape", "_rows", "_scalars")
+    __slots__ = ("_before", "_fixed")
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...]
 
     def __init__(
         self, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...], capacity: int, *, fixed: bool = False
     ) -> None:
         storage_of(dtype)
         self.name = name
-        self._row_shape = row_shape
+        self.row_shape = row_shape
         self._fixed = fixed
         self._before: tuple[int, npt.NDArray[Any]] | None = None
         self._use(memory.empty((capacity, *row_shape), dtype))
 
     def _use(self, rows: npt.NDArray[Any]) -> None:
-        self._rows = rows
-        self._dtype = rows.dtype
-        self._scalars = frozenset() if self._row_shape else _scalar_types(rows.dtype)
+        self.rows = rows
+        self.dtype = rows.dtype
+        self.scalars = frozenset() if self.row_shape else _scalar_types(rows.dtype)
 
     def put(self, row: int, value: Any) -> None:
-        kind = type(value)
-        if kind is _ndarray:
-            if value.dtype == self._dtype and value.shape == self._row_shape:
-                self._rows[row] = value
-                return
-        elif kind in self._scalars:
-            try:
-                self._rows[row] = value
-                return
-            except OverflowError:
-                pass
         self._store(row, as_rows(value, self.name)[None])
 
     def put_many(self, row: int, values: Any, count: int) -> None:
@@ -144,35 +150,35 @@ class GrowingTensor(GrowingColumn):
         self._store(row, block)
 
     def _store(self, row: int, block: npt.NDArray[Any]) -> None:
-        if block.shape[1:] != self._row_shape:
+        if block.shape[1:] != self.row_shape:
             raise ColumnMismatchError(
-                f"column {self.name!r} must have rows of shape {self._row_shape}, as the ones before have, "
+                f"column {self.name!r} must have rows of shape {self.row_shape}, as the ones before have, "
                 f"got {block.shape[1:]}; declare it ragged if its rows vary"
             )
-        exact = cast_exactly(block, self._dtype)
+        exact = cast_exactly(block, self.dtype)
         if exact is None:
             exact = self._widen(row, block)
-        self._rows[row : row + len(block)] = exact
+        self.rows[row : row + len(block)] = exact
 
     def _widen(self, row: int, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Find a dtype that holds all rows and the new ones, move the rows there, and return the new ones in it."""
-        for dtype in () if self._fixed else wider(self._dtype, block.dtype):
-            exact, stored = cast_exactly(block, dtype), cast_exactly(self._rows[:row], dtype)
+        for dtype in () if self._fixed else wider(self.dtype, block.dtype):
+            exact, stored = cast_exactly(block, dtype), cast_exactly(self.rows[:row], dtype)
             if exact is not None and stored is not None:
-                rows = memory.empty(self._rows.shape, dtype)
+                rows = memory.empty(self.rows.shape, dtype)
                 rows[:row] = stored
-                self._before = (row, self._rows)
+                self._before = (row, self.rows)
                 self._use(rows)
                 return exact
         raise ColumnMismatchError(
-            f"column {self.name!r} must hold {self._dtype}, got a value of {block.dtype} that neither fits it "
+            f"column {self.name!r} must hold {self.dtype}, got a value of {block.dtype} that neither fits it "
             "nor allows a wider dtype without loss; convert the values to one dtype first"
         )
 
     def grow(self, rows: int, capacity: int) -> None:
-        grown = memory.empty((capacity, *self._row_shape), self._dtype)
-        grown[:rows] = self._rows[:rows]
-        self._rows = grown
+        grown = memory.empty((capacity, *self.row_shape), self.dtype)
+        grown[:rows] = self.rows[:rows]
+        self.rows = grown
         self._before = None
 
     def undo(self, row: int) -> None:
@@ -181,23 +187,26 @@ class GrowingTensor(GrowingColumn):
             self._before = None
 
     def finish(self, rows: int) -> TensorColumn:
-        values = self._rows[:rows]
+        values = self.rows[:rows]
         # A short column must not keep a long one's memory alive.
-        return TensorColumn(values if 2 * rows >= len(self._rows) else memory.copy_of(values))
+        return TensorColumn(values if 2 * rows >= len(self.rows) else memory.copy_of(values))
 
 
 class GrowingObjects(GrowingColumn):
     """Python objects, infos above all; dicts and lists are copied one level deep, as environments reuse them too."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ()
+    rows: list[Any]
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
-        self._rows: list[Any] = [None] * capacity
+        self.rows = [None] * capacity
+        self.dtype = self.row_shape = None
+        self.scalars = frozenset()
 
     def put(self, row: int, value: Any) -> None:
         kind = type(value)
-        self._rows[row] = value.copy() if kind is dict or kind is list or kind is _ndarray else value
+        self.rows[row] = value.copy() if kind is dict or kind is list or kind is _ndarray else value
 
     def put_many(self, row: int, values: Any, count: int) -> None:
         if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__len__"):
@@ -209,24 +218,27 @@ class GrowingObjects(GrowingColumn):
             row += 1
 
     def grow(self, rows: int, capacity: int) -> None:
-        self._rows += [None] * (capacity - len(self._rows))
+        self.rows += [None] * (capacity - len(self.rows))
 
     def finish(self, rows: int) -> ObjectColumn:
-        return ObjectColumn.from_rows(self._rows[:rows])
+        return ObjectColumn.from_rows(self.rows[:rows])
 
 
 class GrowingRagged(GrowingColumn):
     """Rows whose shape varies; the number of dimensions does not."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ()
+    rows: list[Any]
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
-        self._rows: list[Any] = [None] * capacity
+        self.rows = [None] * capacity
+        self.dtype = self.row_shape = None
+        self.scalars = frozenset()
 
     def put(self, row: int, value: Any) -> None:
         array = as_rows(value, self.name)
-        before = self._rows[0]
+        before = self.rows[0]
         if row and array.ndim != before.ndim:
             raise ColumnMismatchError(
                 f"column {self.name!r} must have rows of {before.ndim} dimensions, as the ones before have, "
@@ -240,7 +252,7 @@ class GrowingRagged(GrowingColumn):
                     "that does not fit it without loss"
                 )
             array = exact
-        self._rows[row] = memory.copy_of(array)
+        self.rows[row] = memory.copy_of(array)
 
     def put_many(self, row: int, values: Any, count: int) -> None:
         if not hasattr(values, "__len__") or len(values) != count:
@@ -249,10 +261,10 @@ class GrowingRagged(GrowingColumn):
             self.put(row + i, values[i])
 
     def grow(self, rows: int, capacity: int) -> None:
-        self._rows += [None] * (capacity - len(self._rows))
+        self.rows += [None] * (capacity - len(self.rows))
 
     def finish(self, rows: int) -> RaggedColumn:
-        return RaggedColumn.from_rows(self._rows[:rows], self.name)
+        return RaggedColumn.from_rows(self.rows[:rows], self.name)
 
 
 def growing_column(
@@ -305,7 +317,7 @@ def growing_column(
 def _is_object(value: Any, many: bool) -> bool:
     if many:
         if isinstance(value, _ndarray):
-            return value.dtype.kind == "O"
+            return bool(value.dtype.kind == "O")
         if not isinstance(value, (list, tuple)) or not value:
             return False
         value = next((row for row in value if row is not None), None)
