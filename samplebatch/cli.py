@@ -173,7 +173,7 @@ def collect(environment: str, *, workers: int, steps: int, out: Path, seed: int 
     aggregator = Aggregator()
     failure: WorkerError | None = None
     with _stop_on_interrupt(pool) as was_interrupted, _progress() as progress:
-        show = _shown(progress, environment, steps, aggregator)
+        show = _shown(progress, steps, aggregator)
         try:
             with pool:
                 for fragment in pool:
@@ -268,33 +268,25 @@ def _complain(sentence: str) -> None:
 
 
 def _progress() -> Progress:
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("{task.completed}/{task.total} steps"),
-        TextColumn("{task.fields[speed]}"),
-        TextColumn("{task.fields[episodes]} episodes"),
-        TextColumn("{task.fields[fragments]} fragments"),
+        TextColumn("{task.completed}/{task.total} steps, {task.fields[details]}"),
         TimeElapsedColumn(),
         console=_console(stderr=True),
+        expand=True,
     )
 
 
-def _shown(progress: Progress, environment: str, steps: int, aggregator: Aggregator) -> Callable[[], None]:
+def _shown(progress: Progress, steps: int, aggregator: Aggregator) -> Callable[[], None]:
     """Start a bar, and return the function that brings it up to date."""
-    task = progress.add_task(environment, total=steps, speed="starting", episodes=0, fragments=0)
+    task = progress.add_task("", total=steps, details="workers are starting")
 
     def show() -> None:
-        progress.update(
-            task,
-            completed=aggregator.env_steps,
-            speed=f"{aggregator.env_steps / (progress.tasks[0].elapsed or 1e-9):.0f} steps/s",
-            episodes=aggregator.episodes,
-            fragments=aggregator.fragments,
-        )
+        speed = aggregator.env_steps / (progress.tasks[0].elapsed or 1e-9)
+        details = f"{speed:.0f} steps/s, {aggregator.episodes} episodes, {aggregator.fragments} fragments"
+        progress.update(task, completed=aggregator.env_steps, details=details)
 
     return show
 
