@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numpy import copyto
+
+from samplebatch.column import cores
 
 ALIGNMENT = 64
 """Bytes to which every block is aligned: a cache line, and what Arrow recommends."""
@@ -64,7 +67,11 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Copy an array of any layout into C order, from pages that are reused."""
     copy = _ndarray(array.shape, array.dtype, _allocate(array.nbytes, _pool))
-    copy[...] = array
+    if array.nbytes < cores.WORTHWHILE or len(array) < 2:
+        copy[...] = array
+    else:
+        middle = len(array) // 2
+        cores.both(lambda: copyto(copy[:middle], array[:middle]), lambda: copyto(copy[middle:], array[middle:]))
     return copy
 
 
@@ -88,5 +95,8 @@ def as_array(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDA
     ValueError
         If the buffer has fewer bytes than the shape needs.
     """
+    if -1 in shape:
+        # NumPy would take it for "as many as there are".
+        raise ValueError("negative dimensions are not allowed")
     array = _ndarray(shape, dtype, buffer)
     return array if array.flags.aligned else copy_of(array)

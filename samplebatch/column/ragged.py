@@ -352,6 +352,8 @@ class RaggedColumn(Column):
             _, dtype_name, length, ndim = header
             elements, offsets, shapes = buffers if ndim != 1 else (*buffers, None)
             dtype = named_dtype(dtype_name)
+            if length < 0 or ndim < 1:
+                raise ValueError("a negative number of rows, or rows without dimensions")
             count = memoryview(elements).nbytes // dtype.itemsize
             column = cls(
                 memory.as_array(elements, dtype, (count,)),
