@@ -15,7 +15,9 @@ from samplebatch.column.types import DTYPE_KEY, TORCH_KEY
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
     """Return a column as an Arrow array, and the field that says what the array's type does not."""
     array, metadata = column.encode()
-    return pa.field(name, array.type, nullable=array.null_count > 0, metadata=metadata or None), array
+    return pa.field(
+        name, array.type, nullable=array.null_count > 0 or pa.types.is_null(array.type), metadata=metadata or None
+    ), array
 
 
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool) -> Column:

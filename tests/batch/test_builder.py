@@ -129,7 +129,7 @@ def test_a_value_that_no_column_holds_is_refused_by_name(value: Any) -> None:
 def test_a_declared_dtype_holds_from_the_start_and_is_not_widened() -> None:
     builder = SampleBatchBuilder(dtypes={"rewards": np.float32})
     builder.add_values(rewards=1)
-    with pytest.raises(ColumnMismatchError, match="'rewards'.*float32.*float64"):
+    with pytest.raises(ColumnMismatchError, match=r"'rewards'.*float32.*float64"):
         builder.add_values(rewards=0.1)
     builder.add_values(rewards=0.5)
     batch = builder.build_and_reset()
@@ -242,9 +242,9 @@ def test_declared_ragged_columns_take_rows_of_any_length() -> None:
     assert [batch["obs"][i].tolist() for i in range(3)] == [row.tolist() for row in rows]
     builder = SampleBatchBuilder(ragged=["obs"])
     builder.add_values(obs=rows[0])
-    with pytest.raises(ColumnMismatchError, match="'obs'.*1 dimensions"):
+    with pytest.raises(ColumnMismatchError, match=r"'obs'.*1 dimensions"):
         builder.add_values(obs=np.zeros((2, 2), np.float32))
-    with pytest.raises(ColumnMismatchError, match="'obs'.*float32"):
+    with pytest.raises(ColumnMismatchError, match=r"'obs'.*float32"):
         builder.add_values(obs=np.array([0.1]))
 
 
@@ -428,7 +428,7 @@ def test_all_agents_share_the_default_policy_unless_told() -> None:
 
 def test_an_agent_without_a_policy_is_named() -> None:
     builder = MultiAgentBatchBuilder({"walker_1": "walker"})
-    with pytest.raises(PolicyNotFoundError, match="'walker_2'.*did you mean 'walker_1'"):
+    with pytest.raises(PolicyNotFoundError, match=r"'walker_2'.*did you mean 'walker_1'"):
         builder.add_values("walker_2", t=0)
 
 

@@ -1,0 +1,259 @@
+"""Arrow files: what is written comes back, mapped; what is damaged is refused; a killed writer leaves nothing torn."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from samplebatch import MultiAgentBatch, SampleBatch, read_arrow, write_arrow
+from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
+from samplebatch.storage.arrow_file import check_writable
+
+
+def steps(n: int = 6) -> SampleBatch:
+    return SampleBatch(
+        obs={"camera": np.arange(4 * n, dtype=np.uint8).reshape(n, 2, 2), "arm": np.arange(n) / 7},
+        done=np.arange(n) % 2 == 0,
+        hit=np.arange(2 * n).reshape(n, 2) % 3 == 0,
+        half=np.arange(n).astype(np.float16),
+        when=np.arange(n).astype("M8[ms]"),
+        phase=np.arange(n) * 1j,
+        infos=[{"hit": bool(i % 2), "at": [i] * i} for i in range(n)],
+        who=[f"agent_{i}" for i in range(n)],
+    )
+
+
+def recurrent() -> SampleBatch:
+    return SampleBatch(obs=np.arange(6).reshape(6, 1), state_in_0=np.zeros((3, 2)), seq_lens=[1, 2, 3])
+
+
+BATCHES: dict[str, Any] = {
+    "flat": steps,
+    "slice": lambda: steps()[1:4],
+    "no rows": lambda: steps()[:0],
+    "recurrent": recurrent,
+    "padded": lambda: recurrent().right_zero_pad(4),
+    "no columns": SampleBatch,
+    "agents": lambda: MultiAgentBatch({"left": steps(3), "right": steps(5)}, 5),
+    "agents that differ": lambda: MultiAgentBatch(
+        {"a": SampleBatch(obs=[1.0]), "b": SampleBatch(obs=[[1, 2]], x=[1])}, 1
+    ),
+    "no agents": lambda: MultiAgentBatch({}, 3),
+}
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_comes_back_as_it_was(tmp_path: Path, name: str, mapped: bool) -> None:
+    batch = BATCHES[name]()
+    write_arrow(batch, tmp_path / "batch.arrow")
+    back = read_arrow(tmp_path / "batch.arrow", memory_map=mapped)
+    assert type(back) is type(batch)
+    assert back == batch
+    assert os.listdir(tmp_path) == ["batch.arrow"]
+
+
+def test_columns_lie_in_the_mapped_file_and_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "batch.arrow"
+    n = 200_000
+    write_arrow(
+        MultiAgentBatch({"a": SampleBatch(obs=np.ones((n, 4), "f4")), "b": SampleBatch(obs=np.ones((n, 4), "f4"))}, n),
+        path,
+    )
+    before = pa.total_allocated_bytes()
+    batch = read_arrow(path)
+    assert pa.total_allocated_bytes() - before < 100_000
+    for policy in "ab":
+        column = batch[policy]["obs"]
+        assert not column.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 2
+        address = column.ctypes.data
+        assert any(
+            int(start, 16) <= address < int(stop, 16) and line.endswith(str(path))
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            for start, stop in [line.split()[0].split("-")]
+        )
+
+
+def test_a_mapped_batch_outlives_the_file_that_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "batch.arrow"
+    write_arrow(SampleBatch(a=[1, 2, 3]), path)
+    old = read_arrow(path)
+    write_arrow(SampleBatch(a=[9]), path)
+    assert old["a"].tolist() == [1, 2, 3]
+    assert read_arrow(path)["a"].tolist() == [9]
+
+
+def test_other_readers_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "batch.arrow"
+    write_arrow(MultiAgentBatch({"a": SampleBatch(t=[0, 1]), "b": SampleBatch(t=[2])}, 2), path)
+    table = pa.ipc.open_file(str(path)).read_all()
+    assert table.column("policy_id").to_pylist() == ["a", "a", "b"]
+    assert table.column("t").to_pylist() == [0, 1, 2]
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "batch.arrow"
+    write_arrow(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
+    whole = path.read_bytes()
+    for length in [*range(0, 64), *range(64, len(whole), 97), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"batch\.arrow"):
+            read_arrow(path)
+
+
+def test_a_damaged_file_is_refused_or_read_but_never_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "batch.arrow"
+    write_arrow(steps(), path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(150):
+        bad = bytearray(whole)
+        for at in rng.integers(8, len(whole), 4):
+            bad[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bad)
+        try:
+            batch = read_arrow(path)
+        except SampleBatchError:
+            refused += 1
+        else:
+            # Damage within the values themselves cannot be told from values.
+            repr(batch), str(batch)
+    assert refused > 10
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PAR1 not arrow", b"ARROW1", b"ARROW1\0\0" + bytes(100), pickle.dumps({"a": 1})],
+)
+def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.arrow"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"x\.arrow"):
+        read_arrow(path)
+
+
+@pytest.mark.parametrize(
+    "about", [None, b"{", b"[]", b'{"version": 1}', b'{"version": 99}', b'{"version": 1, "type": "X"}']
+)
+def test_an_arrow_table_that_no_batch_wrote_is_refused(tmp_path: Path, about: bytes | None) -> None:
+    table = pa.table({"a": [1, 2]})
+    if about is not None:
+        table = table.replace_schema_metadata({b"samplebatch": about})
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(FormatError):
+        read_arrow(tmp_path / "x.arrow")
+
+
+def test_a_file_without_the_rows_it_counts_is_refused(tmp_path: Path) -> None:
+    table = MultiAgentBatch({"a": SampleBatch(t=[0, 1]), "b": SampleBatch(t=[2])}, 2).to_arrow().slice(0, 2)
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(FormatError):
+        read_arrow(tmp_path / "x.arrow")
+
+
+class Strange:
+    """An object that Arrow has no type for."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strange)
+
+    __hash__ = None
+
+
+def test_pickled_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    write_arrow(SampleBatch(a=[1], infos=[{"x": {1, 2}}]), path)
+    with pytest.raises(UntrustedPickleError, match="'infos'"):
+        read_arrow(path)
+    assert list(read_arrow(path, allow_pickle=True)["infos"]) == [{"x": {1, 2}}]
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    batch = SampleBatch(a=[1])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_arrow(tmp_path / "nowhere.arrow")
+    for write in (lambda path: write_arrow(batch, path), check_writable):
+        with pytest.raises(FileNotFoundError, match=r"no '.*missing'; make it first"):
+            write(tmp_path / "missing" / "x.arrow")
+        with pytest.raises(IsADirectoryError, match="folder"):
+            write(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_checking_leaves_what_is_there_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    check_writable(path)
+    assert os.listdir(tmp_path) == []
+    write_arrow(SampleBatch(a=[1]), path)
+    check_writable(path)
+    assert read_arrow(path)["a"].tolist() == [1]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.arrow").touch()
+    (tmp_path / "link.arrow").symlink_to("real.arrow")
+    write_arrow(SampleBatch(a=[1]), tmp_path / "link.arrow")
+    assert (tmp_path / "link.arrow").is_symlink()
+    assert read_arrow(tmp_path / "real.arrow")["a"].tolist() == [1]
+
+
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    write_arrow(SampleBatch(a=[1]), path)
+
+    class Failing(SampleBatch):
+        def to_arrow(self) -> Any:
+            table = super().to_arrow()
+
+            class Torn:
+                schema = table.schema
+
+            return Torn()
+
+    with pytest.raises(TypeError):
+        write_arrow(Failing(a=[2]), path)
+    assert os.listdir(tmp_path) == ["x.arrow"]
+    assert read_arrow(path)["a"].tolist() == [1]
+
+
+WRITER = """
+import sys
+import numpy as np
+from samplebatch import SampleBatch, write_arrow
+path, i = sys.argv[1], 0
+while True:
+    i += 1
+    write_arrow(SampleBatch(a=np.full(500_000, i), b=np.full(500_000, i)), path)
+    print(i, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_no_torn_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    rng = np.random.default_rng()
+    for _ in range(4):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        time.sleep(float(rng.uniform(0, 0.05)))
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        batch = read_arrow(path)
+        assert len(batch) == 500_000
+        assert len(np.unique(np.concatenate([batch["a"], batch["b"]]))) == 1
