@@ -3,14 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test minimum lint bench docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/ready-demo ## step simple_spread in 2 processes, write out/rollout.arrow, read it back
 	@mkdir -p out
@@ -19,6 +19,9 @@ demo: $(VENV)/ready-demo ## step simple_spread in 2 processes, write out/rollout
 
 test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
 	$(BIN)/python -m pytest
+
+minimum: $(VENV)-minimum/ready ## run the tests with the oldest supported versions
+	$(VENV)-minimum/bin/python -m pytest
 
 lint: $(VENV)/ready-dev ## check style, formatting and types
 	$(BIN)/ruff check .
@@ -32,16 +35,21 @@ docs: $(VENV)/ready-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the targets made, .venv included
-	rm -rf $(VENV) out site
+	rm -rf $(VENV) $(VENV)-minimum out site
 
-$(BIN)/python:
+%/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; name one with: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $*
 
 $(VENV)/ready-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[cli,envs]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[cli,envs]'
 	@touch $@
 
 $(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/ready-demo
+
+$(VENV)-minimum/ready: pyproject.toml constraints-min.txt | $(VENV)-minimum/bin/python
+	$(VENV)-minimum/bin/python $(PIP_INSTALL) --constraint constraints-min.txt --editable '.[cli,envs]' \
+		duckdb hypothesis pandas polars pytest
+	@touch $@

@@ -45,7 +45,7 @@ HAND_OVERS = {
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 
-EAGER = {"lz4", "numpy", "pyarrow"}
+EAGER = {"numpy", "pyarrow"}
 """What importing a module may load; every other package is imported inside the function that needs it."""
 
 ON_DEMAND = {"samplebatch.batch.device": {"torch"}}
@@ -178,7 +178,7 @@ def loads_at_once(found: Import) -> bool:
     )
 
 
-def test_modules_load_light_packages_only() -> None:
+def test_modules_load_nothing_but_numpy_and_pyarrow() -> None:
     heavy = [str(found) for found in all_imports() if loads_at_once(found)]
     assert not heavy, "\n".join(heavy)
 
