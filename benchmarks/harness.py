@@ -68,6 +68,8 @@ class Row:
         Turns a result into plain containers and arrays to be compared, or None where results differ by nature.
     bar
         How many times the bare time is good enough, where the usual bars do not apply.
+    level
+        How many times the fastest peer's time is good enough, where being ahead of it is not the aim.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Row:
     traffic: bool = False
     view: Callable[[Any], Any] | None = plain
     bar: float | None = None
+    level: float = 1.0
 
     def bar_at(self, bare_us: float) -> float:
         """Return how many times the bare time is good enough."""
@@ -96,13 +99,14 @@ def row(
     traffic: bool = False,
     view: Callable[[Any], Any] | None = plain,
     bar: float | None = None,
+    level: float = 1.0,
     **ways: Way | Callable[[Any], Any],
 ) -> Row:
     """Declare a row.
 
     Parameters
     ----------
-    name, data, traffic, view, bar
+    name, data, traffic, view, bar, level
         See `Row`.
     batch
         The way of `ours` and `rllib` alike: the two share an interface, so they run the same line.
@@ -112,7 +116,7 @@ def row(
     if batch is not None:
         ways = {"ours": batch, "rllib": batch, **ways}
     complete = {who: way if isinstance(way, Way) else Way(_batch_of, way) for who, way in ways.items()}
-    return Row(name, data, complete, traffic, view, bar)
+    return Row(name, data, complete, traffic, view, bar, level)
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class Outcome:
         found = []
         peer = self.fastest_peer
         to_peer, to_bare = self.ratio_to(peer), self.ratio_to(BARE)
-        if to_peer is not None and to_peer >= 1:
+        if to_peer is not None and to_peer >= self.row.level:
             found.append(f"behind {peer}")
         if to_bare is not None and self.bare is not None and to_bare > self.row.bar_at(self.bare):
             found.append(f"over {self.row.bar_at(self.bare):g}x bare")

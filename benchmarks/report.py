@@ -84,14 +84,15 @@ def show(outcomes: Sequence[Outcome]) -> None:
     except ImportError:
         _show_plainly(outcomes)
         return
-    table = Table(*HEADINGS[:1], caption=setting())
-    for heading in HEADINGS[1:-1]:
-        table.add_column(heading, justify="right")
-    table.add_column(HEADINGS[-1])
+    table = Table(caption=setting())
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("work", "verdict") else "right", no_wrap=True)
     for outcome in outcomes:
         *values, verdict = cells(outcome)
         table.add_row(*values, f"[{'green' if verdict == 'met' else 'yellow'}]{verdict}[/]")
     console = Console()
+    if not console.is_terminal:
+        console.width = 160
     console.print(table)
     console.print(summary(outcomes))
 

@@ -1,0 +1,109 @@
+"""Every row of the benchmarks runs, its contestants agree, and outcomes are held against the right bar."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import report
+from benchmarks.__main__ import LAYERS, main, rows_of
+from benchmarks.compare import differs
+from benchmarks.harness import QUICK, DisagreementError, Outcome, Row, Way, measure, row
+from benchmarks.peers import library
+
+ROWS = rows_of(LAYERS)
+
+
+@pytest.mark.parametrize("declared", ROWS, ids=[r.name for r in ROWS])
+def test_row_runs_and_its_contestants_agree(declared: Row) -> None:
+    outcome = measure(declared, QUICK)
+    assert outcome.us["ours"] > 0
+    assert outcome.us.keys() == {who for who in declared.ways if library(who) is not None}
+
+
+def test_every_row_has_its_own_name() -> None:
+    names = [r.name for r in ROWS]
+    assert len(set(names)) == len(names)
+
+
+def test_contestants_that_disagree_are_found_out() -> None:
+    wrong = row("wrong", lambda: {"a": np.arange(3)}, bare=lambda d: d["a"], numpy=lambda d: d["a"] + 1)
+    with pytest.raises(DisagreementError, match="wrong: numpy and bare disagree at result"):
+        measure(wrong, QUICK)
+
+
+def test_work_in_place_gets_a_fresh_argument_every_call() -> None:
+    seen: list[list[int]] = []
+    way = Way(lambda *_: [1, 2], lambda items: seen.append(list(items)) or items.clear(), fresh=list)
+    measure(Row("clear", lambda: None, {"numpy": way}, view=None), QUICK)
+    assert seen == [[1, 2]] * len(seen)
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "where"),
+    [
+        ({"a": [1, 2]}, {"a": [1, 2]}, None),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "result['a'][1]"),
+        ({"a": 1}, {"b": 1}, "result"),
+        (np.zeros((1, 2)), np.zeros(2), "result"),
+    ],
+)
+def test_differs_names_the_place(a: object, b: object, where: str | None) -> None:
+    assert differs(a, b) == where
+
+
+def _outcome(*, traffic: bool = False, bar: float | None = None, level: float = 1.0, **us: float) -> Outcome:
+    return Outcome(Row("work", lambda: None, {}, traffic=traffic, bar=bar, level=level), us)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict"),
+    [
+        (_outcome(ours=2.0, bare=1.0, rllib=3.0), "met"),
+        (_outcome(ours=2.0, bare=0.5, rllib=3.0), "over 2.5x bare"),
+        (_outcome(ours=2.0, bare=1.0, rllib=3.0, pyarrow=1.5), "behind pyarrow"),
+        (_outcome(traffic=True, ours=200.0, bare=100.0), "met"),
+        (_outcome(traffic=True, ours=800.0, bare=400.0, rllib=700.0), "behind rllib; over 1.15x bare"),
+        (_outcome(ours=2.0, bare=1.0, numpy=2.0), "behind numpy"),
+        (_outcome(level=1.1, ours=2.1, bare=1.0, numpy=2.0), "met"),
+        (_outcome(bar=1.5, ours=1.6, bare=1.0), "over 1.5x bare"),
+        (_outcome(bare=1.0, rllib=3.0), "not measured"),
+    ],
+)
+def test_verdict(outcome: Outcome, verdict: str) -> None:
+    assert outcome.verdict == verdict
+
+
+def test_markdown_has_a_line_for_each_row() -> None:
+    lines = report.markdown([_outcome(ours=2.0, bare=1.0, rllib=3.0)]).splitlines()
+    assert lines[2] == "| `work` | 2.00 | 3.00 | rllib 3.00 | 1.00 | 0.67 | 2.00 | met |"
+
+
+def test_command_line_filters_and_writes_json(tmp_path, capsys) -> None:
+    path = tmp_path / "outcomes.json"
+    assert main(["batch", "--quick", "--markdown", "--filter", "sb.slice", "--json", str(path)]) == 0
+    assert "| `sb.slice` |" in capsys.readouterr().out
+    assert [r["work"] for r in json.loads(path.read_text())["rows"]] == ["sb.slice"]
+
+
+def test_command_line_refuses_what_is_not_there(capsys) -> None:
+    for arguments in (["nothing"], ["batch", "--filter", "nothing"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    assert "there are" in capsys.readouterr().err
+
+
+def test_missing_peer_is_left_out_and_named() -> None:
+    program = (
+        "import sys; sys.modules['tensordict'] = None\n"
+        "from benchmarks.peers import library\n"
+        "print(library('tensordict'), library('tensordict'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "None"]
+    assert done.stderr.count("pip install 'samplebatch[bench]'") == 1
