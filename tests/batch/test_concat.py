@@ -1,0 +1,217 @@
+"""Joining batches: which go together, what comes out, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import MultiAgentBatch, SampleBatch, concat_samples, concat_samples_into_ma_batch
+from samplebatch.column import memory
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SampleBatchError, SequenceError
+from tests.batch.every_kind import every_kind, with_every_kind
+
+
+def test_columns_of_every_kind_are_joined() -> None:
+    batch = with_every_kind(7)
+    assert concat_samples([batch[:2], batch[2:5], batch[5:]]) == batch
+    assert batch[:3].concat(batch[3:]) == batch
+
+
+def test_joining_copies() -> None:
+    batch = SampleBatch(every_kind(4))
+    for joined in (concat_samples([batch]), concat_samples([batch, SampleBatch()])):
+        assert joined == batch
+        for name in ("flat i8", "wide f4", "flat ?", "nested.camera"):
+            assert not np.shares_memory(joined[name], batch[name]), name
+            assert joined[name].flags.writeable
+
+
+def test_joined_columns_are_aligned() -> None:
+    joined = concat_samples([SampleBatch(a=np.zeros((3, 5), np.float32))] * 3)
+    assert joined["a"].ctypes.data % memory.ALIGNMENT == 0
+
+
+def test_any_iterable_of_batches_will_do() -> None:
+    batches = [SampleBatch(a=[1]), SampleBatch(a=[2])]
+    assert concat_samples(iter(batches)) == concat_samples(tuple(batches)) == SampleBatch(a=[1, 2])
+
+
+def test_the_order_of_columns_is_the_firsts() -> None:
+    joined = concat_samples([SampleBatch(b=[1], a=[2]), SampleBatch(a=[3], b=[4])])
+    assert list(joined) == ["b", "a"]
+    assert joined["a"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "joined"),
+    [
+        (["i4", "i8"], "i8"),
+        (["f4", "f8", "f4"], "f8"),
+        (["u1", "i2"], "i2"),
+        (["?", "u1"], "u1"),
+        (["f4", "i2"], "f4"),
+        (["f8", "i4"], "f8"),
+        (["f4", "c8"], "c8"),
+        (["U2", "U5"], "U5"),
+        (["S5", "S2"], "S5"),
+    ],
+    ids=str,
+)
+def test_dtypes_widen_without_loss(dtypes: list[str], joined: str) -> None:
+    for order in (dtypes, dtypes[::-1]):
+        batches = [SampleBatch(a=np.ones(2).astype(dtype)) for dtype in order]
+        made = concat_samples(batches)["a"]
+        assert made.dtype == joined
+        assert made.tolist() == np.concatenate([batch["a"].astype(joined) for batch in batches]).tolist()
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("f4", "i8"),
+        ("f4", "i4"),
+        ("f8", "i8"),
+        ("f8", "u8"),
+        ("i8", "u8"),
+        ("i4", "u4"),
+        ("f2", "i2"),
+        ("U2", "i8"),
+        ("S2", "U2"),
+        ("M8[s]", "i8"),
+        ("M8[s]", "M8[ms]"),
+        ("m8[s]", "M8[s]"),
+    ],
+    ids=str,
+)
+def test_dtypes_that_would_lose_are_refused_by_name(dtypes: tuple[str, str]) -> None:
+    for order in (dtypes, dtypes[::-1]):
+        with pytest.raises(ColumnMismatchError, match=r"'reward'.*dtype.*convert"):
+            concat_samples([SampleBatch(reward=np.zeros(2, dtype)) for dtype in order])
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (np.zeros((2, 3)), np.zeros((2, 4))),
+        (np.zeros((2, 3)), np.zeros(2)),
+        (torch.zeros(2, 3), torch.zeros(2)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (torch.zeros(2), np.zeros(2, np.float32)),
+        (np.array([{}, {}]), np.zeros(2)),
+        ([[1], [2, 3]], np.zeros((2, 2))),
+    ],
+    ids=["row shapes", "dimensions", "torch shapes", "torch dtypes", "torch and NumPy", "objects", "ragged"],
+)
+def test_columns_that_do_not_fit_are_refused_by_name(mine: Any, theirs: Any) -> None:
+    for pair in ((mine, theirs), (theirs, mine)):
+        with pytest.raises(ColumnMismatchError, match=r"'a' must (be|have)"):
+            concat_samples([SampleBatch(a=values) for values in pair])
+        with pytest.raises(ColumnMismatchError, match=r"'o\.x' must (be|have)"):
+            concat_samples([SampleBatch(o={"x": values}) for values in pair])
+
+
+def test_missing_columns_are_all_named() -> None:
+    batches = [SampleBatch(a=[1], b=[1]), SampleBatch(a=[1], c=[1]), SampleBatch(a=[1], b=[1], c=[1], d=[1])]
+    with pytest.raises(ColumnMismatchError, match="'b', 'c', 'd'"):
+        concat_samples(batches)
+    with pytest.raises(ColumnMismatchError, match=r"'obs\.x', 'obs\.y'"):
+        concat_samples([SampleBatch(obs={"x": [1]}), SampleBatch(obs={"y": [1]})])
+
+
+def test_a_refused_join_leaves_the_batches() -> None:
+    batch = SampleBatch(a=[1])
+    with pytest.raises(ColumnMismatchError):
+        batch.concat(SampleBatch(b=[1]))
+    assert batch == SampleBatch(a=[1])
+
+
+@pytest.mark.parametrize("stranger", [{"a": [1]}, None, 3, [SampleBatch(a=[1])]], ids=str)
+@pytest.mark.parametrize("join", [concat_samples, concat_samples_into_ma_batch])
+def test_only_batches_are_joined(stranger: Any, join: Any) -> None:
+    with pytest.raises(ColumnTypeError, match=f"got {type(stranger).__name__}"):
+        join([SampleBatch(a=[1]), stranger])
+
+
+def test_concat_with_a_multi_agent_batch_needs_concat_samples() -> None:
+    with pytest.raises((ColumnTypeError, TypeError)):
+        SampleBatch(a=[1]).concat(MultiAgentBatch({"p": SampleBatch(a=[1])}, 1))  # type: ignore[arg-type]
+
+
+def test_states_per_step_and_states_per_sequence_are_not_joined() -> None:
+    per_step = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0, 3.0], seq_lens=[1, 2])
+    per_sequence = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2])
+    for pair in ([per_step, per_sequence], [per_sequence, per_step]):
+        with pytest.raises(SampleBatchError, match="'state_in_0'"):
+            concat_samples(pair)
+    assert concat_samples([per_step, per_step])["state_in_0"].tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_time_major_batches_of_unequal_time_are_refused() -> None:
+    batches = [SampleBatch(a=np.zeros((t, 1)), seq_lens=[1], _time_major=True) for t in (2, 3)]
+    with pytest.raises(ColumnMismatchError, match="'a' must have one length in time"):
+        concat_samples(batches)
+
+
+# -- into multi-agent batches -----------------------------------------------------------------------------------------
+
+
+def policies(batch: MultiAgentBatch) -> dict[str, list[int]]:
+    return {policy: rows["a"].tolist() for policy, rows in batch.items()}
+
+
+def test_flat_batches_belong_to_the_default_policy() -> None:
+    joined = concat_samples_into_ma_batch([SampleBatch(a=[1, 2]), SampleBatch(a=[3])])
+    assert policies(joined) == {"default_policy": [1, 2, 3]}
+    assert joined.env_steps() == 3
+
+
+def test_any_mix_is_joined_by_policy() -> None:
+    mixed = [
+        SampleBatch(a=[1]),
+        MultiAgentBatch({"p": SampleBatch(a=[2, 3]), "q": SampleBatch(a=[4])}, 2),
+        SampleBatch(),
+        MultiAgentBatch({}, 0),
+        MultiAgentBatch({"q": SampleBatch(a=[5]), "default_policy": SampleBatch(a=[6])}, 1),
+    ]
+    for join in (concat_samples, concat_samples_into_ma_batch):
+        joined = join(mixed)
+        assert policies(joined) == {"default_policy": [1, 6], "p": [2, 3], "q": [4, 5]}
+        assert joined.count == 1 + 2 + 0 + 1
+        assert joined.agent_steps() == 6
+
+
+def test_policies_may_have_different_columns() -> None:
+    one = MultiAgentBatch({"p": SampleBatch(a=[1]), "q": SampleBatch(b=[1.0])}, 1)
+    joined = concat_samples([one, one])
+    assert joined["p"] == SampleBatch(a=[1, 1])
+    assert joined["q"] == SampleBatch(b=[1.0, 1.0])
+
+
+def test_columns_missing_from_a_policy_are_named() -> None:
+    batches = [MultiAgentBatch({"p": SampleBatch(a=[1])}, 1), MultiAgentBatch({"p": SampleBatch(a=[1], b=[1])}, 1)]
+    with pytest.raises(ColumnMismatchError, match="'b'"):
+        concat_samples(batches)
+
+
+def test_empty_batches_of_a_policy_are_ignored() -> None:
+    batches = [MultiAgentBatch({"p": SampleBatch()}, 0), MultiAgentBatch({"p": SampleBatch(a=[1])}, 1)]
+    assert policies(concat_samples(batches)) == {"p": [1]}
+    nothing = concat_samples([MultiAgentBatch({"p": SampleBatch()}, 0)])
+    assert nothing.agent_steps() == 0
+
+
+def test_joining_no_batches() -> None:
+    assert concat_samples([]) == SampleBatch()
+    assert concat_samples_into_ma_batch([]) == MultiAgentBatch({}, 0)
+
+
+def test_sequences_of_policies_are_joined() -> None:
+    one = MultiAgentBatch({"p": SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2])}, 3)
+    joined = concat_samples([one, one])["p"]
+    assert joined["seq_lens"].tolist() == [1, 2, 1, 2]
+    assert joined["state_in_0"].tolist() == [1, 2, 1, 2]
+    with pytest.raises(SequenceError, match="seq_lens"):
+        concat_samples([one, MultiAgentBatch({"p": SampleBatch(a=[1], state_in_0=[1.0])}, 1)])

@@ -1,0 +1,279 @@
+"""Shuffling, minibatches, time slices and episodes of batches without sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import SampleBatch
+from samplebatch.errors import ColumnNotFoundError
+from tests.batch.every_kind import with_every_kind
+
+
+def values(parts: Iterable[SampleBatch]) -> list[list[int]]:
+    return [part["a"].tolist() for part in parts]
+
+
+def rows(parts: Iterable[SampleBatch]) -> list[int]:
+    return [row for part in parts for row in part["a"].tolist()]
+
+
+# -- shuffle ----------------------------------------------------------------------------------------------------------
+
+
+def test_shuffle_moves_whole_rows_of_every_kind() -> None:
+    batch, before = with_every_kind(30), with_every_kind(30)
+    assert batch.shuffle(rng=0) is batch
+    order = (batch["flat i8"] // 3 - 1).tolist()
+    assert sorted(order) == list(range(30))
+    assert order != list(range(30))
+    assert batch == before.take(order)
+
+
+def test_shuffle_with_a_seed_is_repeatable() -> None:
+    def shuffled(rng: Any) -> list[int]:
+        return SampleBatch(a=np.arange(50)).shuffle(rng=rng)["a"].tolist()
+
+    assert shuffled(7) == shuffled(7) == shuffled(np.random.default_rng(7))
+    assert shuffled(7) != shuffled(8)
+    assert shuffled(None) != shuffled(None)
+    generator = np.random.default_rng(7)
+    assert shuffled(generator) != shuffled(generator)
+
+
+def test_shuffle_leaves_numpys_global_state() -> None:
+    np.random.seed(3)
+    expected = np.random.random(3).tolist()
+    np.random.seed(3)
+    SampleBatch(a=np.arange(50)).shuffle()
+    list(SampleBatch(a=np.arange(50)).minibatches(10))
+    assert np.random.random(3).tolist() == expected
+
+
+def test_shuffle_does_not_write_into_arrays_it_was_given() -> None:
+    given = np.arange(20)
+    batch = SampleBatch(a=given)
+    batch.shuffle(rng=0)
+    assert given.tolist() == list(range(20))
+    assert not np.shares_memory(batch["a"], given)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_shuffle_of_nothing_to_shuffle(count: int) -> None:
+    assert SampleBatch(a=np.arange(count)).shuffle()["a"].tolist() == list(range(count))
+    assert len(SampleBatch().shuffle()) == 0
+
+
+# -- minibatches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+def test_minibatches_go_over_every_row_once_an_epoch(shuffle: bool, epochs: int) -> None:
+    batch = SampleBatch(a=np.arange(10), b=np.arange(10))
+    parts = list(batch.minibatches(4, epochs=epochs, shuffle=shuffle, rng=0))
+    assert [len(part) for part in parts] == [4, 4, 2] * epochs
+    for epoch in range(epochs):
+        seen = rows(parts[3 * epoch : 3 * epoch + 3])
+        assert sorted(seen) == list(range(10))
+        assert (seen == list(range(10))) != shuffle
+    assert all(part["a"].tolist() == part["b"].tolist() for part in parts)
+
+
+def test_each_epoch_has_an_order_of_its_own() -> None:
+    first, second = values(list(SampleBatch(a=np.arange(50)).minibatches(50, epochs=2, rng=0)))
+    assert first != second
+
+
+def test_minibatches_are_repeatable_and_leave_the_batch() -> None:
+    batch = SampleBatch(a=np.arange(10))
+    assert values(list(batch.minibatches(3, rng=5))) == values(list(batch.minibatches(3, rng=5)))
+    assert values(list(batch.minibatches(3, rng=5))) != values(list(batch.minibatches(3, rng=6)))
+    assert batch["a"].tolist() == list(range(10))
+
+
+def test_minibatches_in_order_are_views_and_shuffled_ones_copies() -> None:
+    batch = SampleBatch(a=np.arange(10))
+    assert all(np.shares_memory(part["a"], batch["a"]) for part in batch.minibatches(3, shuffle=False))
+    assert not any(np.shares_memory(part["a"], batch["a"]) for part in batch.minibatches(3, rng=0))
+
+
+def test_minibatches_of_nothing() -> None:
+    assert list(SampleBatch().minibatches(3)) == []
+    assert list(SampleBatch(a=np.empty(0)).minibatches(3, shuffle=False)) == []
+
+
+@pytest.mark.parametrize("arguments", [{"size": 0}, {"size": -1}, {"size": 2, "epochs": -1}])
+def test_minibatches_refuse_at_once(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="size must be at least 1 and epochs at least 0"):
+        SampleBatch(a=[1]).minibatches(**arguments)
+
+
+# -- time slices ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 12])
+@pytest.mark.parametrize("number", [1, 2, 5, 13])
+def test_timeslices_of_a_number_are_as_equal_as_can_be(count: int, number: int) -> None:
+    parts = SampleBatch(a=np.arange(count)).timeslices(num_slices=number)
+    lengths = [len(part) for part in parts]
+    assert len(parts) == number
+    assert rows(parts) == list(range(count))
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths)
+
+
+def test_timeslices_are_views_of_every_kind() -> None:
+    batch = with_every_kind(7)
+    parts = batch.timeslices(size=3)
+    assert parts == [batch[:3], batch[3:6], batch[6:]]
+    assert np.shares_memory(parts[1]["wide f4"], batch["wide f4"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"size": 0}, {"size": -2}, {"num_slices": 0}, {"k": 0}, {"size": 2, "num_slices": 2}, {"size": 2, "k": 2}],
+    ids=str,
+)
+def test_timeslices_need_one_number_of_at_least_one(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="exactly one of size, num_slices and k"):
+        SampleBatch(a=[1, 2, 3]).timeslices(**arguments)
+
+
+# -- episodes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "parts"),
+    [
+        ([], []),
+        ([5], [[0]]),
+        ([1, 1, 1], [[0, 1, 2]]),
+        ([1, 2, 3], [[0], [1], [2]]),
+        ([1, 1, 2, 1], [[0, 1], [2], [3]]),
+        ([2**62, 2**62 + 1, 2**62 + 1], [[0], [1, 2]]),
+        ([0.5, 0.5, 0.25], [[0, 1], [2]]),
+        (["one", "one", "two"], [[0, 1], [2]]),
+    ],
+    ids=str,
+)
+def test_episodes_are_runs_of_equal_ids(ids: list[Any], parts: list[list[int]]) -> None:
+    batch = SampleBatch(a=np.arange(len(ids)), eps_id=np.array(ids))
+    assert values(batch.split_by_episode()) == parts
+
+
+def test_episodes_are_views_of_every_kind() -> None:
+    batch = with_every_kind(7)
+    batch["eps_id"] = [0, 0, 0, 1, 1, 2, 2]
+    first, second, third = batch.split_by_episode()
+    assert [first, second, third] == [batch[:3], batch[3:5], batch[5:]]
+    assert np.shares_memory(second["wide f4"], batch["wide f4"])
+
+
+@pytest.mark.parametrize("dtype", [bool, int, np.float32, np.uint8])
+@pytest.mark.parametrize("key", ["dones", "terminateds", "truncateds"])
+def test_episodes_end_after_true_flags(dtype: Any, key: str) -> None:
+    batch = SampleBatch({"a": np.arange(5), key: np.array([0, 1, 1, 0, 0], dtype)})
+    assert values(batch.split_by_episode(key)) == [[0, 1], [2], [3, 4]]
+
+
+def test_episodes_of_torch_columns() -> None:
+    batch = SampleBatch(a=torch.arange(4), eps_id=torch.tensor([3, 3, 4, 4]))
+    assert values(batch.split_by_episode()) == [[0, 1], [2, 3]]
+    batch = SampleBatch(a=torch.arange(3), terminateds=torch.tensor([True, False, False]))
+    assert values(batch.split_by_episode()) == [[0], [1, 2]]
+    assert batch["dones"].tolist() == [True, False, False]
+
+
+def test_dones_of_mixed_kinds() -> None:
+    batch = SampleBatch(terminateds=torch.tensor([True, False, False]), truncateds=np.array([False, True, False]))
+    assert np.asarray(batch["dones"]).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("terminateds", "truncateds"),
+    [([0, 1, 0], [1, 0, 0]), ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0]), ([0, 1, 0], [True, False, False])],
+    ids=["integers", "floats", "mixed"],
+)
+def test_dones_of_flags_that_are_not_bool(terminateds: list[Any], truncateds: list[Any]) -> None:
+    batch = SampleBatch(a=np.arange(3), terminateds=terminateds, truncateds=truncateds)
+    assert batch["dones"].astype(bool).tolist() == [True, True, False]
+    assert values(batch.split_by_episode()) == [[0], [1], [2]]
+
+
+def test_episodes_by_any_column() -> None:
+    batch = SampleBatch(a=np.arange(4), unroll_id=[1, 1, 2, 2])
+    assert values(batch.split_by_episode("unroll_id")) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("key", [None, "eps_id", "dones"])
+def test_episodes_need_their_column(key: str | None) -> None:
+    with pytest.raises(ColumnNotFoundError, match=r"no column '(dones|eps_id)'"):
+        SampleBatch(a=[1, 2]).split_by_episode(key)
+
+
+# -- the end of a trajectory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terminateds", "truncateds", "ended", "single"),
+    [
+        ([0, 0, 0], [0, 0, 0], False, True),
+        ([0, 0, 1], [0, 0, 0], True, True),
+        ([0, 0, 0], [0, 0, 1], True, True),
+        ([0, 1, 0], [0, 0, 0], False, False),
+        ([0, 0, 0], [1, 0, 1], True, False),
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_where_a_trajectory_ends(
+    terminateds: list[int], truncateds: list[int], ended: bool, single: bool, padded: bool
+) -> None:
+    batch = SampleBatch(terminateds=np.array(terminateds, bool), truncateds=np.array(truncateds, bool))
+    if padded:
+        batch["seq_lens"] = [1, 2]
+        batch.right_zero_pad(4)
+    assert batch.is_terminated_or_truncated() is ended
+    assert bool(batch.is_single_trajectory()) is single
+
+
+def test_where_a_trajectory_ends_needs_steps_and_flags() -> None:
+    with pytest.raises(IndexError, match="no last one"):
+        SampleBatch(terminateds=np.empty(0, bool)).is_terminated_or_truncated()
+    with pytest.raises(ColumnNotFoundError, match="'dones'"):
+        SampleBatch(a=[1]).is_terminated_or_truncated()
+    with pytest.raises(ColumnNotFoundError, match="'dones'"):
+        SampleBatch(a=[1]).is_single_trajectory()
+    assert SampleBatch(truncateds=[True]).is_terminated_or_truncated()
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_every_kind() -> None:
+    batch = with_every_kind(5)
+    made = list(batch.rows())
+    assert len(made) == 5
+    row = made[2]
+    assert list(row) == list(batch)
+    assert row["flat i8"] == 9
+    assert row["wide f4"].tolist() == batch["wide f4"][2].tolist()
+    assert np.shares_memory(row["wide f4"], batch["wide f4"])
+    assert row["infos"] is batch["infos"][2]
+    assert row["torch wide float32"].tolist() == [5, 6]
+    assert row["ragged"].tolist() == [0, 1]
+    assert row["squeezed"].tolist() == batch["squeezed"][2].tolist()
+    assert row["nested"]["arm"][1]["grip"] == batch["nested"]["arm"][1]["grip"][2]
+    assert row["flat M8[D]"] == np.datetime64(3, "D")
+    assert row["flat U5"] == "3"
+    assert row["words"] == "word 2word 2"
+
+
+def test_rows_make_the_batch_again() -> None:
+    batch = SampleBatch(a=np.arange(4), b=np.arange(8.0).reshape(4, 2), infos=[{}, None, {"x": 1}, {}])
+    made = list(batch.rows())
+    assert SampleBatch({name: [row[name] for row in made] for name in batch}) == batch
