@@ -50,8 +50,12 @@ class ColumnMap(MutableMapping[str, Any]):
 
     def _find(self, name: str) -> Any:
         """Answer a name that is not among the columns cut so far."""
-        if name in self._names():
-            return self.column(name).values
+        window = self._window
+        if window is not None and name in window[0]:
+            column = self._columns[name] = _cut(window, name)
+            return column.values
+        if name in self._columns:
+            return self._columns[name].values
         if name in self._nested:
             return unflatten(name, self._nested[name], self.__getitem__)
         derived = self._derive(name)

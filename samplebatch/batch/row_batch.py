@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from operator import methodcaller
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -13,6 +15,7 @@ from samplebatch import names
 from samplebatch.batch import sequences
 from samplebatch.batch.column_map import ColumnMap
 from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.column import cores
 from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column, Indices
 from samplebatch.column.row_keys import resolve
@@ -45,7 +48,8 @@ class RowBatch(ColumnMap):
             self._count_sequences()
             return
         self._has_sequences = False
-        lengths = list(map(len, columns.values()))
+        # len() of the arrays themselves: a column's own is a Python call each.
+        lengths = [len(column.values) for column in columns.values()]
         self.count = lengths[0] if lengths else 0
         if lengths.count(self.count) != len(lengths):
             counted = _counted_column(columns)
@@ -209,6 +213,15 @@ class RowBatch(ColumnMap):
         new._columns[names.SEQ_LENS] = kept if unchanged else _mended(kept, lengths)
         return new
 
+    def _each(self, job: Callable[[Column], Column], rows: int) -> dict[str, Column]:
+        """Make a new column of `rows` rows of each column, on both cores where that pays."""
+        columns = self._all()
+        nbytes = sum([column.values.nbytes for column in columns.values() if type(column) is TensorColumn])
+        if nbytes * rows < cores.WORTHWHILE * self.count:
+            return {name: job(column) for name, column in columns.items()}
+        sizes = {name: column.nbytes for name, column in columns.items() if type(column) is TensorColumn}
+        return cores.each({name: partial(job, column) for name, column in columns.items()}, sizes)
+
     def _get_rows(self, key: Any) -> Self:
         if type(key) is slice and not self._has_sequences:
             start, stop, step = key.indices(self.count)
@@ -331,7 +344,7 @@ class RowBatch(ColumnMap):
 
     def _gather(self, steps: Indices) -> Self:
         if not self._has_sequences:
-            new = self._with({name: column.take(steps) for name, column in self._all().items()})
+            new = self._with(self._each(methodcaller("take", steps), len(steps)))
             new.count = len(steps)
             return new
         self._refuse_time_major("gathering steps")

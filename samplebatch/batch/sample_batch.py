@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, replace
 from itertools import pairwise
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -349,8 +350,7 @@ class SampleBatch(RowBatch):
         shallow
             Whether the copy shares the arrays, so that only its own set of columns is independent.
         """
-        columns = self._all()
-        return self._with(columns.copy() if shallow else {name: column.copy() for name, column in columns.items()})
+        return self._with(self._all().copy() if shallow else self._each(methodcaller("copy"), self.count))
 
     def select(self, *keys: str) -> Self:
         """View only the given columns, in the order asked for; sequences stay with `seq_lens`.
@@ -419,6 +419,9 @@ class SampleBatch(RowBatch):
         for old in mapping:
             if old not in order:
                 raise no_such_column(old, order)
+        for new in mapping.values():
+            if not isinstance(new, str):
+                raise ColumnTypeError(f"a column's name must be a string, got a {type(new).__name__}")
         renamed = [mapping.get(name, name) for name in order]
         nested = {mapping.get(top, top): structure for top, structure in self._nested.items()}
         for name in renamed:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
 
 Structure = dict[str, Any] | list[Any] | None
@@ -23,6 +25,8 @@ def is_nested(value: Any) -> bool:
     >>> is_nested({"camera": [1, 2]}), is_nested(([1, 2], [3, 4])), is_nested((1, 2))
     (True, True, False)
     """
+    if type(value) is np.ndarray:
+        return False
     if isinstance(value, Mapping):
         return True
     return isinstance(value, tuple) and any(

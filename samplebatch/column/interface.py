@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class Column(ABC):
         """Bytes that the rows occupy; for Python objects, their shallow sizes."""
 
     @abstractmethod
-    def slice(self, start: int, stop: int) -> Self:
+    def slice(self, start: int, stop: int) -> Column:
         """View rows `start` to `stop`; nothing is copied."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Column(ABC):
         """Gather rows, shape (k,), into a new column of k rows."""
 
     @abstractmethod
-    def copy(self) -> Self:
+    def copy(self) -> Column:
         """Copy every row into memory of the library's own."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ the system and take fresh, untouched pages the next time, at two to seven times 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     >>> a.shape, a.ctypes.data % ALIGNMENT
     ((3, 2), 0)
     """
-    nbytes = dtype.itemsize
-    for extent in shape:
-        nbytes *= extent
-    return _ndarray(shape, dtype, _allocate(nbytes, _pool))
+    return _ndarray(shape, dtype, _allocate(dtype.itemsize * prod(shape), _pool))
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -66,8 +64,9 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Copy an array of any layout into C order, from pages that are reused."""
-    copy = _ndarray(array.shape, array.dtype, _allocate(array.nbytes, _pool))
-    if array.nbytes < cores.WORTHWHILE or len(array) < 2:
+    nbytes = array.nbytes
+    copy = _ndarray(array.shape, array.dtype, _allocate(nbytes, _pool))
+    if nbytes < cores.WORTHWHILE or len(array) < 2:
         copy[...] = array
     else:
         middle = len(array) // 2

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column import memory
+from samplebatch.column import cores, memory
 from samplebatch.column.interface import Column, Header, Indices
 from samplebatch.column.types import (
     DTYPE_KEY,
@@ -59,18 +61,25 @@ class TensorColumn(Column):
     def nbytes(self) -> int:
         return self.values.nbytes
 
-    def slice(self, start: int, stop: int) -> Self:
-        return type(self)(self.values[start:stop])
+    def slice(self, start: int, stop: int) -> TensorColumn:
+        return TensorColumn(self.values[start:stop])
 
     def take(self, indices: Indices) -> TensorColumn:
         values = self.values
         out = memory.empty((len(indices), *values.shape[1:]), values.dtype)
-        # mode="raise" would gather into a hidden buffer first; the indices are validated already.
-        values.take(indices, 0, out, "clip")
+        if out.nbytes < cores.WORTHWHILE:
+            # mode="raise" would gather into a hidden buffer first; the indices are validated already.
+            values.take(indices, 0, out, "clip")
+        else:
+            k = len(indices) // 2
+            cores.both(
+                lambda: values.take(indices[:k], 0, out[:k], "clip"),
+                lambda: values.take(indices[k:], 0, out[k:], "clip"),
+            )
         return TensorColumn(out)
 
-    def copy(self) -> Self:
-        return type(self)(memory.copy_of(self.values))
+    def copy(self) -> TensorColumn:
+        return TensorColumn(memory.copy_of(self.values))
 
     def spread(self, length: int, positions: Indices) -> TensorColumn:
         values = self.values
@@ -82,13 +91,13 @@ class TensorColumn(Column):
     def concat(cls, columns: Sequence[TensorColumn], name: str) -> TensorColumn:
         arrays = [column.values for column in columns]
         first = arrays[0]
-        out = memory.empty((sum(map(len, arrays)), *first.shape[1:]), first.dtype)
+        rows = sum(map(len, arrays))
+        out = memory.empty((rows, *first.shape[1:]), first.dtype)
         try:
-            np.concatenate(arrays, 0, out, casting="no")
+            _join(arrays, out, "no")
         except (TypeError, ValueError):
-            dtype = _joined_dtype(arrays, name)
-            out = memory.empty(out.shape, dtype)
-            np.concatenate(arrays, 0, out, casting="safe")
+            out = memory.empty(out.shape, _joined_dtype(arrays, name))
+            _join(arrays, out, "safe")
         return TensorColumn(out)
 
     def equals(self, other: Column) -> bool:
@@ -214,6 +223,23 @@ def _renamed(dtype: np.dtype[Any], dtype_name: str, shape: list[int], name: str)
     if storage.per_element:
         shape.pop()
     return renamed
+
+
+def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"]) -> None:
+    """Copy arrays one under the other into another array that has just the room for them."""
+    if out.nbytes < cores.WORTHWHILE:
+        np.concatenate(arrays, 0, out, casting=casting)
+        return
+    ends = list(accumulate(map(len, arrays)))
+    k = bisect_left(ends, len(out) // 2, hi=len(arrays) - 1) + 1
+    if k == len(arrays):
+        np.concatenate(arrays, 0, out, casting=casting)
+        return
+    middle = ends[k - 1]
+    cores.both(
+        lambda: np.concatenate(arrays[:k], 0, out[:middle], casting=casting),
+        lambda: np.concatenate(arrays[k:], 0, out[middle:], casting=casting),
+    )
 
 
 def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:

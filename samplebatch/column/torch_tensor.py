@@ -59,7 +59,9 @@ class TorchColumn(Column):
     def take(self, indices: Indices) -> TorchColumn:
         import torch
 
-        return TorchColumn(self.values.index_select(0, torch.from_numpy(indices).to(self.values.device)))
+        return TorchColumn(
+            self.values.index_select(0, torch.from_numpy(np.ascontiguousarray(indices)).to(self.values.device))
+        )
 
     def copy(self) -> Self:
         return type(self)(self.values.clone())
