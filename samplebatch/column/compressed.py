@@ -157,7 +157,7 @@ class CompressedColumn(Column):
         return len(self) * self._row_nbytes()
 
     def __getitem__(self, key: Any) -> Any:
-        """Decompress one row into an array, or return several rows as a column (a slice stays compressed).
+        """Decompress the rows picked into an array; a slice stays a compressed column.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class CompressedColumn(Column):
         if isinstance(found, tuple):
             return self.slice(*found)
         if not isinstance(found, int):
-            return self.take(found)
+            return self.take(found).values
         return self.slice(found, found + 1).decompress().values[0]
 
     def __iter__(self) -> Iterator[Any]:

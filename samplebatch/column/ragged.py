@@ -407,7 +407,8 @@ def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) 
     if not dtypes:
         return np.dtype(np.float64)
     dtype = common_dtype(dtypes)
-    if dtype is None and all(isinstance(rows[i], list | tuple) for i in voting):
+    numbers = all(found.kind in "biufc" for found in dtypes)
+    if dtype is None and numbers and all(isinstance(rows[i], list | tuple) for i in voting):
         # Python's numbers have no dtype of their own: NumPy's choice for all of them will do, if it changes none.
         wide = np.result_type(*dtypes)
         if all(np.array_equal(arrays[i].astype(wide).astype(arrays[i].dtype), arrays[i]) for i in voting):

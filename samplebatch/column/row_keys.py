@@ -34,7 +34,7 @@ def resolve(key: Any, n: int) -> Resolved:
     """
     if isinstance(key, slice):
         start, stop, step = key.indices(n)
-        return (start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
+        return (start, max(start, stop)) if step == 1 else np.arange(n)[key]
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         row = int(key)
         if not -n <= row < n:

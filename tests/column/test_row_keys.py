@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samplebatch.column.row_keys import resolve
+from samplebatch.errors import RowIndexError
+
+
+@st.composite
+def keys(draw):
+    n = draw(st.integers(0, 9))
+    row = st.integers(-n, n - 1)
+    kinds = [st.slices(n), st.lists(st.booleans(), min_size=n, max_size=n).map(lambda bits: np.array(bits, bool))]
+    if n:
+        kinds += [row, row.map(np.int8), st.lists(row, max_size=6), st.lists(row, min_size=1).map(np.array)]
+    return n, draw(st.one_of(kinds))
+
+
+@given(keys())
+def test_resolves_to_what_numpy_selects(made):
+    n, key = made
+    values = np.arange(n) * 10
+    expected = values[np.array(key, np.intp) if isinstance(key, list) else key]
+    found = resolve(key, n)
+    if isinstance(found, tuple):
+        start, stop = found
+        assert 0 <= start <= stop <= n
+        assert values[start:stop].tolist() == expected.tolist()
+    elif isinstance(found, int):
+        assert 0 <= found < n
+        assert values[found] == expected
+    else:
+        assert found.dtype == np.intp
+        assert values[found].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("key", [5, -6, [0, 5], np.array([-6]), np.uint8(200), 2**70])
+def test_rows_outside_are_named(key):
+    first = key if np.ndim(key) == 0 else key[-1]
+    with pytest.raises(RowIndexError, match=rf"row {first} must lie in \[-5, 5\)"):
+        resolve(key, 5)
+
+
+@pytest.mark.parametrize("key", [None, "a", 1.0, [0.5], [[1]], True, {"a": 1}, [True] * 4, np.zeros((5, 1), bool)])
+def test_other_keys_are_refused(key):
+    with pytest.raises(RowIndexError):
+        resolve(key, 5)
