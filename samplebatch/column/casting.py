@@ -44,7 +44,15 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
         return cast if exact and bool(np.array_equal(real.astype(given), array)) else None
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
-    return cast if bool(np.array_equal(cast.astype(given), array, equal_nan=True)) else None
+    # Part by part, because a complex number counts as NaN, and as equal to any other such, if either of its parts is.
+    exact = all(np.array_equal(new.astype(old.dtype), old, equal_nan=True) for new, old in _parts(cast, array))
+    return cast if exact else None
+
+
+def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Pair real parts, and imaginary ones where the old values have them."""
+    pairs = [(new.real, old.real)]
+    return [*pairs, (new.imag, old.imag)] if old.dtype.kind == "c" else pairs
 
 
 def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:

@@ -101,7 +101,7 @@ def make_environment(environment: Environment) -> ParallelEnvironment:
     word: str = (
         repr(environment) if isinstance(environment, str) else getattr(environment, "__qualname__", repr(environment))
     )
-    if hasattr(made, "agent_selection") or not all(hasattr(made, name) for name in ("reset", "step", "action_space")):
+    if hasattr(made, "agent_iter") or not all(hasattr(made, name) for name in ("reset", "step", "action_space")):
         raise EnvironmentSpecError(
             f"{word} must make a PettingZoo parallel environment, whose agents act together, "
             f"got a {type(made).__name__}"

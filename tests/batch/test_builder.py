@@ -343,6 +343,7 @@ Numbers = st.one_of(
     st.floats(width=32).map(np.float32),
     st.integers(-128, 127).map(np.int8),
     st.integers(0, 2**64 - 1).map(np.uint64),
+    st.complex_numbers(),
 )
 
 
@@ -367,7 +368,7 @@ def test_no_accepted_number_ever_changes(values: list[Any]) -> None:
 @given(st.lists(Numbers, min_size=1, max_size=5), st.sampled_from(["?", "i1", "i8", "u8", "f2", "f4", "f8", "c8"]))
 def test_casting_exactly_changes_no_value(values: list[Any], code: str) -> None:
     array = np.array(values)
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biufc":
         return
     cast = cast_exactly(array, np.dtype(code))
     if cast is not None:

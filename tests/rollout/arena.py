@@ -1,0 +1,172 @@
+"""Small parallel environments, each with a habit of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from pettingzoo import ParallelEnv
+
+Step = tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]
+
+
+class Relay(ParallelEnv):
+    """Runners that come and go: runner k joins before step 2k and leaves after step 2k + 3, in episodes of eight steps.
+
+    An observation is (step, runner), written into one array that every step reuses; the reward is 100 * step + runner.
+    """
+
+    metadata: ClassVar = {"name": "relay"}
+    possible_agents: ClassVar = ["runner_0", "runner_1", "runner_2"]
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self._pause_s = pause_s
+        self._buffers = {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
+        self._spaces = {agent: Discrete(5) for agent in self.possible_agents}
+        self.closed = False
+
+    def observation_space(self, agent: str) -> Box:
+        return Box(-np.inf, np.inf, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Discrete:
+        return self._spaces[agent]
+
+    def _observe(self, agent: str) -> np.ndarray:
+        self._buffers[agent][:] = self._step, int(agent[-1])
+        return self._buffers[agent]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._step = 0
+        self.agents = ["runner_0"]
+        return {"runner_0": self._observe("runner_0")}, {"runner_0": {}}
+
+    def step(self, actions: dict[str, Any]) -> Step:
+        time.sleep(self._pause_s)
+        acted, now = self.agents, self._step
+        assert sorted(actions) == sorted(acted)
+        self._step += 1
+        leaving = {agent: now == 2 * int(agent[-1]) + 3 for agent in acted}
+        joining = [agent for agent in self.possible_agents if self._step == 2 * int(agent[-1]) > 0]
+        self.agents = [agent for agent in acted if not leaving[agent]] + joining
+        return (
+            {agent: self._observe(agent) for agent in [*acted, *joining]},
+            {agent: 100 * now + int(agent[-1]) for agent in acted},
+            leaving,
+            dict.fromkeys(acted, False),
+            {agent: {"now": now} for agent in acted},
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def slow_relay() -> Relay:
+    return Relay(pause_s=0.002)
+
+
+class Announcing(Relay):
+    """A slow relay that makes a file, named in `ARENA_STARTED`, once it has made twenty steps."""
+
+    made = 0
+
+    def step(self, actions: dict[str, Any]) -> Step:
+        self.made += 1
+        if self.made == 20:
+            Path(os.environ["ARENA_STARTED"]).touch()
+        time.sleep(0.002)
+        return super().step(actions)
+
+
+class Failing(Relay):
+    """A relay that raises in its thirtieth step."""
+
+    made = 0
+
+    def step(self, actions: dict[str, Any]) -> Step:
+        self.made += 1
+        if self.made == 30:
+            raise RuntimeError("the baton was dropped")
+        return super().step(actions)
+
+
+class Hanging(Relay):
+    """A relay that never comes back from its thirtieth step, and is deaf to polite requests."""
+
+    made = 0
+
+    def step(self, actions: dict[str, Any]) -> Step:
+        self.made += 1
+        if self.made == 30:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                time.sleep(1)
+        return super().step(actions)
+
+
+class Forgetful(Relay):
+    """A relay that leaves out the reward of whoever leaves."""
+
+    def step(self, actions: dict[str, Any]) -> Step:
+        observations, rewards, terminations, truncations, infos = super().step(actions)
+        return observations, {a: r for a, r in rewards.items() if not terminations[a]}, terminations, truncations, infos
+
+
+class Deserted(Relay):
+    """A relay that nobody turns up for."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed)
+        self.agents = []
+        return {}, {}
+
+
+class Nested(Relay):
+    """A relay whose observations are dicts that every step reuses."""
+
+    def _observe(self, agent: str) -> Any:
+        return {"where": super()._observe(agent), "who": int(agent[-1])}
+
+
+class Mixed(ParallelEnv):
+    """Two robots with different observations, and two lamps with the same."""
+
+    metadata: ClassVar = {"name": "mixed"}
+    possible_agents: ClassVar = ["robot_0", "robot_1", "lamp_0", "lamp_1"]
+    widths: ClassVar = {"robot_0": 2, "robot_1": 3, "lamp_0": 1, "lamp_1": 1}
+
+    def observation_space(self, agent: str) -> Box:
+        return Box(0, 1, (self.widths[agent],), np.float32)
+
+    def action_space(self, agent: str) -> Discrete:
+        return Discrete(2)
+
+    def _observations(self) -> dict[str, Any]:
+        return {agent: np.zeros(self.widths[agent], np.float32) for agent in self.possible_agents}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents = list(self.possible_agents)
+        return self._observations(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Step:
+        everyone = self.possible_agents
+        return (
+            self._observations(),
+            dict.fromkeys(everyone, 0),
+            dict.fromkeys(everyone, False),
+            dict.fromkeys(everyone, False),
+            {agent: {} for agent in everyone},
+        )
+
+
+def whose(agent: str) -> str:
+    """Map each agent to a policy of its own."""
+    return f"policy of {agent}"
+
+
+def not_an_environment() -> object:
+    return object()

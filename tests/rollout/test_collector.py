@@ -1,0 +1,161 @@
+"""The collector keeps every step of every agent, in the right place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import arena
+import numpy as np
+import pytest
+
+from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+from samplebatch.errors import ColumnMismatchError, EnvironmentSpecError
+from samplebatch.rollout.collector import MultiAgentCollector
+from samplebatch.rollout.environments import make_environment
+
+COLUMNS = (
+    "obs",
+    "new_obs",
+    "actions",
+    "rewards",
+    "terminateds",
+    "truncateds",
+    "infos",
+    "eps_id",
+    "agent_index",
+    "t",
+    "unroll_id",
+)
+
+
+def trajectories(batch: SampleBatch) -> dict[tuple[int, int], SampleBatch]:
+    """Cut a batch into the steps of each agent in each episode, in time order."""
+    found = {}
+    for episode in np.unique(batch["eps_id"]):
+        for agent in np.unique(batch["agent_index"][batch["eps_id"] == episode]):
+            own = batch[(batch["eps_id"] == episode) & (batch["agent_index"] == agent)]
+            found[int(episode), int(agent)] = own[np.argsort(own["t"])]
+    return found
+
+
+def test_a_real_environment_step_by_step() -> None:
+    collector = MultiAgentCollector(make_environment("mpe2/simple_spread_v3"), seed=3)
+    fragments = [collector.collect(steps) for steps in (10, 40, 10)]
+    assert [fragment.count for fragment in fragments] == [10, 40, 10]
+    assert [np.unique(fragment["agent"]["unroll_id"]).tolist() for fragment in fragments] == [[0], [1], [2]]
+    batch = concat_samples(fragments)["agent"]
+    assert batch.column_names == COLUMNS
+    dtypes = [str(batch[name].dtype) for name in COLUMNS]
+    assert dtypes == ["float32", "float32", "int64", "float64", "bool", "bool", "object", *["int64"] * 4]
+    cut = trajectories(batch)
+    assert sorted(len(one) for one in cut.values()) == [10] * 3 + [25] * 6
+    for one in cut.values():
+        assert one["t"].tolist() == list(range(len(one)))
+        assert (one["new_obs"][:-1] == one["obs"][1:]).all()
+        assert not one["truncateds"][:-1].any()
+        assert one["truncateds"][-1] == (len(one) == 25)
+    assert (batch["eps_id"] >= 0).all()
+
+
+def test_actions_are_those_that_were_made() -> None:
+    made = []
+
+    class Watched(arena.Relay):
+        def step(self, actions: dict[str, Any]) -> arena.Step:
+            made.append(actions["runner_0"])
+            return super().step(actions)
+
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed)
+
+    batch = MultiAgentCollector(Watched(), seed=0).collect(3)["runner"]
+    assert batch["actions"].tolist()[:3] == made
+
+
+def test_agents_come_and_go() -> None:
+    environment = arena.Relay()
+    collector = MultiAgentCollector(environment, seed=0)
+    whole = concat_samples([collector.collect(steps) for steps in (3, 5, 1, 7)])
+    assert whole.count == 16
+    batch = whole["runner"]
+    assert len(batch) == 2 * 12
+    cut = trajectories(batch)
+    assert len(cut) == 6
+    for (_, agent), one in cut.items():
+        t = np.arange(2 * agent, 2 * agent + 4)
+        assert one["t"].tolist() == t.tolist()
+        assert one["obs"].tolist() == [[step, agent] for step in t]
+        assert one["new_obs"].tolist() == [[step + 1, agent] for step in t]
+        assert one["rewards"].tolist() == (100.0 * t + agent).tolist()
+        assert one["terminateds"].tolist() == [False, False, False, True]
+        assert [info["now"] for info in one["infos"]] == t.tolist()
+    assert len(np.unique(batch["eps_id"])) == 2
+    assert not environment.closed
+
+
+def test_late_agents_line_up_in_lockstep() -> None:
+    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(8)
+    who_acts = [sorted(part.policy_batches) for part in batch.timeslices(1)]
+    assert [[name[-1] for name in names] for names in who_acts] == [
+        ["0"], ["0"], ["0", "1"], ["0", "1"], ["1", "2"], ["1", "2"], ["2"], ["2"],
+    ]  # fmt: skip
+
+
+def test_observations_that_the_environment_overwrites_are_kept() -> None:
+    batch = MultiAgentCollector(arena.Nested(), seed=0).collect(8)["runner"]
+    assert batch.column_names[:4] == ("obs.where", "obs.who", "new_obs.where", "new_obs.who")
+    assert (batch["obs.where"][:, 0] == batch["t"]).all()
+    assert (batch["new_obs.where"][:, 0] == batch["t"] + 1).all()
+    assert (batch["obs.who"] == batch["agent_index"]).all()
+
+
+def without_ids(batch: MultiAgentBatch) -> dict[str, dict[str, Any]]:
+    return {
+        policy: {name: steps[name].tolist() for name in COLUMNS if name != "eps_id"}
+        for policy, steps in batch.policy_batches.items()
+    }
+
+
+def test_a_seed_determines_everything_but_the_episodes_ids() -> None:
+    def collect(seed: int | None) -> MultiAgentBatch:
+        return MultiAgentCollector(make_environment("mpe2/simple_tag_v3"), seed=seed).collect(60)
+
+    one, two, other = collect(7), collect(7), collect(8)
+    assert without_ids(one) == without_ids(two)
+    assert without_ids(one) != without_ids(other)
+    assert without_ids(collect(None)) != without_ids(collect(None))
+    ids = [set(batch["agent"]["eps_id"].tolist()) for batch in (one, two, other)]
+    assert not ids[0] & ids[1]
+
+
+def test_agents_draw_independent_actions() -> None:
+    batch = MultiAgentCollector(make_environment("mpe2/simple_spread_v3"), seed=1).collect(100)["agent"]
+    actions = batch["actions"].reshape(3, 100)
+    assert not (actions[0] == actions[1]).all()
+    assert set(actions.flat) == {0, 1, 2, 3, 4}
+
+
+def test_agents_with_different_spaces_get_a_policy_each() -> None:
+    batch = MultiAgentCollector(arena.Mixed(), seed=0).collect(4)
+    assert {policy: steps["obs"].shape for policy, steps in batch.policy_batches.items()} == {
+        "robot_0": (4, 2),
+        "robot_1": (4, 3),
+        "lamp": (8, 1),
+    }
+    with pytest.raises(ColumnMismatchError, match="'obs'"):
+        MultiAgentCollector(arena.Mixed(), policy_mapping=lambda agent: "all").collect(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(arena.Forgetful, "a reward for every agent.*'runner_0'"), (arena.Deserted, "must have agents after reset")],
+)
+def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(EnvironmentSpecError, match=words):
+        MultiAgentCollector(make()).collect(10)
+
+
+def test_an_environment_that_raises_does_so_to_the_caller() -> None:
+    with pytest.raises(RuntimeError, match="baton"):
+        MultiAgentCollector(arena.Failing()).collect(40)

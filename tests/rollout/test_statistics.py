@@ -1,0 +1,139 @@
+"""Episode statistics against plain Python."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import arena
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+from samplebatch.rollout.aggregate import Aggregator
+from samplebatch.rollout.collector import MultiAgentCollector
+from samplebatch.rollout.statistics import episode_statistics, finished_episodes
+
+
+def test_the_relay_adds_up() -> None:
+    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(20)
+    found = episode_statistics(batch)
+    assert found is not None
+    assert (found.episodes, found.unfinished) == (2, 1)
+    for agent in range(3):
+        policy = found.policies[f"policy of runner_{agent}"]
+        expected = sum(100 * t + agent for t in range(2 * agent, 2 * agent + 4))
+        assert policy.episodes == 2
+        assert policy.returns.tolist() == [expected] * 2
+        assert (policy.mean_return, policy.mean_length) == (expected, 4.0)
+
+
+def test_a_policy_whose_episodes_all_go_on_has_no_mean() -> None:
+    batch = MultiAgentCollector(arena.Relay(), seed=0).collect(5)
+    found = episode_statistics(batch)
+    assert found is not None
+    assert (found.episodes, found.unfinished) == (0, 1)
+    assert math.isnan(found.policies["runner"].mean_return)
+    assert math.isnan(found.policies["runner"].mean_length)
+    assert len(finished_episodes(batch)) == 0
+
+
+def test_batches_that_do_not_tell_have_no_statistics() -> None:
+    plain = SampleBatch(obs=[1, 2], rewards=[1.0, 2.0])
+    assert episode_statistics(plain) is None
+    assert len(finished_episodes(plain)) == 0
+    nothing = episode_statistics(MultiAgentBatch({}, 0))
+    assert nothing is not None
+    assert (nothing.episodes, nothing.policies) == (0, {})
+
+
+def test_rewards_of_several_parts_are_summed_by_part() -> None:
+    batch = SampleBatch(
+        eps_id=[1, 1], t=[0, 1], agent_index=[0, 0], rewards=[[1.0, 10.0], [2.0, 20.0]], dones=[False, True]
+    )
+    found = episode_statistics(batch)
+    assert found is not None
+    assert found.policies["default_policy"].returns.tolist() == [[3.0, 30.0]]
+
+
+@st.composite
+def rollouts(draw: Any) -> tuple[list[dict[str, Any]], int]:
+    """Draw rows of whole and unfinished episodes of up to three agents, in any order."""
+    rows = []
+    for episode in range(draw(st.integers(0, 4))):
+        length, ended = draw(st.integers(1, 5)), draw(st.booleans())
+        for agent in range(draw(st.integers(1, 3))):
+            first = draw(st.integers(0, length - 1)) if agent else 0
+            rows += [
+                {
+                    "eps_id": 1000 - episode,
+                    "t": t,
+                    "agent_index": agent,
+                    "rewards": float(draw(st.integers(-9, 9))),
+                    "dones": ended and t == length - 1,
+                    "policy": "ab"[agent % 2],
+                }
+                for t in range(first, length)
+            ]
+    return draw(st.permutations(rows)), draw(st.integers(1, 4))
+
+
+def as_batch(rows: list[dict[str, Any]]) -> MultiAgentBatch:
+    policies = {}
+    for policy in "ab":
+        own = [row for row in rows if row["policy"] == policy]
+        if own:
+            policies[policy] = SampleBatch(
+                {name: np.array([row[name] for row in own]) for name in own[0] if name != "policy"}
+            )
+    return MultiAgentBatch(policies, len(rows))
+
+
+@given(rollouts())
+def test_statistics_agree_with_plain_python(drawn: tuple[list[dict[str, Any]], int]) -> None:
+    rows, _ = drawn
+    found = episode_statistics(as_batch(rows))
+    assert found is not None
+    last = {e: max(row["t"] for row in rows if row["eps_id"] == e) for e in {row["eps_id"] for row in rows}}
+    ended = {e for e in last if all(row["dones"] for row in rows if row["eps_id"] == e and row["t"] == last[e])}
+    assert (found.episodes, found.unfinished) == (len(ended), len(last) - len(ended))
+    assert set(finished_episodes(as_batch(rows)).tolist()) == ended
+    for policy, statistics in found.policies.items():
+        returns: dict[Any, float] = {}
+        lengths: dict[Any, int] = {}
+        for row in rows:
+            if row["policy"] == policy and row["eps_id"] in ended:
+                key = row["eps_id"], row["agent_index"]
+                returns[key] = returns.get(key, 0) + row["rewards"]
+                lengths[key] = lengths.get(key, 0) + 1
+        assert statistics.returns.tolist() == [returns[key] for key in sorted(returns)]
+        assert statistics.lengths.tolist() == [lengths[key] for key in sorted(lengths)]
+        assert statistics.episodes == len({episode for episode, _ in returns})
+
+
+@given(rollouts())
+def test_what_goes_into_an_aggregator_comes_out(drawn: tuple[list[dict[str, Any]], int]) -> None:
+    rows, parts = drawn
+    aggregator = Aggregator()
+    fragments = [as_batch(rows[i::parts]) for i in range(parts)]
+    for fragment in fragments:
+        aggregator.add(fragment)
+    assert aggregator.fragments == parts
+    assert aggregator.env_steps == sum(fragment.count for fragment in fragments) == len(rows)
+    assert aggregator.agent_steps == len(rows)
+    assert aggregator.nbytes == sum(fragment.size_bytes() for fragment in fragments)
+    batch = aggregator.build_and_reset()
+    assert batch == concat_samples(fragments)
+    assert batch.agent_steps() == len(rows)
+    assert (aggregator.fragments, aggregator.env_steps, aggregator.agent_steps, aggregator.nbytes) == (0, 0, 0, 0)
+
+
+def test_episodes_are_counted_once_however_they_are_cut() -> None:
+    collector, aggregator = MultiAgentCollector(arena.Relay(), seed=0), Aggregator()
+    for steps in (3, 5, 1, 2, 9, 12):
+        aggregator.add(collector.collect(steps))
+    assert aggregator.episodes == 4
+    found = episode_statistics(aggregator.build_and_reset())
+    assert found is not None
+    assert found.episodes == 4
