@@ -11,7 +11,15 @@ import pytest
 import samplebatch
 
 REPORT = "; import json, sys; print(json.dumps(sorted(sys.modules)))"
-TIMED = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
+TIMED = """
+import time
+times = [time.perf_counter()]
+import numpy, pyarrow
+times.append(time.perf_counter())
+{}
+times.append(time.perf_counter())
+print((times[2] - times[0]) / (times[1] - times[0]))
+"""
 
 
 def run_python(code: str) -> str:
@@ -20,8 +28,9 @@ def run_python(code: str) -> str:
 
 def test_import_loads_nothing_beyond_numpy_and_pyarrow() -> None:
     base = set(json.loads(run_python("import numpy, pyarrow" + REPORT)))
-    ours = set(json.loads(run_python("import samplebatch" + REPORT)))
-    added = {name for name in ours - base if name.split(".")[0] not in {"samplebatch", *sys.stdlib_module_names}}
+    ours = set(json.loads(run_python("from samplebatch import MultiAgentBatch, SampleBatch" + REPORT)))
+    light = {"samplebatch", "numpy", *sys.stdlib_module_names}
+    added = {name for name in ours - base if name.split(".")[0] not in light}
     assert not added
     assert not {"torch", "numba", "pandas", "polars", "pyarrow.compute", "pyarrow.parquet", "pyarrow.dataset"} & ours
 
@@ -32,12 +41,14 @@ def test_using_a_batch_loads_no_optional_library() -> None:
     assert not {"torch", "numba", "pandas", "polars", "pyarrow.parquet", "pyarrow.dataset", "pyarrow.flight"} & loaded
 
 
-def test_import_takes_under_one_and_a_half_times_its_dependencies() -> None:
-    base, ours = [], []
-    for _ in range(7):
-        base.append(float(run_python(TIMED.format("import numpy, pyarrow"))))
-        ours.append(float(run_python(TIMED.format("import samplebatch"))))
-    assert min(ours) < 1.5 * min(base)
+@pytest.mark.parametrize(
+    ("statement", "bound"),
+    [("import samplebatch", 1.5), ("from samplebatch import MultiAgentBatch, SampleBatch, concat_samples", 2.0)],
+)
+def test_import_takes_little_more_than_its_dependencies(statement: str, bound: float) -> None:
+    # Both in one process, one right after the other: a busy machine slows both alike.
+    ratios = [float(run_python(TIMED.format(statement))) for _ in range(7)]
+    assert min(ratios) < bound
 
 
 @pytest.mark.parametrize("name", samplebatch.__all__)
