@@ -136,11 +136,11 @@ def test_a_device_that_is_not_there_leaves_the_batch() -> None:
 
 
 @cuda
-@pytest.mark.parametrize(
-    "options", [{}, {"pin_memory": True}, {"use_stream": True}, {"pin_memory": True, "use_stream": True}]
-)
-def test_there_and_back(options: dict[str, bool]) -> None:
-    batch = SampleBatch(a=np.arange(1000.0), i=np.arange(1000), infos=[{}] * 1000).to_device("cuda", **options)
+@pytest.mark.parametrize("pin_memory", [False, True])
+@pytest.mark.parametrize("use_stream", [False, True])
+def test_there_and_back(pin_memory: bool, use_stream: bool) -> None:
+    batch = SampleBatch(a=np.arange(1000.0), i=np.arange(1000), infos=[{}] * 1000)
+    batch.to_device("cuda", pin_memory=pin_memory, use_stream=use_stream)
     torch.cuda.synchronize()
     assert batch["a"].is_cuda
     assert batch["a"].dtype == torch.float64
