@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from samplebatch.errors import RowIndexError
 
 _AFTER_LAST = {names.OBS: names.NEXT_OBS, names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
 """Columns whose row at step t + 1 stands in row t of another: so the step after the last can be seen too."""
+
+_RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?")
 
 
 @dataclass
@@ -59,12 +62,12 @@ class ViewRequirement:
 
     def __post_init__(self) -> None:
         if isinstance(self.shift, str):
-            try:
-                self.shift_from, self.shift_to, self.shift_step = [*map(int, self.shift.split(":")), 1][:3]
-            except ValueError as error:
+            match = _RANGE.fullmatch(self.shift)
+            if match is None:
                 raise ValueError(
                     f"shift must be an integer, a list of them, 'from:to' or 'from:to:step', got {self.shift!r}"
-                ) from error
+                )
+            self.shift_from, self.shift_to, self.shift_step = (int(part or 1) for part in match.groups())
             self.shift_arr = np.arange(self.shift_from, self.shift_to + 1, self.shift_step)
         else:
             self.shift_arr = np.atleast_1d(np.asarray(self.shift, np.int64))
