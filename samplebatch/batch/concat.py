@@ -44,7 +44,7 @@ def concat_samples(samples: Iterable[SampleBatchType]) -> SampleBatchType:
     samples = list(samples)
     if any(isinstance(sample, MultiAgentBatch) for sample in samples):
         return concat_samples_into_ma_batch(samples)
-    return _concat([_checked(sample) for sample in samples])
+    return join([checked(sample) for sample in samples])
 
 
 def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType]) -> MultiAgentBatch:
@@ -61,23 +61,25 @@ def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType]) -> MultiAge
     for sample in samples:
         if isinstance(sample, MultiAgentBatch):
             parts = sample.policy_batches
-        elif len(_checked(sample)):
+        elif len(checked(sample)):
             parts = {names.DEFAULT_POLICY_ID: sample}
         else:
             continue
         for policy, part in parts.items():
             by_policy.setdefault(policy, []).append(part)
         env_steps += sample.env_steps()
-    return MultiAgentBatch({policy: _concat(parts) for policy, parts in by_policy.items()}, env_steps)
+    return MultiAgentBatch({policy: join(parts) for policy, parts in by_policy.items()}, env_steps)
 
 
-def _checked(sample: object) -> SampleBatch:
+def checked(sample: object) -> SampleBatch:
+    """Return what is a `SampleBatch`, and refuse anything else."""
     if not isinstance(sample, SampleBatch):
         raise ColumnTypeError(f"only SampleBatch and MultiAgentBatch can be joined, got {type(sample).__name__}")
     return sample
 
 
-def _concat(samples: Sequence[SampleBatch]) -> SampleBatch:
+def join(samples: Sequence[SampleBatch]) -> SampleBatch:
+    """Join flat batches; see `concat_samples`."""
     parts = [sample for sample in samples if sample.count]
     if not parts:
         return SampleBatch()
@@ -91,6 +93,9 @@ def _concat(samples: Sequence[SampleBatch]) -> SampleBatch:
     for part in parts:
         if part._nested is not first._nested and part._nested != first._nested:
             raise ColumnMismatchError("nested columns must be put together alike to be joined, and they are not")
+    for name in filter(names.is_state_in, order):
+        if len({part._is_per_sequence(name) for part in parts}) > 1:
+            raise ColumnMismatchError(f"column {name!r} must have a row for each sequence in all batches, or in none")
     columns = {}
     for name in order:
         pieces = [group[name] for group in groups]

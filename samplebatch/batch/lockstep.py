@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from samplebatch import names
-from samplebatch.batch.sample_batch import SampleBatch
+
+if TYPE_CHECKING:
+    from samplebatch.batch.sample_batch import SampleBatch
 
 
 def lockstep(policy_batches: Mapping[str, SampleBatch], k: int) -> Iterator[tuple[dict[str, SampleBatch], int]]:

@@ -184,9 +184,9 @@ class MultiAgentBatch:
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table over the same memory: the policies' tables one under the other.
 
-        A column `policy_id` tells whose row it is. A column that all policies have alike is one column of the table. One
-        that differs in type is a column of its own for each policy, named `policy/name`. Rows of policies that lack a
-        column are null. `from_arrow` is the inverse.
+        A column `policy_id` tells whose row it is. A column that all policies have alike is one column of the table.
+        One that differs in type is a column of its own for each policy, named `policy/name`. Rows of policies that lack
+        a column are null. `from_arrow` is the inverse.
         """
         return arrow.to_policy_table(
             {policy: (batch._all(), batch._nested, batch._flags) for policy, batch in self.items()}, self.count

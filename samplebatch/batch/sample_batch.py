@@ -213,7 +213,10 @@ class SampleBatch(RowBatch):
         if name != names.DONES:
             return None
         known = [self[flag] for flag in (names.TERMINATEDS, names.TRUNCATEDS) if flag in self]
-        return None if not known else known[0] if len(known) == 1 else known[0] | known[1]
+        if len(known) < 2:
+            return known[0] if known else None
+        terminated, truncated = known if type(known[0]) is type(known[1]) else map(np.asarray, known)
+        return (terminated != 0) | (truncated != 0)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a column, or the default if there is none.
@@ -445,17 +448,15 @@ class SampleBatch(RowBatch):
         >>> SampleBatch(a=[1, 2]).concat(SampleBatch(a=[3, 4, 5]))["a"].tolist()
         [1, 2, 3, 4, 5]
         """
-        from samplebatch.batch.concat import concat_samples
+        from samplebatch.batch.concat import checked, join
 
-        joined = concat_samples([self, other])
-        assert isinstance(joined, SampleBatch)
-        return joined
+        return join([self, checked(other)])
 
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
         """Wrap the batch as that of one policy, by default the default one, with as many env steps as it has steps."""
-        from samplebatch.batch.multi_agent import MultiAgentBatch
-
-        return MultiAgentBatch({module_id or names.DEFAULT_POLICY_ID: self}, self.count)
+        if module_id is None:
+            return multi_agent.MultiAgentBatch._of({names.DEFAULT_POLICY_ID: self}, self.count)
+        return multi_agent.MultiAgentBatch({module_id: self}, self.count)
 
     # -- order and parts of rows --------------------------------------------------------------------------------------
 
@@ -692,11 +693,13 @@ class SampleBatch(RowBatch):
         >>> batch.decompress_if_needed()["obs"].shape
         (100, 84)
         """
-        for path, column in self._chosen(columns):
-            if isinstance(column, TensorColumn):
-                self._own()[path] = CompressedColumn.compress(column, bulk=bulk)
-            elif not isinstance(column, CompressedColumn):
+        chosen = self._chosen(columns)
+        for path, column in chosen:
+            if not isinstance(column, (TensorColumn, CompressedColumn)):
                 raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
+        self._own().update(
+            {path: CompressedColumn.compress(c, bulk=bulk) for path, c in chosen if isinstance(c, TensorColumn)}
+        )
         return self
 
     def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
@@ -712,9 +715,9 @@ class SampleBatch(RowBatch):
         SampleBatch
             This very batch.
         """
-        for path, column in self._chosen(columns):
-            if isinstance(column, CompressedColumn):
-                self._own()[path] = column.decompress()
+        self._own().update(
+            {path: c.decompress() for path, c in self._chosen(columns) if isinstance(c, CompressedColumn)}
+        )
         return self
 
     def _chosen(self, wanted: Iterable[str]) -> list[tuple[str, Column]]:
@@ -894,3 +897,7 @@ def _unpickled(
     """Put a pickled batch together again: whoever unpickles it trusts what it holds."""
     columns = frame.load_columns(header, buffers, allow_pickle=True)
     return cls._of(columns, nested, DEFAULT if flags is None else Flags(*flags))
+
+
+# MultiAgentBatch is made of SampleBatch, which needs it only once it is called.
+from samplebatch.batch import multi_agent  # noqa: E402
