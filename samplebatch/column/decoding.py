@@ -116,31 +116,39 @@ def _decode_present(node: Node, array: pa.Array) -> list[Any]:
     if kind in _ARROW_TYPES:
         return _decode_plain(kind, array)
     if kind == "string":
-        strings: list[Any] = _cast(array, pa.large_string()).to_pylist()
-        return strings
+        return _decode_plain("str", array)
     if kind == "dict":
         return _decode_dicts(node, array)
     if kind in ("list", "tuple"):
         return _decode_sequences(node, array)
     if kind in ("list_of", "tuple_of"):
+        _expect(
+            pa.types.is_struct(array.type) and array.type.num_fields == len(node.children), "a struct of its places"
+        )
         places = [_decode(child, array.field(i), _REFUSED) for i, child in enumerate(node.children)]
         rows = zip(*places, strict=True)
         return list(rows) if kind == "tuple_of" else list(map(list, rows))
     if kind in ("scalar", "array"):
         return _decode_arrays(node, array)
     if kind == "ragged":
+        _expect(RaggedColumn.reads(array.type), "lists of its elements")
         return list(RaggedColumn.from_arrow(array, node.dtype, "objects").copy())
     if kind == "pickle":
-        return list(map(_unpickle, _cast(array, pa.large_binary()).to_pylist()))
+        return list(map(_unpickle, _decode_plain("bytes", array)))
     raise ValueError(f"this version does not know kind {kind!r}")
 
 
-def _cast(array: pa.Array, arrow: pa.DataType) -> pa.Array:
-    return array if array.type == arrow else array.cast(arrow)
+def _expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"the form asks for {what}")
 
 
 def _decode_plain(kind: str, array: pa.Array) -> list[Any]:
-    array = _cast(array, _ARROW_TYPES[kind])
+    arrow = _ARROW_TYPES[kind]
+    if array.type != arrow:
+        # Strings and bytes have several layouts, and other tools write others than we do.
+        _expect(str(array.type).removesuffix("_view") == str(arrow).removeprefix("large_"), str(arrow))
+        array = array.cast(arrow)
     if kind in ("int", "float"):
         numbers: list[Any] = array.to_numpy().tolist()
         return numbers
@@ -151,8 +159,8 @@ def _decode_plain(kind: str, array: pa.Array) -> list[Any]:
 
 
 def _decode_dicts(node: Node, array: pa.Array) -> list[dict[str, Any]]:
-    if [field.name for field in array.type] != list(node.names):
-        raise ValueError("a struct of other fields than its keys")
+    _expect(pa.types.is_struct(array.type), "a struct")
+    _expect([field.name for field in array.type] == list(node.names), "a field for each key")
     if not node.names:
         return [{} for _ in range(len(array))]
     fields = [
@@ -167,6 +175,7 @@ def _decode_dicts(node: Node, array: pa.Array) -> list[dict[str, Any]]:
 
 
 def _decode_sequences(node: Node, array: pa.Array) -> list[Any]:
+    _expect(pa.types.is_large_list(array.type) or pa.types.is_list(array.type), "lists")
     (child,) = node.children
     flat = _decode(child, array.flatten(), _REFUSED)
     offsets = array.offsets.to_numpy()
@@ -182,12 +191,12 @@ def _decode_arrays(node: Node, array: pa.Array) -> list[Any]:
         return list(array.to_numpy(zero_copy_only=False))
     n = len(array)
     if node.shape:
+        _expect(pa.types.is_fixed_size_list(array.type), "lists of one length")
         array = array.flatten()
-    values = TensorColumn.from_arrow(array, node.dtype, "objects").values
-    if values.dtype != dtype:
-        raise ValueError(f"elements of {values.dtype} where {dtype} must be")
+    halves = dtype.kind == "c" and bool(node.shape)
+    values = TensorColumn.from_arrow(array, f"<f{dtype.itemsize // 2}" if halves else node.dtype, "objects").values
     # A copy, since what it came from may be read-only and these are the user's own objects.
-    rows = np.array(values).reshape(n, *node.shape)
+    rows = np.array(values).view(dtype).reshape(n, *node.shape)
     if node.kind == "array" and not node.shape:
         return [rows[i : i + 1].reshape(()) for i in range(n)]
     return list(rows)

@@ -227,7 +227,11 @@ def _encode_arrays(values: list[npt.NDArray[Any]]) -> tuple[Node, pa.Array]:
         if any(len(other) != len(shape) for other in shapes):
             raise _NotUniform
         return Node("ragged", dtype=dtype.str, shape=(0,) * len(shape)), RaggedColumn.from_rows(values, "").to_arrow()
-    array = arrow_elements(np.array(values, dtype).reshape(-1))
+    elements = np.array(values, dtype).reshape(-1)
+    if shape and dtype.kind == "c":
+        # One list of twice the length: pyarrow's `take` misreads fixed-size lists within fixed-size lists (as of 26.0).
+        elements = elements.view(f"f{dtype.itemsize // 2}")
+    array = arrow_elements(elements)
     if shape:
         size = len(array) // len(values)
         array = pa.Array.from_buffers(pa.list_(array.type, size), len(values), [None], children=[array])

@@ -183,7 +183,7 @@ class TensorColumn(Column):
         if dtype is None:
             raise ColumnTypeError(f"column {name!r} has Arrow type {arrow}, which no array can view")
         if dtype_name is not None:
-            dtype = _renamed(dtype, dtype_name, shape, name)
+            dtype = _renamed(array.type, dtype_name, shape, name)
         data = array.buffers()[1]
         if data is None or 0 in shape:
             return cls(np.empty(shape, dtype))
@@ -210,16 +210,13 @@ def _flat_arrow(values: npt.NDArray[Any], arrow: pa.DataType, count: int) -> pa.
     return pa.Array.from_buffers(arrow, count, [None, memory.as_buffer(values)])
 
 
-def _renamed(dtype: np.dtype[Any], dtype_name: str, shape: list[int], name: str) -> np.dtype[Any]:
+def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -> np.dtype[Any]:
     """Give stored values the dtype that their field names, after checking that it is one they can have."""
     renamed = named_dtype(dtype_name)
     storage = storage_of(renamed)
     per_element = storage.per_element
-    if (
-        storage.arrow.byte_width != dtype.itemsize
-        or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element
-    ):
-        raise ColumnTypeError(f"column {name!r} says it holds {dtype_name}, which does not fit its Arrow type {dtype}")
+    if storage.arrow != arrow or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element:
+        raise ColumnTypeError(f"column {name!r} says it holds {dtype_name}, which does not fit its Arrow type {arrow}")
     if storage.per_element:
         shape.pop()
     return renamed

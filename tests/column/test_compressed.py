@@ -11,7 +11,7 @@ from samplebatch.column import compressed
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import CompressedColumnError, ColumnMismatchError, FormatError, RowIndexError
+from samplebatch.errors import ColumnMismatchError, CompressedColumnError, FormatError, RowIndexError
 from tests.column.samples import DTYPES, ROW_SHAPES, rows, same
 
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -125,7 +125,7 @@ def test_slices_and_dumps_keep_only_the_blocks_they_touch():
     part = column[25:45]
     assert part.blocks == column.blocks[2:5]
     assert part.nbytes == sum(map(len, column.blocks[2:5]))
-    header, buffers = part.dump()
+    _header, buffers = part.dump()
     assert buffers == column.blocks[2:5]
     assert len(column[20:30].blocks) == 1
     assert column[50:50].blocks == []

@@ -132,7 +132,12 @@ def test_dump_ships_exactly_the_slice(dtype):
 
 def test_what_is_copied_is_aligned_and_apart():
     _, column = ragged()
-    for made in (column.take(np.array([5, 2])), column.copy(), column.slice(2, 4).copy(), column.spread(9, np.arange(6))):
+    for made in (
+        column.take(np.array([5, 2])),
+        column.copy(),
+        column.slice(2, 4).copy(),
+        column.spread(9, np.arange(6)),
+    ):
         assert not np.shares_memory(made.elements, column.elements)
         assert not np.shares_memory(made.offsets, column.offsets)
         assert made.elements.ctypes.data % memory.ALIGNMENT == 0
@@ -191,7 +196,9 @@ def test_concat_rules():
     assert RaggedColumn.concat([a, b], "x").dtype == np.float64
     with pytest.raises(ColumnMismatchError, match="'x' must have one dtype"):
         RaggedColumn.concat([a, ragged("i8", [3])[1]], "x")
-    with pytest.raises(ColumnMismatchError, match="'x' must have rows of one number of dimensions to be joined, got 1 and 2"):
+    with pytest.raises(
+        ColumnMismatchError, match="'x' must have rows of one number of dimensions to be joined, got 1 and 2"
+    ):
         RaggedColumn.concat([a, ragged("f4", [3], (2,))[1]], "x")
 
 

@@ -5,7 +5,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch.column import memory
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
@@ -250,7 +249,7 @@ def test_arrow_that_no_array_can_view_is_refused_by_name(array):
         TensorColumn.from_arrow(array, None, "obs")
 
 
-@pytest.mark.parametrize("dtype_name", ["<U2", "<c8", "<M8[D]", "|b1", "|S9"])
+@pytest.mark.parametrize("dtype_name", ["<U2", "<c8", "<M8[D]", "|b1", "|S9", "<i4"])
 def test_a_dtype_that_does_not_fit_the_arrow_type_is_refused(dtype_name):
     with pytest.raises(ColumnTypeError):
         TensorColumn.from_arrow(
