@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from samplebatch import names
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column import cores
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SequenceError
 
@@ -93,23 +96,40 @@ def join(samples: Sequence[SampleBatch]) -> SampleBatch:
     for part in parts:
         if part._nested is not first._nested and part._nested != first._nested:
             raise ColumnMismatchError("nested columns must be put together alike to be joined, and they are not")
-    for name in filter(names.is_state_in, order):
+    if first._has_sequences:
+        _check_states(parts)
+    count = sum([part.count for part in parts])
+    nbytes = sum([column.values.nbytes for column in groups[0].values() if type(column) is TensorColumn])
+    pieces = {name: [group[name] for group in groups] for name in order}
+    if flags.time_major:
+        columns = {
+            name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()
+        }
+    elif nbytes * count < cores.WORTHWHILE * first.count:
+        columns = {name: _concat(own, name) for name, own in pieces.items()}
+    else:
+        sizes = {name: column.nbytes for name, column in groups[0].items() if type(column) is TensorColumn}
+        weights = {name: size * count // first.count for name, size in sizes.items()}
+        columns = cores.each({name: partial(_concat, own, name) for name, own in pieces.items()}, weights)
+    joined = first._with(columns, flags)
+    joined.count = count
+    return joined
+
+
+def _concat(pieces: list[Column], name: str, *, time_major: bool = False) -> Column:
+    """Join the columns of one name."""
+    kind = type(pieces[0])
+    if len({*map(type, pieces)}) > 1:
+        kinds = " and ".join(dict.fromkeys(piece.kind for piece in pieces))
+        raise ColumnMismatchError(f"column {name!r} must be of one kind to be joined, got {kinds}")
+    return _concat_time_major(pieces, name) if time_major else kind.concat(pieces, name)
+
+
+def _check_states(parts: Sequence[SampleBatch]) -> None:
+    """Check that states have a row for each sequence in all of the batches, or in none."""
+    for name in filter(names.is_state_in, parts[0].column_names):
         if len({part._is_per_sequence(name) for part in parts}) > 1:
             raise ColumnMismatchError(f"column {name!r} must have a row for each sequence in all batches, or in none")
-    columns = {}
-    for name in order:
-        pieces = [group[name] for group in groups]
-        kind = type(pieces[0])
-        if len({*map(type, pieces)}) > 1:
-            kinds = " and ".join(dict.fromkeys(piece.kind for piece in pieces))
-            raise ColumnMismatchError(f"column {name!r} must be of one kind to be joined, got {kinds}")
-        if flags.time_major and not first._is_per_sequence(name):
-            columns[name] = _concat_time_major(pieces, name)
-        else:
-            columns[name] = kind.concat(pieces, name)
-    joined = first._with(columns, flags)
-    joined.count = sum([part.count for part in parts])
-    return joined
 
 
 def _joined_flags(parts: Sequence[SampleBatch]) -> Flags:
