@@ -341,7 +341,8 @@ def as_rows(value: Any, name: str) -> npt.NDArray[Any]:
             f"column {name!r} must have rows that are arrays, got a {type(value).__name__}: {error}"
         ) from error
     if array.dtype.kind not in "biufcmMSU":
-        raise ColumnTypeError(f"column {name!r} must hold numbers or arrays, got a {_word(value)}")
+        hint = "; declare it ragged if its rows vary in shape" if isinstance(value, Column) else ""
+        raise ColumnTypeError(f"column {name!r} must hold numbers or arrays, got a {_word(value)}{hint}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

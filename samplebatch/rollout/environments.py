@@ -195,7 +195,7 @@ def _import(module_name: str, name: str) -> ModuleType:
         if module_name == missing or module_name.startswith(missing + "."):
             raise EnvironmentSpecError(f"no environment {name!r}; {_near_environments(module_name, name)}") from error
         raise EnvironmentSpecError(
-            f"environment {name!r} needs the module {missing!r}, which is not installed; install the package that has it"
+            f"environment {name!r} needs the module {missing!r}, which is not installed; install what has it"
         ) from error
     except Exception as error:
         # What goes wrong inside a module is its author's to read: the cause stays attached.

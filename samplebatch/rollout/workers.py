@@ -81,7 +81,9 @@ class _Worker:
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Raise `WorkerError` if the worker has sent nothing for too long."""
-        if time.monotonic() - self.heard_at > stall_timeout_s:
+        # Whoever takes the fragments may have been busy for longer than that: what matters is what the pipe holds now.
+        late = time.monotonic() - self.heard_at > stall_timeout_s
+        if late and not wait([self.receiver.fileno()], timeout=0):
             raise self._error(f"hangs (it sent nothing for {stall_timeout_s:g} s)")
 
     def drain(self, deadline: float) -> Iterator[MultiAgentBatch]:
@@ -180,6 +182,7 @@ class RolloutWorkers:
             _Plan(i, environment, shares[i], fragment_length, policy_mapping, seeds[i]) for i in range(num_workers)
         ]
         self._workers: list[_Worker] = []
+        self._entered = False
         self._stop_requested = False
 
     @property
@@ -188,6 +191,7 @@ class RolloutWorkers:
         return [worker.process.pid or 0 for worker in self._workers]
 
     def __enter__(self) -> Self:
+        self._entered = True
         try:
             self._start()
         except BaseException:
@@ -199,6 +203,8 @@ class RolloutWorkers:
         self.stop()
 
     def __iter__(self) -> Iterator[MultiAgentBatch]:
+        if not self._entered:
+            raise WorkerError("workers must be started before they can send anything; use them in a with statement")
         failure: WorkerError | None = None
         running = self._running()
         while running and failure is None and not self._stop_requested:

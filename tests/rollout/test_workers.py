@@ -156,6 +156,20 @@ def test_a_worker_that_hangs_is_ended_and_named() -> None:
     assert aggregator.env_steps == 24
 
 
+def test_who_takes_fragments_may_be_slow() -> None:
+    with RolloutWorkers("arena:Relay", env_steps=4000, num_workers=2, fragment_length=20, stall_timeout_s=3) as workers:
+        fragments = iter(workers)
+        counts = [next(fragments).count]
+        time.sleep(4)
+        counts += [fragment.count for fragment in fragments]
+    assert sum(counts) == 4000
+
+
+def test_workers_must_be_started() -> None:
+    with pytest.raises(WorkerError, match="with statement"):
+        next(iter(RolloutWorkers("arena:Relay", env_steps=1)))
+
+
 def test_leaving_early_ends_all_workers() -> None:
     with RolloutWorkers("arena:slow_relay", env_steps=100_000, num_workers=2, fragment_length=5) as workers:
         pids = workers.pids
