@@ -1,0 +1,353 @@
+"""Pickles: every column is a buffer out of band, a slice ships its rows only, and what arrives is what was sent."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.batch import frame
+from samplebatch.errors import FormatError, UntrustedPickleError
+from tests.batch.every_kind import (
+    DATES,
+    NUMBERS,
+    STRINGS,
+    TORCH,
+    every_kind,
+    in_sequences,
+    numbers,
+    tensor,
+    with_every_kind,
+)
+
+ROOT = Path(__file__).parents[2]
+PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
+
+
+def out_of_band(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    buffers: list[pickle.PickleBuffer] = []
+    return pickle.dumps(value, 5, buffer_callback=buffers.append), buffers
+
+
+def received(value: object) -> Any:
+    """Send a value out of band and read it back over the same memory."""
+    data, buffers = out_of_band(value)
+    return pickle.loads(data, buffers=buffers)
+
+
+def nbytes(buffers: list[pickle.PickleBuffer]) -> int:
+    return sum(buffer.raw().nbytes for buffer in buffers)
+
+
+class Echo:
+    """What a child process does: take a batch from one queue, change it, put it and what it saw on another."""
+
+    def __call__(self, inbox: Any, outbox: Any) -> None:
+        for batch in iter(inbox.get, None):
+            seen = {name: str(batch.column(name).dtype) for name in batch.column_names}
+            if "a" in batch:
+                batch["a"][:] += 1
+            outbox.put((batch, seen))
+
+
+# -- out of band ------------------------------------------------------------------------------------------------------
+
+
+def test_every_column_is_a_buffer() -> None:
+    batch = SampleBatch(
+        a=np.zeros((100, 4)), b=np.zeros(100, np.int16), t=torch.zeros(100), o={"x": np.zeros(100, "U3")}
+    )
+    data, buffers = out_of_band(batch)
+    assert [buffer.raw().nbytes for buffer in buffers] == [3200, 200, 400, 1200]
+    assert len(data) < 1000
+
+
+def test_the_pickle_itself_does_not_grow_with_the_rows() -> None:
+    def size(rows: int) -> int:
+        return len(out_of_band(SampleBatch(every_kind(rows)))[0])
+
+    assert size(400) < size(4) + 600
+
+
+def test_nothing_is_copied_in_either_direction() -> None:
+    batch = SampleBatch(a=np.arange(100.0), t=torch.arange(100), r=[[1], [2, 3]] * 50, s=np.zeros((100, 8)))
+    batch.compress(columns={"s"})
+    data, buffers = out_of_band(batch)
+    assert np.shares_memory(np.frombuffer(buffers[0]), batch["a"])
+    made = pickle.loads(data, buffers=buffers)
+    assert made == batch
+    assert np.shares_memory(made["a"], batch["a"])
+    assert made["t"].data_ptr() == batch["t"].data_ptr()
+    assert np.shares_memory(made["r"].elements, batch["r"].elements)
+    made["a"][3] = -1
+    assert batch["a"][3] == -1
+
+
+@pytest.mark.parametrize("rows", [slice(3, 7), slice(0, 1), slice(5, 5), slice(-2, None)], ids=str)
+def test_a_slice_ships_its_rows_only(rows: slice) -> None:
+    columns = {name: values for name, values in every_kind(100).items() if name.split()[0] in ("flat", "wide", "torch")}
+    part = SampleBatch(columns)[rows]
+    _, buffers = out_of_band(part)
+    assert nbytes(buffers) == part.size_bytes()
+    assert received(part) == part
+
+
+def test_a_slice_of_other_kinds_ships_its_rows_only() -> None:
+    batch = SampleBatch(
+        ragged=[np.arange(i, dtype=np.float64) for i in range(100)],
+        infos=[{"payload": "x" * 1000} for _ in range(100)],
+        words=np.array(["y" * 1000] * 100, np.dtypes.StringDType()),
+        mixed=[{"payload": "x" * 1000, "other": {i}} for i in range(100)],
+    )
+    for name in batch:
+        whole, part = (nbytes(out_of_band(made.select(name))[1]) for made in (batch, batch[10:12]))
+        assert part < whole / 10, name
+    squeezed = SampleBatch(obs=np.random.default_rng(0).random((4000, 100))).compress()
+    assert nbytes(out_of_band(squeezed[10:12])[1]) < squeezed.size_bytes() / 10
+
+
+def test_a_slice_of_sequences_ships_its_rows_only() -> None:
+    batch = SampleBatch(a=np.zeros(1000), state_in_0=np.zeros((100, 8)), seq_lens=[10] * 100)
+    part = batch[100:200]
+    _, buffers = out_of_band(part)
+    assert nbytes(buffers) == part.size_bytes() == 100 * 8 + 10 * 64 + 10 * 4
+
+
+def test_buffers_that_are_read_only_stay_so() -> None:
+    data, buffers = out_of_band(SampleBatch(a=np.arange(4), t=torch.arange(4)))
+    made = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
+    with pytest.raises(ValueError, match="read-only"):
+        made["a"][0] = 1
+    made["t"][0] = 7
+    assert made["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_buffers_at_any_address_will_do() -> None:
+    batch = SampleBatch({dtype: numbers(dtype, 5, 2) for dtype in (*NUMBERS, *DATES, *STRINGS)}, t=tensor("float64", 5))
+    data, buffers = out_of_band(batch)
+    shifted = [memoryview(bytearray(b"\0" + bytes(buffer.raw())))[1:] for buffer in buffers]
+    made = pickle.loads(data, buffers=shifted)
+    assert made == batch
+    assert all(made.column(name).values.flags.aligned for name in batch if name != "t")
+
+
+def test_buffers_that_do_not_fit_are_refused() -> None:
+    data, buffers = out_of_band(SampleBatch(a=np.arange(4.0), r=[[1], [2, 3], [4], []]))
+    raw = [bytes(buffer.raw()) for buffer in buffers]
+    with pytest.raises(FormatError):
+        pickle.loads(data, buffers=[raw[0][:-1], *raw[1:]])
+    with pytest.raises(FormatError):
+        pickle.loads(data, buffers=[raw[0], raw[1][:-8], *raw[2:]])
+
+
+# -- everything arrives as it was -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_every_kind_by_every_protocol(protocol: int, rows: int) -> None:
+    batch = with_every_kind(7)[:rows]
+    made = pickle.loads(pickle.dumps(batch, protocol))
+    assert type(made) is SampleBatch
+    assert made == batch
+    assert list(made) == list(batch)
+    assert [made.column(name).kind for name in made.column_names] == [
+        batch.column(name).kind for name in batch.column_names
+    ]
+
+
+@pytest.mark.parametrize("dtype", [*NUMBERS, *DATES, *STRINGS])
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (0,), (0, 3), (4, 0)], ids=str)
+def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+    batch = SampleBatch(a=numbers(dtype, *shape))
+    for made in (received(batch), *(pickle.loads(pickle.dumps(batch, protocol)) for protocol in PROTOCOLS)):
+        assert made == batch
+        assert made["a"].dtype == dtype
+        assert made["a"].shape == shape
+        assert made["a"].flags.writeable
+
+
+@pytest.mark.parametrize("dtype", TORCH)
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (0,), (0, 3)], ids=str)
+def test_every_torch_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+    batch = SampleBatch(a=tensor(dtype, *shape))
+    for made in (received(batch), *(pickle.loads(pickle.dumps(batch, protocol)) for protocol in PROTOCOLS)):
+        assert made == batch
+        assert isinstance(made["a"], torch.Tensor)
+        assert str(made["a"].dtype) == f"torch.{dtype}"
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [{}, {}, {}],
+        [None, None, None],
+        [{"a": 1}, {"a": 2}, {"a": 3}],
+        [{"a": 1}, {}, None],
+        [{"a": np.arange(3)}, {"a": np.arange(2.0)}, {"b": "x"}],
+        [{"set": {1, 2}}, {"type": int}, {"path": Path("x")}],
+        [[1], (2,), "three"],
+    ],
+    ids=["empty", "none", "uniform", "optional", "arrays", "pickled", "mixed"],
+)
+def test_objects(infos: list[Any]) -> None:
+    batch = SampleBatch(infos=np.fromiter(infos, object, 3), a=[1, 2, 3])
+    assert received(batch) == batch
+    for protocol in PROTOCOLS:
+        made = pickle.loads(pickle.dumps(batch, protocol))
+        assert made == batch
+        assert [type(info) for info in made["infos"]] == [type(info) for info in infos]
+
+
+def test_objects_that_cannot_be_pickled_are_refused_by_name() -> None:
+    batch = SampleBatch(infos=[{"stream": io.StringIO()}, {"function": lambda: 0}])
+    with pytest.raises(TypeError):
+        pickle.dumps(batch, 5)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_sequences_and_flags(padded: bool, protocol: int) -> None:
+    batch = in_sequences(padded=padded)
+    for made in (
+        pickle.loads(pickle.dumps(batch, protocol)),
+        received(batch),
+        pickle.loads(pickle.dumps(batch[2:], protocol)),
+        pickle.loads(pickle.dumps(batch.slice(1, 4), protocol)),
+    ):
+        assert made.zero_padded == (padded and len(made) != 3)
+        assert made.num_grad_updates == 1.5
+        assert made.is_training
+        assert made.max_seq_len == (4 if made.zero_padded else max(made["seq_lens"]))
+    assert received(batch) == batch
+    assert received(batch[2:]) == batch[2:]
+    assert received(batch.slice(1, 4)) == batch.slice(1, 4)
+
+
+def test_time_major() -> None:
+    batch = SampleBatch(a=np.zeros((3, 2)), seq_lens=[3, 2], _time_major=True)
+    made = received(batch)
+    assert made == batch
+    assert made.time_major
+
+
+def test_a_batch_without_columns() -> None:
+    assert received(SampleBatch()) == SampleBatch()
+    made = received(SampleBatch(_num_grad_updates=3))
+    assert made.num_grad_updates == 3
+
+
+def test_policies() -> None:
+    batch = MultiAgentBatch({"p": with_every_kind(4), "q": in_sequences(padded=True), "r": SampleBatch()}, 5)
+    data, buffers = out_of_band(batch)
+    made = pickle.loads(data, buffers=buffers)
+    assert made == batch
+    assert list(made) == ["p", "q", "r"]
+    assert np.shares_memory(made["p"]["flat f8"], batch["p"]["flat f8"])
+    for protocol in PROTOCOLS:
+        assert pickle.loads(pickle.dumps(batch, protocol)) == batch
+
+
+class Experience(SampleBatch):
+    """A batch of someone else's making."""
+
+
+def test_subclasses_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Experience(a=[1, 2, 3])
+    assert type(received(batch)) is Experience
+    assert type(batch[1:]) is type(batch.copy()) is type(batch.take([0])) is Experience
+
+
+def test_a_batch_inside_other_things() -> None:
+    batch = SampleBatch(a=np.arange(3))
+    made = received({"batches": [batch, batch[1:]], "again": batch})
+    assert made["batches"] == [batch, batch[1:]]
+    assert made["again"] is made["batches"][0]
+
+
+# -- frames: what channels and files carry ----------------------------------------------------------------------------
+
+
+def test_a_frame_is_not_unpickled_unless_that_is_allowed() -> None:
+    columns = SampleBatch(infos=[{"set": {1}}])._all()
+    header, buffers = frame.dump_columns(columns)
+    with pytest.raises(UntrustedPickleError):
+        frame.load_columns(header, buffers, allow_pickle=False)
+    loaded = frame.load_columns(header, buffers, allow_pickle=True)
+    assert loaded["infos"].values.tolist() == [{"set": {1}}]
+
+
+def test_frames_that_are_not_what_they_claim_are_refused() -> None:
+    header, buffers = frame.dump_columns(SampleBatch(a=np.arange(3.0), b=np.arange(3))._all())
+    with pytest.raises(FormatError, match="buffers"):
+        frame.load_columns(header, [*buffers, b""], allow_pickle=False)
+    with pytest.raises(FormatError):
+        frame.load_columns(header, buffers[:1], allow_pickle=False)
+    name, count, own = header[0]
+    with pytest.raises(FormatError, match="'a' is of kind 'mystery'"):
+        frame.load_columns(((name, count, ("mystery", *own[1:])),), buffers[:1], allow_pickle=False)
+    for strange in ("O", "V8", "no dtype", ">f8", "f16"):
+        with pytest.raises(FormatError):
+            frame.load_columns(((name, count, (own[0], strange, own[2])),), buffers[:1], allow_pickle=False)
+    for shape in ((4,), (-3,), (3, 2), ("x",), None):
+        with pytest.raises(FormatError):
+            frame.load_columns(((name, count, (own[0], own[1], shape)),), buffers[:1], allow_pickle=False)
+
+
+# -- between processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a child process import this module by its name."""
+    monkeypatch.syspath_prepend(ROOT)
+
+
+@pytest.mark.usefixtures("importable")
+def test_through_queues_to_a_process_and_back() -> None:
+    context = multiprocessing.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    child = context.Process(target=Echo(), args=(inbox, outbox))
+    child.start()
+    try:
+        sent = [
+            SampleBatch(every_kind(9), a=np.arange(9)),
+            SampleBatch(every_kind(9), a=np.arange(9))[2:5],
+            in_sequences(padded=True),
+            SampleBatch(),
+        ]
+        for batch in sent:
+            inbox.put(batch)
+        for batch in sent:
+            made, seen = outbox.get(timeout=60)
+            assert seen == {name: str(batch.column(name).dtype) for name in batch.column_names}
+            if "a" in batch:
+                expected = batch["a"] + 1
+                assert made["a"].tolist() == expected.tolist()
+                made["a"] = batch["a"]
+            assert made == batch
+    finally:
+        inbox.put(None)
+        child.join(30)
+        child.kill()
+    assert child.exitcode == 0
+
+
+def test_through_a_pool_of_processes() -> None:
+    batch = MultiAgentBatch(
+        {"p": SampleBatch(a=np.arange(5), t=np.arange(5), eps_id=np.zeros(5, int), infos=[{"i": i} for i in range(5)])},
+        5,
+    )
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        parts = pool.submit(MultiAgentBatch.timeslices, batch, 2).result(60)
+        sent_back = pool.submit(SampleBatch.take, batch["p"], [3, 1]).result(60)
+    assert parts == batch.timeslices(2)
+    assert sent_back == batch["p"].take([3, 1])
