@@ -34,8 +34,10 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool) -
     name = field.name
     if ObjectColumn.reads(array.type, metadata):
         return ObjectColumn.from_arrow(array, metadata, name, allow_pickle=allow_pickle)
-    dtype_name, torch_name = (metadata[key].decode() if key in metadata else None for key in (DTYPE_KEY, TORCH_KEY))
+    dtype_name, torch_name = (
+        metadata[key].decode(errors="replace") if key in metadata else None for key in (DTYPE_KEY, TORCH_KEY)
+    )
     if RaggedColumn.reads(array.type):
         return RaggedColumn.from_arrow(array, dtype_name, name)
     column = TensorColumn.from_arrow(array, dtype_name, name)
-    return TorchColumn.from_bits(column.values, torch_name) if torch_name else column
+    return column if torch_name is None else TorchColumn.from_bits(column.values, torch_name)

@@ -114,6 +114,9 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
     except ValueError:
         # NumPy's word for rows of unequal shape.
         return RaggedColumn.from_rows(values, name)
+    if array.dtype.kind in "SU" and array.ravel().tolist() != np.array(values, object).ravel().tolist():
+        # NumPy turns numbers among strings into strings, and drops zero bytes at their end.
+        return ObjectColumn.from_rows(values)
     return _from_array(array, name)
 
 

@@ -69,8 +69,11 @@ class TorchColumn(Column):
     def spread(self, length: int, positions: Indices) -> TorchColumn:
         import torch
 
-        out = self.values.new_zeros((length, *self.values.shape[1:]))
-        out[torch.from_numpy(positions).to(out.device)] = self.values
+        values = self.values
+        out = values.new_zeros((length, *values.shape[1:]))
+        # torch cannot write wide unsigned integers by index.
+        writable = _named(_name(values.dtype).removeprefix("u"))
+        out.view(writable)[torch.from_numpy(positions).to(out.device)] = values.view(writable)
         return TorchColumn(out)
 
     @classmethod

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from samplebatch.column import memory
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.convert import as_column
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.errors import ColumnTypeError
+from tests.column.samples import DTYPES, ROW_SHAPES, rows, same
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("row_shape", ROW_SHAPES, ids=str)
+@pytest.mark.parametrize("n", [0, 4])
+def test_an_array_in_our_layout_is_kept(dtype, row_shape, n):
+    values = rows(dtype, n, row_shape)
+    column = as_column(values, "x")
+    assert column.kind == "tensor"
+    assert column.values is values
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_array_in_another_layout_is_copied_once(dtype):
+    values = rows(dtype, 6, (4,))
+    raw = np.frombuffer(b"\0" + values.tobytes(), np.uint8)[1:]
+    unaligned = np.ndarray(values.shape, dtype, raw)
+    layouts = [
+        values[::2],
+        values[:, ::2],
+        values[::-1],
+        np.asfortranarray(values),
+        values.astype(dtype.newbyteorder(">")),
+    ]
+    for layout in (*layouts, unaligned):
+        column = as_column(layout, "x")
+        assert column.kind == "tensor"
+        made = column.values
+        assert made.dtype == dtype
+        assert made.flags.c_contiguous
+        assert made.flags.aligned
+        assert made.dtype.isnative
+        assert np.array_equal(made, layout, equal_nan=dtype.kind in "fcmM")
+        if made is not layout:
+            assert made.ctypes.data % memory.ALIGNMENT == 0
+
+
+def test_read_only_arrays_are_kept_read_only():
+    values = np.zeros(3)
+    values.flags.writeable = False
+    assert as_column(values, "x").values is values
+
+
+@pytest.mark.parametrize("value", [3, 2.5, "abc", b"abc", None, np.float32(1), {"a": 1}, object()], ids=repr)
+def test_single_values_are_refused_by_name(value):
+    with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must be an array.*wrap it in a list"):
+        as_column(value, "obs.x")
+
+
+@pytest.mark.parametrize("value", [np.array(3), torch.tensor(3)], ids=["numpy", "torch"])
+def test_arrays_without_rows_are_refused_by_name(value):
+    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows, got a 0-d .*reshape\(1\)"):
+        as_column(value, "obs")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (np.zeros(2, "f4,i4"), "give each of its fields a column"),
+        (np.zeros(2, "V8"), "no column can hold"),
+        (np.zeros(2, np.longdouble), "no column can hold"),
+        (np.ma.masked_array([1, 2], [True, False]), "filled"),
+        (np.array([[None]], object), "one object a row"),
+        (torch.zeros(3).to_sparse(), "dense"),
+    ],
+    ids=["record", "void", "longdouble", "masked", "objects", "sparse"],
+)
+def test_what_no_column_holds_is_refused_by_name(value, says):
+    with pytest.raises(ColumnTypeError, match=f"column 'obs.*{says}"):
+        as_column(value, "obs")
+
+
+def test_columns_and_their_values_pass_through():
+    for column in (
+        TensorColumn(np.zeros(3)),
+        RaggedColumn.from_rows([[1], []], "x"),
+        CompressedColumn.compress(TensorColumn(np.zeros(3))),
+    ):
+        assert as_column(column, "x") is column
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ([1, 2], "i8"),
+        ([1.0, 2], "f8"),
+        ([True, False], "?"),
+        (["a", "bc"], "U2"),
+        ([b"a", b"bc"], "S2"),
+        ([[1, 2], [3, 4]], "i8"),
+        ((np.zeros(3, "f4"), np.ones(3, "f4")), "f4"),
+        ([np.datetime64("2024-01-01")], "M8[D]"),
+        ([], "f8"),
+    ],
+    ids=repr,
+)
+def test_lists_become_arrays(value, dtype):
+    column = as_column(value, "x")
+    assert column.kind == "tensor"
+    assert same(column.values, np.array(value, dtype))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{}, {}],
+        [None, {"a": 1}],
+        [None, 1.0],
+        [1, "a"],
+        ["a", None],
+        ["a\0", "b"],
+        [b"a\0"],
+        [["a", 1], ["b", 2]],
+        [2**70, 1],
+        [object],
+    ],
+    ids=repr,
+)
+def test_lists_of_anything_else_stay_objects(value):
+    column = as_column(value, "x")
+    assert column.kind == "object"
+    assert list(column.values) == value
+
+
+def test_rows_of_unequal_shape_are_ragged():
+    for value in (
+        [[1, 2], [3]],
+        [np.zeros(2), np.zeros(3)],
+        (np.zeros((1, 2)), np.zeros((2, 2))),
+        [torch.zeros(2), torch.ones(1)],
+    ):
+        column = as_column(value, "x")
+        assert column.kind == "ragged"
+        assert [row.shape for row in column] == [np.shape(row) for row in value]
+
+
+def test_unequal_rows_that_no_column_holds_are_refused_by_name():
+    with pytest.raises(ColumnTypeError, match="column 'obs' must have rows"):
+        as_column([np.zeros(2), np.zeros((2, 2))], "obs")
+
+
+def test_tensors_are_kept():
+    tensor = torch.zeros(3, 2)
+    assert as_column(tensor, "x").values is tensor
+    assert as_column(tensor.bfloat16(), "x").dtype == torch.bfloat16
+    stacked = as_column([torch.zeros(2), torch.ones(2)], "x")
+    assert stacked.kind == "torch"
+    assert stacked.values.tolist() == [[0, 0], [1, 1]]
+    assert as_column(torch.arange(6).reshape(2, 3).T, "x").values.is_contiguous()
+    assert as_column(torch.tensor([1j]).conj(), "x").to_numpy().tolist() == [-1j]
+
+
+def test_object_and_string_arrays_are_kept():
+    infos = np.array([{}, None], object)
+    assert as_column(infos, "infos").values is infos
+    strings = np.array(["a", "bc"], np.dtypes.StringDType())
+    assert as_column(strings, "names").values is strings
+
+
+def test_arrow_arrays_are_viewed():
+    array = pa.array([1.5, 2.5, 3.5])
+    column = as_column(array, "x")
+    assert np.shares_memory(column.values, np.frombuffer(array.buffers()[1], np.float64))
+    assert as_column(pa.chunked_array([[1, 2], [3]]), "x").values.tolist() == [1, 2, 3]
+    assert as_column(pa.array([[1], []]), "x").kind == "ragged"
+    assert as_column(pa.array(["a", None]), "x").kind == "object"
+    with pytest.raises(ColumnTypeError, match="'x' must have no nulls"):
+        as_column(pa.array([1, None]), "x")
+
+
+def test_whatever_has_an_array_is_read_through_it():
+    class Frames:
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(3)
+
+    assert as_column(Frames(), "x").values.tolist() == [0, 1, 2]
+
+    class Tagged(np.ndarray):
+        pass
+
+    plain = as_column(np.zeros((2, 3)).view(Tagged), "x").values
+    assert type(plain) is np.ndarray
