@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, replace
 from itertools import pairwise
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -14,14 +13,14 @@ from samplebatch import names
 from samplebatch.batch import arrow, frame, summary
 from samplebatch.batch.episodes import ends_by_change, ends_by_flag
 from samplebatch.batch.flags import DEFAULT, Flags
-from samplebatch.batch.row_batch import RowBatch, as_lengths
-from samplebatch.batch.tree import Structure, leaf_names, unflatten
+from samplebatch.batch.sequence_batch import SequenceBatch, as_lengths
+from samplebatch.batch.tree import Structure, unflatten
 from samplebatch.batch.view_requirement import ViewRequirement
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, SequenceError, no_such_column
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, SequenceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +32,7 @@ _OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
 
 
-class SampleBatch(RowBatch):
+class SampleBatch(SequenceBatch):
     """Steps of experience: a mapping from column name to array, all of one length.
 
     Columns keep the very arrays they are given wherever these are C-contiguous and in native byte order, and copy
@@ -140,48 +139,7 @@ class SampleBatch(RowBatch):
             columns.update(built)
         self._count_rows()
 
-    @classmethod
-    def _of(
-        cls, columns: dict[str, Column], nested: dict[str, Structure] | None = None, flags: Flags = DEFAULT
-    ) -> Self:
-        """Make a batch of columns that are built already; their rows are counted and checked."""
-        new = cls.__new__(cls)
-        new._columns = columns
-        if nested:
-            new._nested = nested
-        if flags is not DEFAULT:
-            new._flags = flags
-        new._count_rows()
-        return new
-
     # -- flags --------------------------------------------------------------------------------------------------------
-
-    @property
-    def time_major(self) -> bool | None:
-        """Whether step columns have shape (T, B, ...); None if nobody said."""
-        return self._flags.time_major
-
-    @time_major.setter
-    def time_major(self, value: bool | None) -> None:
-        self._set_flags(replace(self._flags, time_major=value))
-
-    @property
-    def zero_padded(self) -> bool:
-        """Whether every sequence occupies `max_seq_len` rows."""
-        return self._flags.zero_padded
-
-    @zero_padded.setter
-    def zero_padded(self, value: bool) -> None:
-        self._set_flags(replace(self._flags, zero_padded=value))
-
-    @property
-    def max_seq_len(self) -> int | None:
-        """Steps of the longest sequence, or rows per sequence when padded; None without sequences."""
-        return self._flags.max_seq_len
-
-    @max_seq_len.setter
-    def max_seq_len(self, value: int | None) -> None:
-        self._set_flags(replace(self._flags, max_seq_len=value))
 
     @property
     def num_grad_updates(self) -> float | None:
@@ -200,12 +158,6 @@ class SampleBatch(RowBatch):
     def set_training(self, training: bool = True) -> None:
         """Say whether the batch is meant for training."""
         self._flags = replace(self._flags, is_training=training)
-
-    def _set_flags(self, flags: Flags) -> None:
-        """Adopt flags that say how rows lie, if the columns do lie so."""
-        trial = self._with(self._all(), flags)
-        trial._count_rows()
-        self._flags = trial._flags
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -335,110 +287,7 @@ class SampleBatch(RowBatch):
         batch = self._unpadded() if self._flags.zero_padded else self
         return np.asarray(batch[names.DONES])
 
-    def size_bytes(self) -> int:
-        """Return the bytes of all columns in view; of Python objects, their shallow sizes.
-
-        >>> SampleBatch(a=np.zeros((4, 2), np.float32))[1:].size_bytes()
-        24
-        """
-        return sum([column.nbytes for column in self._all().values()])
-
     # -- copies and parts ---------------------------------------------------------------------------------------------
-
-    def copy(self, shallow: bool = False) -> Self:
-        """Copy the batch.
-
-        Parameters
-        ----------
-        shallow
-            Whether the copy shares the arrays, so that only its own set of columns is independent.
-        """
-        return self._with(self._all().copy() if shallow else self._each(methodcaller("copy"), self.count))
-
-    def select(self, *keys: str) -> Self:
-        """View only the given columns, in the order asked for; sequences stay with `seq_lens`.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If one is not there; lists the near names.
-
-        Examples
-        --------
-        >>> list(SampleBatch(a=[1], b=[2], c=[3]).select("c", "a"))
-        ['c', 'a']
-        """
-        columns = self._all()
-        return self._part({path: columns[path] for key in keys for path in self._leaves(key)})
-
-    def drop(self, *keys: str) -> Self:
-        """View all columns but the given ones.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If one is not there; lists the near names.
-        SequenceError
-            If `seq_lens` goes and columns with a row per sequence stay.
-
-        Examples
-        --------
-        >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
-        ['a', 'c']
-        """
-        gone = {path for key in keys for path in self._leaves(key)}
-        return self._part({path: column for path, column in self._all().items() if path not in gone})
-
-    def _part(self, columns: dict[str, Column]) -> Self:
-        nested = {}
-        for top, structure in self._nested.items():
-            kept = [path in columns for path in leaf_names(top, structure)]
-            if any(kept) and not all(kept):
-                raise ColumnTypeError(f"the nested column {top!r} must be kept or left out as a whole")
-            if any(kept):
-                nested[top] = structure
-        flags = self._flags
-        if names.SEQ_LENS not in columns and self._has_sequences:
-            self._check_without_sequences(columns)
-            flags = replace(flags, zero_padded=False, max_seq_len=None)
-        return self._of(columns, nested, flags)
-
-    def rename(self, mapping: Mapping[str, str]) -> Self:
-        """View the columns under other names, in the same order.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If a name is not there; lists the near names.
-        ColumnMismatchError
-            If two columns would have one name.
-
-        Examples
-        --------
-        >>> list(SampleBatch(obs=[1], rewards=[2]).rename({"rewards": "rew"}))
-        ['obs', 'rew']
-        """
-        columns, order = self._all(), list(self)
-        for old in mapping:
-            if old not in order:
-                raise no_such_column(old, order)
-        for new in mapping.values():
-            if not isinstance(new, str):
-                raise ColumnTypeError(f"a column's name must be a string, got a {type(new).__name__}")
-        renamed = [mapping.get(name, name) for name in order]
-        nested = {mapping.get(top, top): structure for top, structure in self._nested.items()}
-        for name in renamed:
-            if renamed.count(name) > 1 or any(name.startswith(f"{top}.") for top in nested):
-                raise ColumnMismatchError(f"column {name!r} must have a name of its own, and another one has it too")
-        return self._of(
-            {
-                new + path[len(old) :]: columns[path]
-                for old, new in zip(order, renamed, strict=True)
-                for path in self._leaves(old)
-            },
-            nested,
-            self._flags,
-        )
 
     def concat(self, other: SampleBatch) -> SampleBatch:
         """Join another batch to this one in a new batch; see `concat_samples`.
@@ -770,29 +619,6 @@ class SampleBatch(RowBatch):
                 rows = {path: requirement.rows(columns[path], steps) for path in self._leaves(source)}
                 views[name] = unflatten(source, self._nested.get(source), rows.__getitem__)
         return SampleBatch({**views, names.SEQ_LENS: np.ones(1, np.int32)}, _is_training=self.is_training)
-
-    def to_batch_major(self) -> Self:
-        """Copy a time-major batch of sequences, columns of shape (T, B, ...), into a padded one of shape (B * T, ...).
-
-        Raises
-        ------
-        SequenceError
-            If the batch is not time-major or has no sequences.
-        """
-        self._require_sequences("to_batch_major")
-        if not self._flags.time_major:
-            raise SequenceError("to_batch_major needs a time-major batch")
-        columns = {}
-        width = 0
-        for name, column in self._all().items():
-            if self._is_per_sequence(name):
-                columns[name] = column
-                continue
-            values = column.values.swapaxes(0, 1)
-            width = values.shape[1]
-            columns[name] = self._build(name, values.reshape(-1, *values.shape[2:]))[1][name]
-        flags = replace(self._flags, time_major=False, zero_padded=True, max_seq_len=width)
-        return self._of(columns, self._nested, flags)
 
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table over the same memory.
