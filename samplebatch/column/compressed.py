@@ -279,12 +279,9 @@ class CompressedColumn(Column):
         """Return the decompressed rows as a tensor, shape (n, ...)."""
         return self.decompress().to_torch()
 
-    def to_arrow(self) -> pa.Array:
-        """Return the decompressed rows as their tensor column does: one block of many rows is no Arrow array of n."""
-        return self.decompress().to_arrow()
-
-    def arrow_metadata(self) -> dict[bytes, bytes]:
-        return TensorColumn(np.empty((0, *self._row_shape), self.item)).arrow_metadata()
+    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
+        """Encode the decompressed rows as their tensor column does: one block of many rows is no Arrow array of n."""
+        return self.decompress().encode()
 
     def dump(self) -> tuple[Header, list[Any]]:
         header = (

@@ -15,7 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 WORTHWHILE = 2 << 20
-"""Bytes from which sharing a copy pays; below, handing it over costs more than it gains (`benchmarks/bench_memory.py`)."""
+"""Bytes from which sharing a copy pays; below, handing it over costs more than it gains."""
 
 _Job = Callable[[], object]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,11 @@ Header = tuple[Any, ...]
 """What a column writes about itself beside its buffers: plain strings, integers and tuples of them, `kind` first."""
 
 Indices = npt.NDArray[np.intp]
+
+
+def _restore(kind: type[Column], header: Header, buffers: list[Any]) -> Column:
+    # Whoever unpickles a column has decided already to run what its bytes say.
+    return kind.load(header, buffers, allow_pickle=True)
 
 
 class Column(ABC):
@@ -112,19 +118,21 @@ class Column(ABC):
         """
 
     @abstractmethod
-    def to_arrow(self) -> pa.Array:
-        """Return the rows as an Arrow array of n values, sharing memory wherever the layout permits.
+    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
+        """Return the rows as an Arrow array, and what its field must say for them to come back as they were.
 
-        It has no nulls, None rows of objects aside.
+        The array has n values and shares memory wherever the layout permits. It has no nulls, rows of None aside.
         """
 
-    def arrow_metadata(self) -> dict[bytes, bytes]:
-        """Return what the Arrow field must carry beside its type for the rows to come back as they were."""
-        return {}
+    def to_arrow(self) -> pa.Array:
+        """Return the rows as an Arrow array of n values; see `encode`."""
+        return self.encode()[0]
 
-    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Return `to_arrow()` and `arrow_metadata()` together, worked out once."""
-        return self.to_arrow(), self.arrow_metadata()
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle by `dump` and `load`: a view takes its own rows along, and protocol 5 carries them out of band."""
+        header, buffers = self.dump()
+        pickled = map(PickleBuffer, buffers)
+        return _restore, (type(self), header, list(pickled) if protocol >= 5 else [bytearray(b.raw()) for b in pickled])
 
     @abstractmethod
     def dump(self) -> tuple[Header, list[Any]]:

@@ -140,7 +140,7 @@ class ObjectColumn(Column):
         raise ColumnTypeError(f"torch has no tensor of Python objects (dtype {self.values.dtype})")
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Return `to_arrow()` and `arrow_metadata()` of one look at the objects.
+        """Encode the objects as structs and lists where they have one form, else as pickles.
 
         Raises
         ------
@@ -149,12 +149,6 @@ class ObjectColumn(Column):
         """
         array, form = encode(self.values)
         return array, {FORM_KEY: form.encode()}
-
-    def to_arrow(self) -> pa.Array:
-        return self.encode()[0]
-
-    def arrow_metadata(self) -> dict[bytes, bytes]:
-        return self.encode()[1]
 
     @staticmethod
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:

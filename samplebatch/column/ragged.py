@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from samplebatch.column import memory
 from samplebatch.column.interface import Column, Header, Indices
+from samplebatch.column.row_arrays import row_arrays
 from samplebatch.column.row_keys import resolve
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.types import DTYPE_KEY, common_dtype, named_dtype, storage_of, torch_dtype
+from samplebatch.column.types import DTYPE_KEY, named_dtype, storage_of, torch_dtype
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 
 if TYPE_CHECKING:
@@ -81,13 +82,8 @@ class RaggedColumn(Column):
         >>> RaggedColumn.from_rows([np.zeros((2, 3)), np.zeros((1, 4))], "obs").row_shape
         (None, None)
         """
-        arrays = [_row_array(row, i, name) for i, row in enumerate(rows)]
-        ndims = {array.ndim for array in arrays}
-        if len(ndims) > 1:
-            found = " and ".join(map(str, sorted(ndims)))
-            raise ColumnTypeError(f"column {name!r} must have rows of one number of dimensions, got {found}")
-        dtype = _rows_dtype(rows, arrays, name)
-        ndim = ndims.pop() if ndims else 1
+        arrays, dtype = row_arrays(rows, name)
+        ndim = arrays[0].ndim if arrays else 1
         shapes = np.array([array.shape for array in arrays], _INT64).reshape(len(arrays), ndim)
         offsets = _offsets(shapes.prod(1))
         elements = memory.empty((int(offsets[-1]),), dtype)
@@ -247,8 +243,8 @@ class RaggedColumn(Column):
         nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(elements, torch.from_numpy(offsets))
         return nested
 
-    def to_arrow(self) -> pa.Array:
-        """Return the rows as a `large_list`, sharing memory.
+    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
+        """Encode the rows as a `large_list`, sharing memory.
 
         Where rows have two dimensions or more, it is a struct of the list, `data`, and the rows' extents, `shape`.
         """
@@ -258,14 +254,12 @@ class RaggedColumn(Column):
             [None, memory.as_buffer(self.offsets)],
             children=[arrow_elements(self.elements)],
         )
+        metadata = {DTYPE_KEY: self.dtype.str.encode()} if storage_of(self.dtype).named else {}
         if self.shapes is None:
-            return data
+            return data, metadata
         extents = pa.Array.from_buffers(pa.int64(), self.shapes.size, [None, memory.as_buffer(self.shapes)])
         shape = pa.Array.from_buffers(pa.list_(pa.int64(), self.ndim), len(self), [None], children=[extents])
-        return pa.StructArray.from_arrays([data, shape], ["data", "shape"])
-
-    def arrow_metadata(self) -> dict[bytes, bytes]:
-        return {DTYPE_KEY: self.dtype.str.encode()} if storage_of(self.dtype).named else {}
+        return pa.StructArray.from_arrays([data, shape], ["data", "shape"]), metadata
 
     @staticmethod
     def reads(arrow: pa.DataType) -> bool:
@@ -386,39 +380,6 @@ def arrow_elements(elements: npt.NDArray[Any]) -> pa.Array:
         return pa.Array.from_buffers(storage.arrow, len(elements), buffers)
     parts = pa.Array.from_buffers(storage.arrow, 2 * len(elements), buffers)
     return pa.Array.from_buffers(_element_type(elements.dtype), len(elements), [None], children=[parts])
-
-
-def _row_array(row: Any, i: int, name: str) -> npt.NDArray[Any]:
-    try:
-        array = np.asarray(row)
-        storage_of(array.dtype.newbyteorder("="))
-    except (ValueError, ColumnTypeError) as error:
-        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, row {i} is not: {error}") from error
-    if not array.ndim:
-        found = type(row).__name__
-        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, row {i} is a single {found}")
-    return array
-
-
-def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
-    """Find the dtype that holds every row without loss; empty lists have no say."""
-    voting = [i for i, row in enumerate(rows) if arrays[i].size or not isinstance(row, list | tuple)]
-    dtypes = list(dict.fromkeys(arrays[i].dtype.newbyteorder("=") for i in voting))
-    if not dtypes:
-        return np.dtype(np.float64)
-    dtype = common_dtype(dtypes)
-    numbers = all(found.kind in "biufc" for found in dtypes)
-    if dtype is None and numbers and all(isinstance(rows[i], list | tuple) for i in voting):
-        # Python's numbers have no dtype of their own: NumPy's choice for all of them will do, if it changes none.
-        wide = np.result_type(*dtypes)
-        if all(np.array_equal(arrays[i].astype(wide).astype(arrays[i].dtype), arrays[i]) for i in voting):
-            dtype = wide
-    if dtype is None:
-        raise ColumnTypeError(
-            f"column {name!r} must have rows of one dtype, or one that holds the others without loss, got "
-            f"{' and '.join(map(str, dtypes))}; convert them first"
-        )
-    return dtype
 
 
 def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None, count: int, subject: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -120,25 +121,19 @@ class TensorColumn(Column):
         writable = self.values if self.values.flags.writeable else memory.copy_of(self.values)
         return torch.from_numpy(writable)
 
-    def to_arrow(self) -> pa.Array:
+    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         values = self.values
         storage = storage_of(values.dtype)
-        if values.dtype.kind == "b" and values.ndim == 1:
-            return pa.ExtensionArray.from_storage(pa.bool8(), _flat_arrow(values, storage.arrow, len(values)))
         row_shape = values.shape[1:] + storage.per_element
-        count = values.size * (2 if storage.per_element else 1)
-        flat = _flat_arrow(values, storage.arrow, count)
+        flat = _flat_arrow(values, storage.arrow, len(values) * prod(row_shape))
+        if values.dtype.kind == "b" and not row_shape:
+            return pa.ExtensionArray.from_storage(pa.bool8(), flat), {}
+        metadata = {DTYPE_KEY: values.dtype.str.encode()} if storage.named else {}
         if not row_shape:
-            return flat
+            return flat, metadata
         tensor_type = pa.fixed_shape_tensor(storage.arrow, row_shape)
         rows = pa.Array.from_buffers(tensor_type.storage_type, len(values), [None], children=[flat])
-        return pa.ExtensionArray.from_storage(tensor_type, rows)
-
-    def arrow_metadata(self) -> dict[bytes, bytes]:
-        values = self.values
-        if not storage_of(values.dtype).named or (values.dtype.kind == "b" and values.ndim == 1):
-            return {}
-        return {DTYPE_KEY: values.dtype.str.encode()}
+        return pa.ExtensionArray.from_storage(tensor_type, rows), metadata
 
     @classmethod
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> TensorColumn:

@@ -111,11 +111,9 @@ class TorchColumn(Column):
     def to_torch(self) -> torch.Tensor:
         return self.values
 
-    def to_arrow(self) -> pa.Array:
-        return TensorColumn(self._bits()).to_arrow()
-
-    def arrow_metadata(self) -> dict[bytes, bytes]:
-        return {TORCH_KEY: _name(self.values.dtype).encode(), **TensorColumn(self._bits()).arrow_metadata()}
+    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
+        array, metadata = TensorColumn(self._bits()).encode()
+        return array, {TORCH_KEY: _name(self.values.dtype).encode(), **metadata}
 
     @classmethod
     def from_bits(cls, bits: npt.NDArray[Any], dtype_name: str) -> TorchColumn:
