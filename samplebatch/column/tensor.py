@@ -207,7 +207,10 @@ def _flat_arrow(values: npt.NDArray[Any], arrow: pa.DataType, count: int) -> pa.
 
 def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -> np.dtype[Any]:
     """Give stored values the dtype that their field names, after checking that it is one they can have."""
-    renamed = named_dtype(dtype_name)
+    try:
+        renamed = named_dtype(dtype_name)
+    except ColumnTypeError as error:
+        raise ColumnTypeError(f"column {name!r} says it holds a dtype that no column can: {error}") from error
     storage = storage_of(renamed)
     per_element = storage.per_element
     if storage.arrow != arrow or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element:
