@@ -163,7 +163,8 @@ class ObjectColumn(Column):
             return False
         while pa.types.is_fixed_size_list(arrow):
             arrow = arrow.value_type
-        return not (pa.types.is_primitive(arrow) or pa.types.is_fixed_size_binary(arrow))
+        number = pa.types.is_primitive(arrow) or pa.types.is_decimal(arrow)
+        return not (number or pa.types.is_fixed_size_binary(arrow))
 
     @classmethod
     def from_arrow(
