@@ -7,22 +7,25 @@ What a table's columns do not say (flags, nesting, which policy has which column
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from types import NoneType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch import names
 from samplebatch.batch.flags import DEFAULT, Flags
-from samplebatch.batch.tree import Structure
+from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import FormatError, SequenceError
+from samplebatch.errors import FormatError, SampleBatchError, SequenceError
 
 METADATA_KEY = b"samplebatch"
 _VERSION = 1
+_POLICY = "policy_id"
 
 Parts = tuple[dict[str, Column], dict[str, Structure], Flags]
 """What a SampleBatch is made of: columns, structure of nested ones, flags."""
@@ -54,11 +57,14 @@ def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Fl
         fields.append(field)
         arrays.append(array)
     about = {"type": "SampleBatch", "version": _VERSION, **_describe(nested, flags), "lists": lists}
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, {METADATA_KEY: json.dumps(about).encode()}))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, _metadata(about)))
 
 
 def from_table(source: Any, *, allow_pickle: bool) -> Parts:
     """View a table as the parts of a batch; `to_table` is the inverse.
+
+    Columns of such a table may have been left out or added since. What then has not all its leaves any more, or others
+    too, is no nested column any more, but columns with dots in their names.
 
     Raises
     ------
@@ -81,16 +87,11 @@ def from_table(source: Any, *, allow_pickle: bool) -> Parts:
 def to_policy_table(policies: dict[str, Parts], env_steps: int) -> pa.Table:
     """Lay the tables of several policies one under the other, with a column `policy_id`."""
     tables = {policy: to_table(*parts) for policy, parts in policies.items()}
-    alike: dict[str, set[Any]] = {}
-    for table in tables.values():
-        for field in table.schema:
-            alike.setdefault(field.name, set()).add((field.type, frozenset((field.metadata or {}).items())))
+    placed = _place(tables)
     fields: dict[str, pa.Field] = {}
-    placed: dict[str, dict[str, str]] = {policy: {} for policy in tables}
     for policy, table in tables.items():
         for field in table.schema:
-            name = field.name if len(alike[field.name]) == 1 else f"{policy}/{field.name}"
-            placed[policy][field.name] = name
+            name = placed[policy][field.name]
             fields[name] = field.with_name(name)
     chunks: dict[str, list[pa.Array]] = {name: [] for name in fields}
     for policy, table in tables.items():
@@ -98,7 +99,7 @@ def to_policy_table(policies: dict[str, Parts], env_steps: int) -> pa.Table:
         for name, field in fields.items():
             chunks[name] += own[name].chunks if name in own else [pa.nulls(table.num_rows, field.type)]
     everywhere = {name for name in fields if all(name in placed[policy].values() for policy in tables)}
-    schema = [pa.field("policy_id", pa.dictionary(pa.int32(), pa.string()), nullable=False)]
+    schema = [pa.field(_POLICY, pa.dictionary(pa.int32(), pa.string()), nullable=False)]
     schema += [field.with_nullable(field.nullable or name not in everywhere) for name, field in fields.items()]
     about = {
         "type": "MultiAgentBatch",
@@ -111,7 +112,27 @@ def to_policy_table(policies: dict[str, Parts], env_steps: int) -> pa.Table:
     }
     columns = [_policy_ids(tables)]
     columns += [pa.chunked_array(chunks[name], field.type) for name, field in fields.items()]
-    return pa.Table.from_arrays(columns, schema=pa.schema(schema, {METADATA_KEY: json.dumps(about).encode()}))
+    return pa.Table.from_arrays(columns, schema=pa.schema(schema, _metadata(about)))
+
+
+def _place(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
+    """Choose where in the joint table each policy's columns go: into one of their own name where all are alike."""
+    kinds: dict[str, set[Any]] = {}
+    for table in tables.values():
+        for field in table.schema:
+            kinds.setdefault(field.name, set()).add((field.type, frozenset((field.metadata or {}).items())))
+    shared = {name for name, alike in kinds.items() if len(alike) == 1} - {_POLICY}
+    taken = {_POLICY, *shared}
+    placed: dict[str, dict[str, str]] = {}
+    for policy, table in tables.items():
+        placed[policy] = {name: name for name in table.column_names}
+        for name in placed[policy].keys() - shared:
+            own = f"{policy}/{name}"
+            while own in taken:
+                own += "_"
+            taken.add(own)
+            placed[policy][name] = own
+    return placed
 
 
 def from_policy_table(source: Any, *, allow_pickle: bool) -> tuple[dict[str, Parts], int]:
@@ -132,15 +153,19 @@ def from_policy_table(source: Any, *, allow_pickle: bool) -> tuple[dict[str, Par
     start = 0
     try:
         for policy, part in about["policies"].items():
-            rows = table.slice(start, part["rows"])
-            start += part["rows"]
+            rows = table.slice(start, _count(part["rows"]))
+            start += rows.num_rows
             columns = [rows.column(placed) for placed in part["columns"].values()]
             fields = [table.schema.field(placed).with_name(name) for name, placed in part["columns"].items()]
             own = pa.Table.from_arrays(columns, schema=pa.schema(fields))
             policies[policy] = _read(own, part, allow_pickle=allow_pickle)
-        env_steps = int(about["env_steps"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"the metadata of the batch is incomplete: {error!r}") from error
+            if rows.num_rows != part["rows"]:
+                raise FormatError(f"policy {policy!r} must have {part['rows']} rows, got {rows.num_rows}")
+        env_steps = _count(about["env_steps"])
+    except SampleBatchError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
     if start != table.num_rows:
         raise FormatError(f"the table must have the {start} rows that its metadata counts, got {table.num_rows}")
     return policies, env_steps
@@ -160,7 +185,7 @@ def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
     try:
         about = json.loads(raw)
         version = about["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError("the schema's metadata is not that of a batch") from error
     if version != _VERSION:
         raise FormatError(f"the batch was written as version {version}, and this library reads version {_VERSION}")
@@ -171,26 +196,83 @@ def _describe(nested: dict[str, Structure], flags: Flags) -> dict[str, Any]:
     return {"nested": nested, "flags": asdict(flags)}
 
 
+def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
+    # Flags may be NumPy's numbers.
+    return {METADATA_KEY: json.dumps(about, default=np.generic.item).encode()}
+
+
 def _read(table: pa.Table, about: dict[str, Any], *, allow_pickle: bool) -> Parts:
     try:
-        nested, flags, lists = dict(about["nested"]), Flags(**about["flags"]), set(about["lists"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"the metadata of the batch is incomplete: {error!r}") from error
+        nested, flags, lists = _structures(about["nested"]), _flags(about["flags"]), set(map(str, about["lists"]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
     columns = {}
+    cuts = {}
     for field in table.schema:
         chunked = table.column(field.name)
         array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
         if field.name in lists:
             if not pa.types.is_large_list(array.type) or array.null_count:
                 raise FormatError(f"column {field.name!r} must be a list for each sequence, got {array.type}")
+            cuts[field.name] = np.diff(array.offsets.to_numpy())
             array = array.flatten()
         columns[field.name] = column_from_arrow(array, field, allow_pickle=allow_pickle)
-    return columns, nested, flags
+    if names.SEQ_LENS not in columns:
+        flags = replace(flags, zero_padded=False, max_seq_len=None)
+    elif cuts:
+        stored = _stored(columns[names.SEQ_LENS], flags)
+        for name, lengths in cuts.items():
+            if not np.array_equal(lengths, stored):
+                raise FormatError(f"column {name!r} must have lists as long as {names.SEQ_LENS!r} says")
+    return columns, {top: tree for top, tree in nested.items() if _is_whole(top, tree, columns)}, flags
+
+
+def _is_whole(top: str, structure: Structure, columns: dict[str, Column]) -> bool:
+    """Tell whether the columns under a name are the leaves of a nested column, all of them and no others."""
+    return set(leaf_names(top, structure)) == {name for name in columns if name == top or name.startswith(f"{top}.")}
+
+
+def _structures(plain: Any) -> dict[str, Structure]:
+    return {top: _structure(tree) for top, tree in plain.items()}
+
+
+def _structure(plain: Any) -> Structure:
+    """Check that what came from outside is a structure of a nested column."""
+    if isinstance(plain, dict):
+        return {key: None if tree is None else _structure(tree) for key, tree in plain.items()}
+    if isinstance(plain, list):
+        return [None if tree is None else _structure(tree) for tree in plain]
+    raise ValueError(f"a nested column must be a dict or a list, got a {type(plain).__name__}")
+
+
+def _flags(plain: Any) -> Flags:
+    """Check that what came from outside are flags."""
+    flags = Flags(**plain)
+    kinds = (flags.time_major, (bool, NoneType)), (flags.zero_padded, bool), (flags.is_training, bool)
+    if not all(isinstance(flag, kind) for flag, kind in kinds):
+        raise ValueError("flags must be true or false")
+    if flags.max_seq_len is not None:
+        _count(flags.max_seq_len)
+    if not isinstance(flags.num_grad_updates, (int, float, NoneType)):
+        raise ValueError("num_grad_updates must be a number")
+    return flags
+
+
+def _count(plain: Any) -> int:
+    """Check that what came from outside counts something."""
+    if type(plain) is not int or plain < 0:
+        raise ValueError(f"a count must be an integer of at least 0, got {plain!r}")
+    return plain
+
+
+def _stored(seq_lens: Column, flags: Flags) -> npt.NDArray[Any]:
+    """Return how many rows each sequence occupies."""
+    lengths = np.asarray(seq_lens.to_numpy()).reshape(-1)
+    return np.full(len(lengths), flags.max_seq_len or 0) if flags.zero_padded else lengths
 
 
 def _offsets(seq_lens: Column, flags: Flags) -> pa.Array:
-    lengths = np.asarray(seq_lens.to_numpy()).reshape(-1)
-    stored = np.full(len(lengths), flags.max_seq_len or 0) if flags.zero_padded else lengths
+    stored = _stored(seq_lens, flags)
     return TensorColumn(np.concatenate(([0], stored.cumsum())).astype(np.int64)).to_arrow()
 
 
