@@ -9,7 +9,8 @@ from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
-from samplebatch.column.types import DTYPE_KEY, TORCH_KEY
+from samplebatch.column.types import DTYPE_KEY, TORCH_KEY, named_dtype
+from samplebatch.errors import ColumnTypeError, FormatError
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
@@ -27,6 +28,8 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool) -
     ------
     ColumnTypeError
         If it has nulls or a type that no column can hold; names it.
+    FormatError
+        If it is not what the field's metadata says; names it.
     UntrustedPickleError
         If its rows are pickled and `allow_pickle` is false; names it.
     """
@@ -37,7 +40,17 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool) -
     dtype_name, torch_name = (
         metadata[key].decode(errors="replace") if key in metadata else None for key in (DTYPE_KEY, TORCH_KEY)
     )
+    try:
+        if dtype_name is not None:
+            named_dtype(dtype_name)
+    except ColumnTypeError as error:
+        raise FormatError(f"column {name!r} must name a dtype that a column can hold: {error}") from error
     if RaggedColumn.reads(array.type):
         return RaggedColumn.from_arrow(array, dtype_name, name)
     column = TensorColumn.from_arrow(array, dtype_name, name)
-    return column if torch_name is None else TorchColumn.from_bits(column.values, torch_name)
+    if torch_name is None:
+        return column
+    try:
+        return TorchColumn.from_bits(column.values, torch_name)
+    except ColumnTypeError as error:
+        raise FormatError(f"column {name!r} must name the torch dtype of its values: {error}") from error
