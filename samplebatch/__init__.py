@@ -16,7 +16,7 @@ _HOMES = {
     "concat_samples": "samplebatch.batch.concat",
     "concat_samples_into_ma_batch": "samplebatch.batch.concat",
     "SampleBatchBuilder": "samplebatch.batch.builder",
-    "MultiAgentBatchBuilder": "samplebatch.batch.builder",
+    "MultiAgentBatchBuilder": "samplebatch.batch.multi_agent_builder",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
@@ -26,11 +26,11 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
-    from samplebatch.batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
     from samplebatch.batch.builder import SampleBatchBuilder as SampleBatchBuilder
     from samplebatch.batch.concat import concat_samples as concat_samples
     from samplebatch.batch.concat import concat_samples_into_ma_batch as concat_samples_into_ma_batch
     from samplebatch.batch.multi_agent import MultiAgentBatch as MultiAgentBatch
+    from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
     from samplebatch.errors import SampleBatchError as SampleBatchError

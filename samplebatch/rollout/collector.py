@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
-from samplebatch.batch.builder import MultiAgentBatchBuilder, PolicyMapping
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder, PolicyMapping
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.rollout.environments import ParallelEnvironment, agent_positions, policy_by_kind
 

@@ -20,8 +20,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from samplebatch.batch.builder import PolicyMapping
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.errors import EnvironmentSpecError, SampleBatchError, WorkerError
 from samplebatch.rollout.channel import FragmentReceiver, FragmentSender, fragment_channel
 from samplebatch.rollout.collector import MultiAgentCollector
