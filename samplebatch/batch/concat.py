@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from samplebatch import names
+from samplebatch.batch import small
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
@@ -99,21 +100,24 @@ def join(samples: Sequence[SampleBatch]) -> SampleBatch:
     if first._has_sequences:
         _check_states(parts)
     count = sum([part.count for part in parts])
-    nbytes = sum([column.values.nbytes for column in groups[0].values() if type(column) is TensorColumn])
-    pieces = {name: [group[name] for group in groups] for name in order}
-    if flags.time_major:
-        columns = {
-            name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()
-        }
-    elif nbytes * count < cores.WORTHWHILE * first.count:
-        columns = {name: _concat(own, name) for name, own in pieces.items()}
-    else:
-        sizes = {name: column.nbytes for name, column in groups[0].items() if type(column) is TensorColumn}
-        weights = {name: size * count // first.count for name, size in sizes.items()}
-        columns = cores.each({name: partial(_concat, own, name) for name, own in pieces.items()}, weights)
+    columns = None if first._has_sequences or flags.time_major else small.joined(groups, count)
+    if columns is None:
+        columns = _joined_columns(first, groups, count)
     joined = first._with(columns, flags)
     joined.count = count
     return joined
+
+
+def _joined_columns(first: SampleBatch, groups: Sequence[dict[str, Column]], count: int) -> dict[str, Column]:
+    """Join the columns of the first batch and of others that are like it, on both cores where that pays."""
+    pieces = {name: [group[name] for group in groups] for name in groups[0]}
+    if first._flags.time_major:
+        return {name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()}
+    sizes = {name: column.values.nbytes for name, column in groups[0].items() if type(column) is TensorColumn}
+    if sum(sizes.values()) * count < cores.WORTHWHILE * first.count:
+        return {name: _concat(own, name) for name, own in pieces.items()}
+    weights = {name: size * count // first.count for name, size in sizes.items()}
+    return cores.each({name: partial(_concat, own, name) for name, own in pieces.items()}, weights)
 
 
 def _concat(pieces: list[Column], name: str, *, time_major: bool = False) -> Column:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch import small
 from samplebatch.batch.column_map import ColumnMap
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.tree import Structure, leaf_names
@@ -266,7 +267,9 @@ class RowBatch(ColumnMap):
         shallow
             Whether the copy shares the arrays, so that only its own set of columns is independent.
         """
-        return self._with(self._all().copy() if shallow else self._each(methodcaller("copy"), self.count))
+        if shallow:
+            return self._with(self._all().copy())
+        return self._with(small.copied(self._all()) or self._each(methodcaller("copy"), self.count))
 
     def _each(self, job: Callable[[Column], Column], rows: int) -> dict[str, Column]:
         """Make a new column of `rows` rows of each column, on both cores where that pays."""

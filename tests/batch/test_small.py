@@ -1,0 +1,81 @@
+"""Small batches: columns of one block are aligned, apart from each other, and equal to what separate ones hold."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from samplebatch import SampleBatch, concat_samples
+from samplebatch.batch import small
+from samplebatch.column.memory import ALIGNMENT
+from samplebatch.errors import ColumnMismatchError
+
+COLUMNS = {
+    "obs": np.arange(15, dtype=np.float32).reshape(5, 3),
+    "flags": np.array([True, False, True, False, True]),
+    "empty_rows": np.zeros((5, 0), np.int16),
+    "when": np.arange(5).astype("M8[s]"),
+    "names": np.array(["a", "bb", "", "c", "d"]),
+    "t": np.arange(5),
+}
+
+
+def _addresses(batch: SampleBatch) -> list[tuple[int, int]]:
+    return [(batch[name].ctypes.data, batch[name].nbytes) for name in batch]
+
+
+def _assert_lies_well(batch: SampleBatch) -> None:
+    spans = sorted(_addresses(batch))
+    assert all(address % ALIGNMENT == 0 for address, _ in spans)
+    assert all(before + nbytes <= after for (before, nbytes), (after, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_copy_of_a_small_batch(rows: int) -> None:
+    batch = SampleBatch(COLUMNS)[:rows]
+    copy = batch.copy()
+    assert copy == batch
+    _assert_lies_well(copy)
+    copy["t"][:] = -1
+    assert batch["t"].tolist() == list(range(rows))
+    assert copy.drop("t") == batch.drop("t")
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 1, 3), (2, 0, 2)])
+def test_joining_small_batches(sizes: tuple[int, ...]) -> None:
+    parts = [SampleBatch(COLUMNS)[:size] for size in sizes]
+    joined = concat_samples(parts)
+    for name, values in COLUMNS.items():
+        np.testing.assert_array_equal(joined[name], np.concatenate([values[:size] for size in sizes]))
+        assert joined[name].dtype == values.dtype
+    _assert_lies_well(joined)
+
+
+def test_joining_takes_columns_by_name_whatever_their_order() -> None:
+    parts = [SampleBatch(a=[1, 2], b=[1.0, 2.0]), SampleBatch(b=[3.0], a=[3])]
+    joined = concat_samples(parts)
+    assert (list(joined), joined["a"].tolist(), joined["b"].tolist()) == (["a", "b"], [1, 2, 3], [1.0, 2.0, 3.0])
+
+
+def test_joining_small_batches_of_other_dtypes_and_shapes() -> None:
+    assert concat_samples([SampleBatch(a=np.zeros(1, np.int8)), SampleBatch(a=np.ones(2))])["a"].dtype == np.float64
+    with pytest.raises(ColumnMismatchError, match="'a' must have one row shape"):
+        concat_samples([SampleBatch(a=np.zeros((1, 2))), SampleBatch(a=np.zeros((1, 3)))])
+
+
+def test_columns_of_other_kinds_get_memory_of_their_own() -> None:
+    batch = SampleBatch(COLUMNS, infos=[{}, None, {"a": 1}, {}, {}])
+    assert small.copied(batch._all()) is None
+    assert batch.copy() == batch
+    assert small.joined([batch._all()] * 2, 10) is None
+    assert concat_samples([batch, batch])[5:] == batch
+
+
+def test_large_batches_have_a_block_for_each_column() -> None:
+    columns = SampleBatch(a=np.zeros(small.LARGEST_NBYTES // 16 + 1), b=np.zeros(small.LARGEST_NBYTES // 16 + 1))._all()
+    assert small.copied(columns) is None
+    part = SampleBatch(a=np.zeros(small.LARGEST_NBYTES // 16 + 1))._all()
+    assert small.joined([part, part], 2 * len(part["a"])) is None
+    assert small.joined([part], len(part["a"])) is not None
