@@ -20,6 +20,9 @@ from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SequenceErr
 
 SampleBatchType = SampleBatch | MultiAgentBatch
 
+_LEAST_NBYTES = 1 << 19
+"""Bytes that each batch must bring for two cores to join them faster than one: they take turns after every piece."""
+
 
 def concat_samples(samples: Iterable[SampleBatchType]) -> SampleBatchType:
     """Join batches into a new one, one copy of every byte.
@@ -100,23 +103,33 @@ def join(samples: Sequence[SampleBatch]) -> SampleBatch:
     if first._has_sequences:
         _check_states(parts)
     count = sum([part.count for part in parts])
-    columns = None if first._has_sequences or flags.time_major else small.joined(groups, count)
+    nbytes = sum([column.values.nbytes for column in groups[0].values()]) * count // first.count
+    shared = nbytes >= max(cores.WORTHWHILE, _LEAST_NBYTES * len(groups))
+    columns = None
+    if not (shared or first._has_sequences or flags.time_major):
+        columns = small.joined(groups, count, nbytes)
     if columns is None:
-        columns = _joined_columns(first, groups, count)
+        columns = _joined_columns(groups, first, count if shared else 0)
     joined = first._with(columns, flags)
     joined.count = count
     return joined
 
 
-def _joined_columns(first: SampleBatch, groups: Sequence[dict[str, Column]], count: int) -> dict[str, Column]:
-    """Join the columns of the first batch and of others that are like it, on both cores where that pays."""
+def _joined_columns(groups: Sequence[dict[str, Column]], first: SampleBatch, shared_rows: int) -> dict[str, Column]:
+    """Join columns of any kind and layout, those of the first batch and of others like it.
+
+    On both cores where they come to `shared_rows` rows, if that is not 0.
+    """
     pieces = {name: [group[name] for group in groups] for name in groups[0]}
     if first._flags.time_major:
         return {name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()}
-    sizes = {name: column.values.nbytes for name, column in groups[0].items() if type(column) is TensorColumn}
-    if sum(sizes.values()) * count < cores.WORTHWHILE * first.count:
+    if not shared_rows:
         return {name: _concat(own, name) for name, own in pieces.items()}
-    weights = {name: size * count // first.count for name, size in sizes.items()}
+    weights = {
+        name: column.nbytes * shared_rows // first.count
+        for name, column in groups[0].items()
+        if type(column) is TensorColumn
+    }
     return cores.each({name: partial(_concat, own, name) for name, own in pieces.items()}, weights)
 
 

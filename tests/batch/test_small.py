@@ -26,6 +26,12 @@ def _addresses(batch: SampleBatch) -> list[tuple[int, int]]:
     return [(batch[name].ctypes.data, batch[name].nbytes) for name in batch]
 
 
+def _block_nbytes(array: np.ndarray) -> int:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return memoryview(array.base).nbytes
+
+
 def _assert_lies_well(batch: SampleBatch) -> None:
     spans = sorted(_addresses(batch))
     assert all(address % ALIGNMENT == 0 for address, _ in spans)
@@ -69,13 +75,23 @@ def test_columns_of_other_kinds_get_memory_of_their_own() -> None:
     batch = SampleBatch(COLUMNS, infos=[{}, None, {"a": 1}, {}, {}])
     assert small.copied(batch._all()) is None
     assert batch.copy() == batch
-    assert small.joined([batch._all()] * 2, 10) is None
+    assert small.joined([batch._all()] * 2, 10, 1000) is None
     assert concat_samples([batch, batch])[5:] == batch
 
 
-def test_large_batches_have_a_block_for_each_column() -> None:
-    columns = SampleBatch(a=np.zeros(small.LARGEST_NBYTES // 16 + 1), b=np.zeros(small.LARGEST_NBYTES // 16 + 1))._all()
-    assert small.copied(columns) is None
-    part = SampleBatch(a=np.zeros(small.LARGEST_NBYTES // 16 + 1))._all()
-    assert small.joined([part, part], 2 * len(part["a"])) is None
-    assert small.joined([part], len(part["a"])) is not None
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_large_columns_can_be_let_go_of_alone(parts: int) -> None:
+    rows = small.BLOCK_NBYTES // 16 + 1
+    batch = SampleBatch(a=np.arange(rows), b=np.zeros(rows))
+    assert small.copied(batch._all()) is None
+    for made in (batch.copy(), concat_samples([batch] * parts)):
+        assert _block_nbytes(made["a"]) == made["a"].nbytes
+        assert made["a"].tolist() == list(range(rows)) * (len(made) // rows)
+
+
+def test_batches_that_two_cores_join() -> None:
+    batch = SampleBatch(a=np.arange(200_000), b=np.ones((200_000, 2), np.float32))
+    joined = concat_samples([batch, batch[:100_000]])
+    np.testing.assert_array_equal(joined["a"], np.concatenate([np.arange(200_000), np.arange(100_000)]))
+    assert joined["b"].shape == (300_000, 2)
+    assert joined["b"].all()
