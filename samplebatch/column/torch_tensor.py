@@ -59,9 +59,8 @@ class TorchColumn(Column):
     def take(self, indices: Indices) -> TorchColumn:
         import torch
 
-        return TorchColumn(
-            self.values.index_select(0, torch.from_numpy(np.ascontiguousarray(indices)).to(self.values.device))
-        )
+        # A copy: torch takes no array of negative stride, not even one of a single index, which NumPy calls contiguous.
+        return TorchColumn(self.values.index_select(0, torch.from_numpy(indices.copy()).to(self.values.device)))
 
     def copy(self) -> Self:
         return type(self)(self.values.clone())

@@ -89,6 +89,13 @@ def test_take_is_what_brackets_do(key: Any) -> None:
     assert batch.take(key) == batch[key]
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_tensors_can_be_reversed(rows: int) -> None:
+    batch = SampleBatch(a=torch.arange(rows), b=np.arange(rows))
+    assert batch[::-1]["a"].tolist() == batch[::-1]["b"].tolist() == list(range(rows))[::-1]
+    assert batch.take(np.arange(rows)[::-1])["a"].tolist() == list(range(rows))[::-1]
+
+
 def test_a_torch_mask_and_torch_indices_pick_rows() -> None:
     batch = SampleBatch(a=np.arange(4), b=torch.arange(4))
     assert batch[torch.tensor([3, 0])]["a"].tolist() == [3, 0]
