@@ -49,6 +49,9 @@ def concat_samples(samples: Iterable[SampleBatchType]) -> SampleBatchType:
     [1, 2, 3]
     """
     samples = list(samples)
+    flat = [sample for sample in samples if type(sample) is SampleBatch]
+    if len(flat) == len(samples):
+        return join(flat)
     if any(isinstance(sample, MultiAgentBatch) for sample in samples):
         return concat_samples_into_ma_batch(samples)
     return join([checked(sample) for sample in samples])

@@ -20,6 +20,7 @@ BLOCK_NBYTES = 1 << 16
 _BYTE = np.dtype(np.uint8)
 _UP = memory.ALIGNMENT - 1
 _ndarray = np.ndarray
+_concatenate = np.concatenate
 
 
 def copied(columns: dict[str, Column]) -> dict[str, Column] | None:
@@ -64,7 +65,7 @@ def joined(groups: Sequence[dict[str, Column]], rows: int, nbytes: int) -> dict[
         shape, dtype = (rows, *arrays[0].shape[1:]), arrays[0].dtype
         try:
             out = memory.empty(shape, dtype) if block is None else _ndarray(shape, dtype, block, at)
-            np.concatenate(arrays, 0, out, casting="no")
+            _concatenate(arrays, 0, out, casting="no")
         except (TypeError, ValueError):
             return None
         columns[name] = TensorColumn(out)
