@@ -1,0 +1,335 @@
+"""Batches for Hypothesis to draw, and a plain-NumPy oracle that knows what every operation must make of them.
+
+The oracle never looks at values. There is a universe of rows, numbered from 1, and a batch over all of them; from then
+on the oracle keeps the numbers of the rows that the batch must hold, in order, 0 standing for a row of zeros (None for
+objects). Whatever was done to the batch, each column must hold exactly `universe[numbers]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from samplebatch import SampleBatch
+from samplebatch.column.interface import Column
+from samplebatch.column.ragged import RaggedColumn
+
+NUMPY = ("?", "i1", "i4", "i8", "u1", "u2", "u8", "f2", "f4", "f8", "c8", "c16", "M8[D]", "M8[ns]", "m8[s]", "S3", "U4")
+TORCH = ("bfloat16", "float32", "int64", "bool")
+OTHER = ("infos", "mixed infos", "words", "ragged")
+Kinds = tuple[tuple[str, ...], ...]
+EVERY_KIND: Kinds = (NUMPY, TORCH, OTHER)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The rows of one column, row 0 being the one that padding makes.
+
+    `rows` is an array, of the bits of tensors where `torch_dtype` names one, of objects for everything else.
+    """
+
+    rows: np.ndarray
+    kind: str
+    torch_dtype: str = ""
+
+    def given(self) -> Any:
+        """Return what to hand over for rows 1 and on."""
+        rows = self.rows[1:]
+        if self.kind == "torch":
+            return torch.from_numpy(rows.copy()).view(getattr(torch, self.torch_dtype))
+        if self.kind == "words":
+            return np.array(rows.tolist(), np.dtypes.StringDType())
+        if self.kind == "ragged":
+            return RaggedColumn.from_rows([np.zeros(0, np.int16), *rows], "ragged")[1:]
+        # A list is one of objects if any row is a dict; others would be taken for lists of numbers.
+        return rows.tolist() if any(isinstance(row, dict) for row in rows) else rows.copy()
+
+    def matches(self, column: Column, numbers: np.ndarray) -> bool:
+        """Tell whether a column holds exactly the rows of the given numbers."""
+        expected = self.rows[numbers]
+        values = column.values
+        if self.kind == "infos":
+            return bool(column.kind == "object" and values.tolist() == expected.tolist())
+        if self.kind == "words":
+            return bool(isinstance(values.dtype, np.dtypes.StringDType) and values.tolist() == expected.tolist())
+        if self.kind == "ragged":
+            rows = [(row.dtype, row.tolist()) for row in column]  # type: ignore[attr-defined]
+            return rows == [(np.int16, row.tolist()) for row in expected]
+        if isinstance(values, torch.Tensor):
+            wanted = self.torch_dtype or self.rows.dtype.name
+            if str(values.dtype) != f"torch.{wanted}":
+                return False
+            values = values.contiguous().view(_bits(wanted)).numpy()
+        elif self.kind == "torch":
+            return False
+        return (
+            values.shape == expected.shape and values.dtype == expected.dtype and values.tobytes() == expected.tobytes()
+        )
+
+
+def _bits(torch_dtype: str) -> torch.dtype:
+    return torch.int16 if torch_dtype == "bfloat16" else getattr(torch, torch_dtype)
+
+
+def _leaf(kind: str, rng: np.random.Generator, n: int, row_shape: tuple[int, ...]) -> Leaf:
+    if kind == "infos":
+        return _objects([{"lives": i, "name": f"agent {i}", "at": [i, i + 1]} for i in range(n)])
+    if kind == "mixed infos":
+        choices = [lambda i: None, lambda i: {}, lambda i: {"x": i}, lambda i: {"y": (i, {"set": {i}})}, lambda i: [i]]
+        return _objects([choices[rng.integers(len(choices))](i) for i in range(n)])
+    if kind == "words":
+        return replace(_objects(["é" * int(rng.integers(30)) + str(i) for i in range(n)], missing=""), kind="words")
+    if kind == "ragged":
+        shapes = [int(rng.integers(4)) for _ in range(n)]
+        rows = [np.zeros(0, np.int16), *(rng.integers(0, 99, size).astype(np.int16) for size in shapes)]
+        return Leaf(np.fromiter(rows, object, n + 1), "ragged")
+    if kind in TORCH:
+        bits = torch.empty(0, dtype=_bits(kind)).numpy().dtype
+        return Leaf(_array(bits, rng, n, row_shape), "torch", kind)
+    return Leaf(_array(np.dtype(kind), rng, n, row_shape), "numpy")
+
+
+def _array(dtype: np.dtype[Any], rng: np.random.Generator, n: int, row_shape: tuple[int, ...]) -> np.ndarray:
+    """Return random bytes as n rows, any NaN and NaT included, under a row of zeros."""
+    shape = (n + 1, *row_shape)
+    if dtype.kind in "bSU":
+        rows = rng.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
+    else:
+        rows = np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape).copy()
+    rows[:1] = np.zeros(1, dtype)
+    return rows
+
+
+def _objects(rows: list[Any], missing: Any = None) -> Leaf:
+    return Leaf(np.fromiter([missing, *rows], object, len(rows) + 1), "infos")
+
+
+@dataclass
+class Oracle:
+    """What a batch must hold: the numbers of its rows, and how they form sequences.
+
+    Attributes
+    ----------
+    leaves
+        Every column of steps, by dotted name.
+    states
+        Every column of states, by dotted name.
+    numbers
+        The rows of the steps, padding left out, shape (n,).
+    sequences
+        The number of the state and the steps of each sequence; None without sequences.
+    width
+        Rows that each sequence occupies; None unless padded.
+    """
+
+    leaves: dict[str, Leaf]
+    states: dict[str, Leaf]
+    numbers: np.ndarray
+    sequences: list[tuple[int, int]] | None = None
+    width: int | None = None
+    updates: float | None = field(default=None)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def copy(self) -> Oracle:
+        return replace(self, leaves=dict(self.leaves), states=dict(self.states))
+
+    def rows(self) -> np.ndarray:
+        """Return the numbers of the stored rows, padding included."""
+        if self.width is None or self.sequences is None:
+            return self.numbers
+        stored = np.zeros((len(self.sequences), self.width), int)
+        start = 0
+        for i, (_, length) in enumerate(self.sequences):
+            stored[i, :length] = self.numbers[start : start + length]
+            start += length
+        return stored.reshape(-1)
+
+    def bounds(self) -> list[tuple[int, int, int]]:
+        """Return state, first step and end of each sequence."""
+        ends = np.cumsum([length for _, length in self.sequences or []]).tolist()
+        return [(state, end - length, end) for (state, length), end in zip(self.sequences or [], ends, strict=True)]
+
+    def check(self, batch: SampleBatch) -> None:
+        """Hold a batch against what it must be."""
+        assert type(batch) is SampleBatch
+        assert len(batch) == batch.count == len(self.numbers)
+        per_sequence = {*self.states, "seq_lens"} if self.sequences is not None else set()
+        assert set(batch.column_names) == {*self.leaves, *per_sequence}
+        rows = self.rows()
+        for name, leaf in self.leaves.items():
+            assert leaf.matches(batch.column(name), rows), f"{name}: {batch[name]!r} is not {leaf.rows[rows]!r}"
+        assert batch.zero_padded == (self.width is not None)
+        assert batch.num_grad_updates == self.updates
+        assert batch.mask().tolist() == self._mask()
+        if self.sequences is None:
+            return
+        states, lengths = ([part[i] for part in self.sequences] for i in (0, 1))
+        assert np.asarray(batch["seq_lens"]).tolist() == lengths
+        for name, leaf in self.states.items():
+            assert leaf.matches(batch.column(name), np.array(states, int)), name
+        if self.width is not None:
+            assert batch.max_seq_len == self.width
+        else:
+            assert batch.max_seq_len >= max(lengths, default=0)
+
+    def _mask(self) -> list[bool]:
+        if self.width is None or self.sequences is None:
+            return [True] * len(self.numbers)
+        return [step < length for _, length in self.sequences for step in range(self.width)]
+
+    # -- what operations make of it -----------------------------------------------------------------------------------
+
+    def take(self, steps: np.ndarray) -> Oracle:
+        """Gather steps: those that follow each other out of one sequence form one."""
+        made = replace(self, numbers=self.numbers[steps], width=None)
+        if self.sequences is not None:
+            owner = np.repeat(np.arange(len(self.sequences)), [length for _, length in self.sequences])[steps]
+            made.sequences = []
+            for i, sequence in enumerate(owner.tolist()):
+                if i and owner[i - 1] == sequence:
+                    state, length = made.sequences.pop()
+                    made.sequences.append((state, length + 1))
+                else:
+                    made.sequences.append((self.sequences[sequence][0], 1))
+        return made
+
+    def take_sequences(self, chosen: list[int]) -> Oracle:
+        bounds = self.bounds()
+        numbers = [self.numbers[bounds[i][1] : bounds[i][2]] for i in chosen]
+        sequences = [(bounds[i][0], bounds[i][2] - bounds[i][1]) for i in chosen]
+        return replace(self, numbers=np.concatenate([np.empty(0, int), *numbers]), sequences=sequences)
+
+    def cut(self, start: int, stop: int) -> Oracle:
+        """Cut steps exactly; sequences without steps are not counted among those that it makes."""
+        stop = max(start, stop)
+        made = replace(self, numbers=self.numbers[start:stop], width=None)
+        if self.sequences is not None:
+            made.sequences = [
+                (state, min(end, stop) - max(begin, start))
+                for state, begin, end in self.bounds()
+                if min(end, stop) > max(begin, start)
+            ]
+        return made
+
+    def snapped(self, start: int, stop: int) -> Oracle:
+        """Cut at the beginnings of sequences, at or before both ends."""
+        if self.sequences is None:
+            return self.cut(start, stop)
+        begins = [begin for _, begin, _ in self.bounds()] + [len(self)]
+        start, stop = (max(begin for begin in [0, *begins] if begin <= end) for end in (start, max(start, stop)))
+        return replace(self.cut(start, stop), width=self.width)
+
+    def padded_left(self, padding: int) -> Oracle:
+        made = replace(self, numbers=np.concatenate([np.zeros(padding, int), self.numbers]))
+        if self.sequences is not None:
+            (state, length), *rest = self.sequences or [(0, 0)]
+            made.sequences = [(state, length + padding), *rest]
+        return made
+
+    def joined(self, other: Oracle) -> Oracle:
+        sequences = None if self.sequences is None else self.sequences + (other.sequences or [])
+        return replace(self, numbers=np.concatenate([self.numbers, other.numbers]), sequences=sequences)
+
+    def without_sequences(self) -> Oracle:
+        return replace(self, numbers=self.rows(), sequences=None, width=None, states={})
+
+    # -- what only the batch can tell ---------------------------------------------------------------------------------
+
+    def with_empty_sequences_of(self, batch: SampleBatch) -> Oracle:
+        """Adopt the sequences of a batch, after checking that they are these but for some without steps."""
+        if self.sequences is None:
+            return self
+        states = np.asarray(batch["state_in_id"]).tolist()
+        found = list(zip(states, np.asarray(batch["seq_lens"]).tolist(), strict=True))
+        assert [part for part in found if part[1]] == [part for part in self.sequences if part[1]]
+        return replace(self, sequences=found)
+
+    def in_the_order_of(self, batch: SampleBatch) -> Oracle:
+        """Adopt the order of a shuffled batch, after checking that it holds these rows, or sequences, and no others."""
+        if self.sequences is None:
+            numbers = np.asarray(batch["id"])
+            assert sorted(numbers.tolist()) == sorted(self.numbers.tolist())
+            return replace(self, numbers=numbers)
+        order = []
+        left = list(range(len(self.sequences)))
+        mask, ids = batch.mask(), np.asarray(batch["id"])
+        numbers = ids[mask]
+        bounds = self.bounds()
+        start = 0
+        for state, length in zip(
+            np.asarray(batch["state_in_id"]).tolist(), np.asarray(batch["seq_lens"]).tolist(), strict=True
+        ):
+            rows = numbers[start : start + length].tolist()
+            start += length
+            found = next(
+                i for i in left if bounds[i][0] == state and self.numbers[bounds[i][1] : bounds[i][2]].tolist() == rows
+            )
+            left.remove(found)
+            order.append(found)
+        assert not left
+        return self.take_sequences(order)
+
+
+@st.composite
+def batches(
+    draw: st.DrawFn,
+    *,
+    max_rows: int = 12,
+    sequences: bool | None = None,
+    kinds: Kinds = EVERY_KIND,
+) -> tuple[SampleBatch, Oracle]:
+    """Draw a batch and its oracle: one to six columns beside `id` and `eps_id`, with sequences or padding or not."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    in_sequences = draw(st.booleans()) if sequences is None else sequences
+    lengths = draw(st.lists(st.sampled_from([3, 0, 1, 2, 5]), min_size=1, max_size=6)) if in_sequences else []
+    n = sum(lengths) if in_sequences else draw(st.sampled_from([max_rows, max_rows // 2, 2, 1, 0]))
+    leaves = {
+        "id": Leaf(np.arange(n + 1), "numpy"),
+        "eps_id": Leaf(np.concatenate([[0], np.sort(rng.integers(1, 5, n))]), "numpy"),
+    }
+    columns: dict[str, Any] = {name: leaf.given() for name, leaf in leaves.items()}
+    for i in range(draw(st.integers(1, 6))):
+        columns[f"column {i}"] = _column(draw, rng, n, f"column {i}", kinds, leaves)
+    states: dict[str, Leaf] = {}
+    if in_sequences:
+        states["state_in_id"] = Leaf(np.arange(len(lengths) + 1), "numpy")
+        columns["state_in_id"] = states["state_in_id"].given()
+        if draw(st.booleans()):
+            columns["state_in_0"] = _column(draw, rng, len(lengths), "state_in_0", (("f4", "float32"),), states)
+        columns["seq_lens"] = np.array(lengths, draw(st.sampled_from([np.int32, np.int64])))
+    updates = draw(st.sampled_from([None, 2.5]))
+    names = draw(st.permutations(sorted(columns)))
+    batch = SampleBatch({name: columns[name] for name in names}, _num_grad_updates=updates)
+    pairs = [(i + 1, length) for i, length in enumerate(lengths)] if in_sequences else None
+    oracle = Oracle(leaves, states, np.arange(1, n + 1), pairs, updates=updates)
+    if in_sequences and draw(st.booleans()):
+        oracle.width = max(lengths) + draw(st.integers(0, 2))
+        batch.right_zero_pad(oracle.width)
+    return batch, oracle
+
+
+def _column(
+    draw: st.DrawFn,
+    rng: np.random.Generator,
+    n: int,
+    path: str,
+    kinds: Kinds,
+    leaves: dict[str, Leaf],
+) -> Any:
+    """Draw a column, nested one time in five, and put its leaves among the others."""
+    form = draw(st.sampled_from(["flat", "flat", "flat", "flat", "dict", "tuple"]))
+    if form == "dict":
+        return {
+            key: _column(draw, rng, n, f"{path}.{key}", kinds, leaves) for key in ("x", "y")[: draw(st.integers(1, 2))]
+        }
+    if form == "tuple":
+        return tuple(_column(draw, rng, n, f"{path}.{i}", kinds, leaves) for i in range(draw(st.integers(1, 2))))
+    row_shape = draw(st.sampled_from([(), (), (3,), (2, 2), (0,)]))
+    leaves[path] = _leaf(draw(st.sampled_from(draw(st.sampled_from(kinds)))), rng, n, row_shape)
+    return leaves[path].given()
