@@ -107,3 +107,15 @@ def test_missing_peer_is_left_out_and_named() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "None"]
     assert done.stderr.count("pip install 'samplebatch[bench]'") == 1
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_table_is_printed_with_and_without_rich(rich: bool, monkeypatch, capsys) -> None:
+    if not rich:
+        for module in ("rich", "rich.console", "rich.table"):
+            monkeypatch.setitem(sys.modules, module, None)
+    report.show([_outcome(ours=2.0, bare=1.0, rllib=3.0), _outcome(ours=2.0, bare=1.0, rllib=1.0)])
+    shown = capsys.readouterr().out
+    assert "0.67" in shown
+    assert "behind rllib" in shown
+    assert "1 of 2 rows meet their bar" in shown
