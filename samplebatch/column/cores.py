@@ -1,14 +1,17 @@
 """Both cores: large copies shared between the calling thread and one helper.
 
-NumPy lets go of the interpreter while it copies, and one core alone does not use all of the memory's bandwidth. The
-helper is started when it is first of use, and stays: starting a thread costs more than most copies.
+NumPy lets go of the interpreter while it copies, and one core alone does not use all of the memory's bandwidth. A copy
+is cut into pieces that both threads take from one queue, so that a helper whose core is busy elsewhere delays nothing:
+the caller does what the helper does not get to. The helper is started when it is first of use, and stays, because
+starting a thread costs more than most copies.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -17,40 +20,46 @@ T = TypeVar("T")
 WORTHWHILE = 2 << 20
 """Bytes from which sharing a copy pays; below, handing it over costs more than it gains."""
 
-_Job = Callable[[], object]
+_PIECE_NBYTES = 512 << 10
+"""Bytes in one piece, about: many times the cost of taking it, and soon done when the other thread waits for it."""
+
+Job = Callable[[], object]
+_Shared = tuple[deque[Job], SimpleQueue[BaseException | None]]
 
 
 class _Helper:
-    """A thread that runs one job at a time for whoever holds its lock."""
+    """A thread that takes jobs from whatever queue it is shown."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Shared] = SimpleQueue()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def start(self, job: _Job) -> None:
+    def show(self, shared: _Shared) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="samplebatch-copies", daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-
-    def join(self) -> None:
-        error = self._ends.get()
-        if error is not None:
-            raise error
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="samplebatch-copies", daemon=True)
+                    self._thread.start()
+        self._inbox.put(shared)
 
     def _run(self) -> None:
         while True:
-            job = self._jobs.get()
-            try:
-                job()
-            except BaseException as error:  # carried over to the thread that waits for it
-                self._ends.put(error)
-            else:
-                self._ends.put(None)
-            # What the job holds must not live until the next one comes.
-            del job
+            jobs, ends = self._inbox.get()
+            while jobs:
+                try:
+                    job = jobs.popleft()
+                except IndexError:
+                    break
+                error: BaseException | None = None
+                try:
+                    job()
+                except BaseException as raised:  # carried over to the caller
+                    error = raised
+                # What a job holds must not live until the next one comes.
+                del job
+                ends.put(error)
+            del jobs, ends
 
 
 _helper = _Helper()
@@ -67,40 +76,55 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_helper)
 
 
-def both(one: _Job, other: _Job) -> None:
-    """Run two jobs, at the same time if the helper is free, else one after the other.
+def share(jobs: Iterable[Job]) -> None:
+    """Run jobs, on the calling thread and as far as it gets to it on the helper; return when all have ended.
 
     Raises
     ------
     BaseException
-        What either job raises, once both have ended.
+        What a job raises, once those under way have ended; the others are not run.
 
     Examples
     --------
     >>> done = []
-    >>> both(lambda: done.append(1), lambda: done.append(2))
+    >>> share([lambda: done.append(1), lambda: done.append(2)])
     >>> sorted(done)
     [1, 2]
     """
-    helper = _helper
-    if _usable < 2 or not helper.lock.acquire(blocking=False):
-        one()
-        other()
+    left = deque(jobs)
+    if _usable < 2:
+        while left:
+            left.popleft()()
         return
+    ends: SimpleQueue[BaseException | None] = SimpleQueue()
+    taken = len(left)
+    _helper.show((left, ends))
+    error: BaseException | None = None
     try:
-        helper.start(one)
-        try:
-            other()
-        finally:
-            helper.join()
-    finally:
-        helper.lock.release()
+        while left:
+            try:
+                job = left.popleft()
+            except IndexError:
+                break
+            taken -= 1
+            job()
+    except BaseException as raised:
+        error = raised
+        # Whatever is left now is nobody's.
+        while left:
+            try:
+                left.popleft()
+            except IndexError:
+                break
+            taken -= 1
+    for _ in range(taken):
+        error = ends.get() or error
+    if error is not None:
+        raise error
 
 
 def each(jobs: Mapping[str, Callable[[], T]], nbytes: Mapping[str, int]) -> dict[str, T]:
-    """Run a job for each column, shared between two threads by the bytes that each moves.
-
-    Where one column has most of the bytes, the jobs run in order, so that this one can share its own.
+    """Run a job for each column, shared where they move many bytes together.
 
     Parameters
     ----------
@@ -114,20 +138,28 @@ def each(jobs: Mapping[str, Callable[[], T]], nbytes: Mapping[str, int]) -> dict
     dict
         The results, in the jobs' order.
     """
-    total = sum(nbytes.values())
-    if total < WORTHWHILE or max(nbytes.values()) > 0.6 * total:
+    if sum(nbytes.values()) < WORTHWHILE:
         return {name: job() for name, job in jobs.items()}
-    halves: tuple[list[str], list[str]] = ([], [])
-    weights = [0, 0]
-    for name in sorted(jobs, key=lambda name: -nbytes.get(name, 0)):
-        lighter = 0 if weights[0] <= weights[1] else 1
-        halves[lighter].append(name)
-        weights[lighter] += nbytes.get(name, 0)
     results: dict[str, T] = {}
 
-    def run(names: list[str]) -> None:
-        for name in names:
+    def run(name: str) -> Callable[[], None]:
+        def job() -> None:
             results[name] = jobs[name]()
 
-    both(lambda: run(halves[0]), lambda: run(halves[1]))
+        return job
+
+    share([run(name) for name in sorted(jobs, key=lambda name: -nbytes.get(name, 0))])
     return {name: results[name] for name in jobs}
+
+
+def pieces(rows: int, nbytes: int) -> Iterator[slice]:
+    """Cut so many rows of so many bytes together into slices of one piece each.
+
+    Examples
+    --------
+    >>> list(pieces(10, 2 << 20))
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
+    """
+    step = max(1, -(-rows * _PIECE_NBYTES // nbytes)) if nbytes else max(1, rows)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))

@@ -9,6 +9,7 @@ the system and take fresh, untouched pages the next time, at two to seven times 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -66,11 +67,10 @@ def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Copy an array of any layout into C order, from pages that are reused."""
     nbytes = array.nbytes
     copy = _ndarray(array.shape, array.dtype, _allocate(nbytes, _pool))
-    if nbytes < cores.WORTHWHILE or len(array) < 2:
+    if nbytes < cores.WORTHWHILE:
         copy[...] = array
     else:
-        middle = len(array) // 2
-        cores.both(lambda: copyto(copy[:middle], array[:middle]), lambda: copyto(copy[middle:], array[middle:]))
+        cores.share([partial(copyto, copy[part], array[part]) for part in cores.pieces(len(array), nbytes)])
     return copy
 
 

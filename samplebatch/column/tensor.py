@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -68,15 +67,12 @@ class TensorColumn(Column):
     def take(self, indices: Indices) -> TensorColumn:
         values = self.values
         out = memory.empty((len(indices), *values.shape[1:]), values.dtype)
+        # mode="raise" would gather into a hidden buffer first; the indices are validated already.
         if out.nbytes < cores.WORTHWHILE:
-            # mode="raise" would gather into a hidden buffer first; the indices are validated already.
             values.take(indices, 0, out, "clip")
         else:
-            k = len(indices) // 2
-            cores.both(
-                lambda: values.take(indices[:k], 0, out[:k], "clip"),
-                lambda: values.take(indices[k:], 0, out[k:], "clip"),
-            )
+            parts = cores.pieces(len(indices), out.nbytes)
+            cores.share([partial(values.take, indices[part], 0, out[part], "clip") for part in parts])
         return TensorColumn(out)
 
     def copy(self) -> TensorColumn:
@@ -225,16 +221,14 @@ def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Litera
     if out.nbytes < cores.WORTHWHILE:
         np.concatenate(arrays, 0, out, casting=casting)
         return
-    ends = list(accumulate(map(len, arrays)))
-    k = bisect_left(ends, len(out) // 2, hi=len(arrays) - 1) + 1
-    if k == len(arrays):
-        np.concatenate(arrays, 0, out, casting=casting)
-        return
-    middle = ends[k - 1]
-    cores.both(
-        lambda: np.concatenate(arrays[:k], 0, out[:middle], casting=casting),
-        lambda: np.concatenate(arrays[k:], 0, out[middle:], casting=casting),
-    )
+    jobs = []
+    first = start = stop = 0
+    for last, array in enumerate(arrays, 1):
+        stop += len(array)
+        if last == len(arrays) or out[start:stop].nbytes >= cores.WORTHWHILE // 4:
+            jobs.append(partial(np.concatenate, arrays[first:last], 0, out[start:stop], casting=casting))
+            first, start = last, stop
+    cores.share(jobs)
 
 
 def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:

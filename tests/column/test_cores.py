@@ -1,0 +1,114 @@
+"""Sharing large copies between two threads: all done, in whatever order, and nothing hangs."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from samplebatch.column import cores, memory
+from samplebatch.column.tensor import TensorColumn
+
+ROWS = 3 * cores.WORTHWHILE // 8
+
+
+def test_every_job_runs_once() -> None:
+    seen: list[int] = []
+    cores.share([lambda i=i: seen.append(i) for i in range(500)])  # type: ignore[misc]
+    assert sorted(seen) == list(range(500))
+
+
+def test_the_helper_takes_its_share() -> None:
+    threads = set()
+    both = threading.Barrier(2, timeout=30)
+
+    def job() -> None:
+        threads.add(threading.get_ident())
+        both.wait()
+
+    cores.share([job, job])
+    assert len(threads) == 2
+
+
+def test_an_error_in_a_job_reaches_the_caller_and_the_helper_lives_on() -> None:
+    def fail() -> None:
+        raise KeyError("column")
+
+    for _ in range(50):
+        with pytest.raises(KeyError, match="column"):
+            cores.share([fail, *[lambda: None] * 5])
+    test_every_job_runs_once()
+
+
+def test_sharing_from_within_a_job_ends() -> None:
+    seen: list[int] = []
+    inner = [lambda i=i: seen.append(i) for i in range(10)]  # type: ignore[misc]
+    cores.share([lambda: cores.share(inner) for _ in range(10)])
+    assert len(seen) == 100
+
+
+def test_many_callers_at_a_time() -> None:
+    source = np.arange(ROWS)
+    wrong: list[int] = []
+
+    def call() -> None:
+        for _ in range(5):
+            if not np.array_equal(memory.copy_of(source), source):
+                wrong.append(1)
+
+    callers = [threading.Thread(target=call) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(timeout=60)
+        assert not caller.is_alive()
+    assert wrong == []
+
+
+def test_nothing_of_a_job_is_kept_alive() -> None:
+    source = np.zeros(ROWS)
+    copy = memory.copy_of(source)
+    gone = weakref.ref(source)
+    del source
+    gc.collect()
+    assert gone() is None
+    assert copy.sum() == 0
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS // 7, 7), (3, ROWS), (1, ROWS)])
+def test_large_columns_are_copied_gathered_and_joined_right(shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).integers(0, 1000, shape)
+    column = TensorColumn(values)
+    assert np.array_equal(column.copy().values, values)
+    order = np.random.default_rng(1).permutation(len(values))
+    assert np.array_equal(column.take(order).values, values[order])
+    cuts = [TensorColumn(part) for part in np.array_split(values, 5)]
+    assert np.array_equal(TensorColumn.concat(cuts, "a").values, values)
+    assert np.array_equal(TensorColumn.concat([column], "a").values, values)
+
+
+def _copy_in_child(ends: multiprocessing.Queue[bool]) -> None:
+    source = np.arange(ROWS)
+    ends.put(bool(np.array_equal(memory.copy_of(source), source)))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_a_helper_of_its_own() -> None:
+    memory.copy_of(np.zeros(ROWS))
+    context = multiprocessing.get_context("fork")
+    ends: multiprocessing.Queue[bool] = context.Queue()
+    child = context.Process(target=_copy_in_child, args=(ends,))
+    child.start()
+    assert ends.get(timeout=60)
+    child.join(timeout=60)
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize(("rows", "nbytes"), [(0, 0), (1, 1 << 30), (10, 2 << 20), (1000, 8 << 20), (7, 0)])
+def test_pieces_cover_all_rows(rows: int, nbytes: int) -> None:
+    covered = [row for part in cores.pieces(rows, nbytes) for row in range(part.start, part.stop)]
+    assert covered == list(range(rows))
