@@ -1,0 +1,278 @@
+"""Stacking and concatenating nested batches that need not have the same names.
+
+A name that some of the batches lack, or only reserve, is padded there with zeros, False or None. What one batch
+holds as a
+nested batch and another as an array cannot be joined.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from samplebatch.batch import values
+from samplebatch.batch.node import (
+    ARRAY,
+    DISTRIBUTION,
+    FOREIGN,
+    KINDS,
+    MAPPING,
+    NODE,
+    NUMBER,
+    SEQUENCE,
+    TENSOR,
+    Node,
+    fault,
+    node,
+    values_of,
+)
+from samplebatch.batch.rows import shortest
+from samplebatch.column import memory
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SampleBatchError
+
+Missing = Literal["error", "zero", "nan"]
+"""What stands for the rows of a name that a batch lacks."""
+
+
+class _Absent:
+    """Stands for the value of a name that a batch lacks or only reserves."""
+
+
+_ABSENT: Final = _Absent()
+_ABSENT_KIND: Final = -1
+KINDS[_Absent] = _ABSENT_KIND
+_ARRAYS: Final = {np.ndarray}
+_NO_NAMES: Final[Mapping[str, Any]] = {}
+_POOLED_NBYTES: Final = 1 << 18
+"""Results from this size on come out of the library's pool, whose warm pages save more than the call costs."""
+_shape_of = attrgetter("shape")
+
+Join = Callable[[list[Any], set[int], str], Any]
+"""Joins the values of one name: values, their kinds, dotted name."""
+
+
+def stack(batches: Sequence[Any], make: type[Node], prefix: str = "", axis: int = 0, missing: Missing = "zero") -> Node:
+    """Join n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If names or structures differ and cannot be padded, or tensors do in shape; names the leaf.
+    ColumnTypeError
+        If tensors and arrays meet under one name.
+    """
+
+    def join(rows: list[Any], kinds: set[int], path: str) -> Any:
+        if _ABSENT_KIND not in kinds:
+            return _stacked(rows, kinds, make, path, axis)
+        present = [place for place, row in enumerate(rows) if row is not _ABSENT]
+        if axis != 0 or missing == "error":
+            where = "" if missing == "error" else f" along axis {axis}"
+            raise ColumnMismatchError(
+                f"column {path!r} must be in every batch to be stacked{where}, got {len(present)} of {len(rows)}"
+            )
+        block = _stacked([rows[place] for place in present], kinds - {_ABSENT_KIND}, make, path, 0)
+        padded = _padding(block, len(rows), missing, path)
+        padded[present] = block
+        return padded
+
+    return node(make, _join(_entries_of(batches, "stacked"), make, prefix, join))
+
+
+def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> Node:
+    """Join batches or dicts one after the other: leaves of shape (n_i, ...) become (sum of n_i, ...).
+
+    Raises
+    ------
+    ColumnMismatchError
+        If row shapes differ, or a value has no rows; if names differ and `missing` does not allow it.
+    ColumnTypeError
+        If tensors and arrays meet under one name.
+    """
+    entries = _entries_of(batches, "concatenated")
+    lengths: list[int] = []
+
+    def join(rows: list[Any], kinds: set[int], path: str) -> Any:
+        if _ABSENT_KIND not in kinds:
+            return _concatenated(rows, kinds, path)
+        if not lengths:
+            lengths.extend(shortest(entry) or 0 for entry in entries)
+        lacking = [row is _ABSENT and n > 0 for row, n in zip(rows, lengths, strict=True)]
+        if missing == "error" and any(lacking):
+            raise ColumnMismatchError(
+                f"column {path!r} must be in every batch to be concatenated, batch {lacking.index(True)} lacks it"
+            )
+        present = [row for row in rows if row is not _ABSENT]
+        block = _concatenated(present, kinds - {_ABSENT_KIND}, path)
+        if not any(lacking):
+            return block
+        extents = [n if row is _ABSENT else len(row) for row, n in zip(rows, lengths, strict=True)]
+        padded = _padding(block, sum(extents), missing, path)
+        start = taken = 0
+        for row, extent in zip(rows, extents, strict=True):
+            if row is not _ABSENT:
+                padded[start : start + extent] = block[taken : taken + extent]
+                taken += extent
+            start += extent
+        return padded
+
+    return node(make, _join(entries, make, "", join))
+
+
+def _entries_of(batches: Sequence[Any], doing: str) -> list[Mapping[str, Any]]:
+    entries = []
+    for place, batch in enumerate(batches):
+        names = values_of(batch)
+        if names is None:
+            found = type(batch).__name__
+            raise ColumnMismatchError(f"what is {doing} must be Batches or dicts, got {found} at place {place}")
+        entries.append(names)
+    return entries
+
+
+def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join: Join) -> dict[str, Any]:
+    """Join what stands under every name that one of the batches has; one walk over all of them side by side."""
+    names = dict.fromkeys(chain.from_iterable(entries))
+    uniform = all(len(entry) == len(names) for entry in entries)
+    joined: dict[str, Any] = {}
+    for name in names:
+        rows = [entry[name] for entry in entries] if uniform else [entry.get(name, _ABSENT) for entry in entries]
+        types = set(map(type, rows))
+        path = prefix + name if type(name) is str else values.checked_name(name, prefix)
+        if types == _ARRAYS and rows[0].dtype.kind not in "OSUVT":
+            kinds = {ARRAY}
+        else:
+            kinds = {KINDS[cls] for cls in types}
+            if not kinds.isdisjoint((SEQUENCE, ARRAY)):
+                rows = [
+                    row if KINDS[type(row)] not in (SEQUENCE, ARRAY) else values.parse(row, make, path) for row in rows
+                ]
+                kinds = {KINDS[type(row)] for row in rows}
+            if not kinds.isdisjoint((NODE, MAPPING)):
+                nested = [values_of(row) for row in rows]
+                if kinds <= {NODE, MAPPING, _ABSENT_KIND}:
+                    children = [_NO_NAMES if child is None else child for child in nested]
+                    joined[name] = node(make, _join(children, make, path + ".", join))
+                    continue
+                if any(nested):
+                    raise ColumnMismatchError(
+                        f"column {path!r} must be a nested batch in all batches or in none, got both"
+                    )
+                rows = [row if child is None else _ABSENT for row, child in zip(rows, nested, strict=True)]
+                kinds = {KINDS[type(row)] for row in rows}
+        try:
+            joined[name] = join(rows, kinds, path)
+        except SampleBatchError:
+            raise
+        except Exception as error:
+            fault(path, "joined", error)
+    return joined
+
+
+def _stacked(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis: int) -> Any:
+    """Stack the values of one name."""
+    if kinds == {ARRAY, NUMBER}:
+        rows, kinds = list(map(np.asarray, rows)), {ARRAY}
+    if kinds == {ARRAY}:
+        shape = rows[0].shape
+        if len(rows) > 1 and len(set(map(_shape_of, rows))) > 1:
+            warnings.warn(f"column {path!r}: arrays of different shapes are stacked as objects", stacklevel=6)
+            return values.object_rows(rows)
+        if axis != 0:
+            if not -len(shape) - 1 <= axis <= len(shape):
+                raise _no_axis(path, axis)
+            return np.stack(rows, axis)
+        if not shape:
+            return np.array(rows)
+        return np.concatenate(rows).reshape(len(rows), *shape)
+    if TENSOR in kinds:
+        if kinds != {TENSOR}:
+            raise _mixed(path)
+        return stack_tensors(rows, path, axis)
+    if kinds == {FOREIGN}:
+        return rows[0].__array_namespace__().stack(rows, axis=axis)
+    if axis not in (0, -1):
+        raise _no_axis(path, axis)
+    if DISTRIBUTION in kinds:
+        return values.object_rows(rows)
+    if ARRAY in kinds:
+        rows = [row.item() if KINDS[type(row)] == ARRAY and row.ndim == 0 else row for row in rows]
+    return values.settle_rows(rows, make, path)
+
+
+def stack_tensors(tensors: Sequence[Any], path: str, axis: int) -> Any:
+    """Stack tensors of one shape.
+
+    Raises
+    ------
+    ColumnTypeError
+        If shapes differ or they lie on different devices.
+    """
+    import torch
+
+    try:
+        return torch.stack(list(tensors), axis)
+    except (RuntimeError, IndexError) as error:
+        raise ColumnTypeError(f"column {path!r} cannot be made of tensors that do not stack: {error}") from error
+
+
+def _concatenated(rows: list[Any], kinds: set[int], path: str) -> Any:
+    """Concatenate the values of one name."""
+    if kinds == {ARRAY}:
+        first = rows[0]
+        if len(rows) > 1 and first.nbytes * len(rows) >= _POOLED_NBYTES and not first.dtype.hasobject:
+            dtype = np.result_type(*rows)
+            if not dtype.hasobject:
+                out = memory.empty((sum(map(len, rows)), *first.shape[1:]), dtype)
+                return np.concatenate(rows, 0, out, casting="same_kind")
+        return np.concatenate(rows)
+    if TENSOR in kinds:
+        if kinds != {TENSOR}:
+            raise _mixed(path)
+        import torch
+
+        return torch.cat(rows)
+    if kinds == {FOREIGN}:
+        return rows[0].__array_namespace__().concat(rows, axis=0)
+    raise ColumnMismatchError(
+        f"column {path!r} must have rows to be concatenated, got single values; stack the batches instead"
+    )
+
+
+def _no_axis(path: str, axis: int) -> ColumnMismatchError:
+    return ColumnMismatchError(f"column {path!r} must have more dimensions to be stacked along axis {axis}")
+
+
+def _mixed(path: str) -> ColumnTypeError:
+    return ColumnTypeError(
+        f"column {path!r} must hold tensors in all batches or in none, got both; use to_torch or to_numpy before"
+    )
+
+
+def _padding(block: Any, length: int, missing: Missing, path: str) -> Any:
+    """Make a column of n rows like those of the block, filled with what stands for missing rows."""
+    shape = (length, *block.shape[1:])
+    if KINDS[type(block)] == TENSOR:
+        if missing == "nan":
+            if not (block.is_floating_point() or block.is_complex()):
+                raise _no_nan(path, block.dtype)
+            return block.new_full(shape, float("nan"))
+        return block.new_zeros(shape)
+    if block.dtype.kind == "O":
+        return np.empty(shape, object)
+    if missing == "nan":
+        if block.dtype.kind not in "fcmM":
+            raise _no_nan(path, block.dtype)
+        return np.full(shape, np.array("NaT" if block.dtype.kind in "mM" else np.nan, block.dtype))
+    return np.zeros(shape, block.dtype)
+
+
+def _no_nan(path: str, dtype: Any) -> ColumnMismatchError:
+    return ColumnMismatchError(
+        f"column {path!r} must be of a dtype that has NaN to be padded with it, got {dtype}; pad with zeros"
+    )

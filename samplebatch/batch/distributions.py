@@ -1,0 +1,126 @@
+"""Torch distributions as values of a nested batch: their rows and their length.
+
+Any distribution works whose parameters torch declares (`arg_constraints`), and `Independent` around one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from samplebatch.errors import ColumnTypeError
+
+if TYPE_CHECKING:
+    from torch.distributions import Distribution
+
+D = TypeVar("D", bound="Distribution")
+
+_EITHER = (("probs", "logits"), ("scale_tril", "covariance_matrix", "precision_matrix"))
+"""Parameters that say the same: a distribution is made from one of them."""
+
+
+def parameters_of(dist: Distribution) -> dict[str, Any]:
+    """Return the parameters that a distribution was made from, by name.
+
+    Examples
+    --------
+    >>> import torch
+    >>> parameters_of(torch.distributions.Categorical(logits=torch.zeros(3)))
+    {'logits': tensor([-1.0986, -1.0986, -1.0986])}
+    """
+    held = dist.__dict__
+    # torch keeps what it derives beside what it was given; the first of the alternatives made from the other is left
+    # out.
+    names = list(dist.arg_constraints)
+    for group in _EITHER:
+        alternatives = [name for name in group if name in names]
+        made_from = next((name for name in alternatives if held.get(name) is held.get("_param", held)), None)
+        chosen = made_from or next((name for name in alternatives if name in held), None)
+        names = [name for name in names if name not in alternatives or name == chosen]
+    return {name: getattr(dist, name) for name in names}
+
+
+def get_sliced_dist(dist: D, index: Any) -> D:
+    """Take rows of a distribution: what indexing does to an array, along its batch dimensions.
+
+    Parameters
+    ----------
+    dist
+        A distribution with at least one batch dimension.
+    index
+        An index of NumPy's that stays within the batch dimensions.
+
+    Raises
+    ------
+    ColumnTypeError
+        If the kind of distribution does not declare its parameters as tensors.
+
+    Examples
+    --------
+    >>> import torch
+    >>> get_sliced_dist(torch.distributions.Normal(torch.zeros(4), torch.ones(4)), slice(1, 3))
+    Normal(loc: torch.Size([2]), scale: torch.Size([2]))
+    """
+    import torch
+    from torch.distributions import Independent
+
+    if isinstance(dist, Independent):
+        inner = get_sliced_dist(dist.base_dist, index)
+        return type(dist)(inner, dist.reinterpreted_batch_ndims, validate_args=False)
+    parameters = parameters_of(dist)
+    if not parameters or not all(isinstance(value, torch.Tensor) for value in parameters.values()):
+        raise ColumnTypeError(
+            f"a distribution must declare its parameters to be sliced, {type(dist).__name__} does not"
+        )
+    batch_ndim = len(dist.batch_shape)
+    sliced = {}
+    for name, value in parameters.items():
+        event_shape = value.shape[batch_ndim:] if value.ndim >= batch_ndim else ()
+        sliced[name] = value.expand(dist.batch_shape + event_shape)[index]
+    return type(dist)(**sliced, validate_args=False)
+
+
+def get_len_of_dist(dist: Distribution) -> int:
+    """Return the number of rows of a distribution: its first batch dimension.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it has no batch dimension.
+
+    Examples
+    --------
+    >>> import torch
+    >>> get_len_of_dist(torch.distributions.Categorical(logits=torch.zeros(4, 3)))
+    4
+    """
+    if not dist.batch_shape:
+        raise ColumnTypeError(
+            f"a distribution must have a batch dimension to have a length, {type(dist).__name__} has none"
+        )
+    return int(dist.batch_shape[0])
+
+
+def dist_to_atleast_2d(dist: D) -> D:
+    """Give a distribution without batch dimension one of a single row; others are returned as they are.
+
+    Examples
+    --------
+    >>> import torch
+    >>> dist_to_atleast_2d(torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0))).batch_shape
+    torch.Size([1])
+    """
+    return dist if dist.batch_shape else get_sliced_dist(dist, None)
+
+
+def same_distribution(a: Distribution, b: Distribution) -> bool:
+    """Tell whether two distributions are of one kind with equal parameters."""
+    import torch
+    from torch.distributions import Independent
+
+    if type(a) is not type(b) or a.batch_shape != b.batch_shape:
+        return False
+    if isinstance(a, Independent) and isinstance(b, Independent):
+        same_ndims = a.reinterpreted_batch_ndims == b.reinterpreted_batch_ndims
+        return same_ndims and same_distribution(a.base_dist, b.base_dist)
+    mine, theirs = parameters_of(a), parameters_of(b)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

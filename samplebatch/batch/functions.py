@@ -1,0 +1,91 @@
+"""NumPy to torch and back for any value: numbers, lists, dicts, batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samplebatch.batch.conversion import TorchTarget, array_of, tree_to_numpy, tree_to_torch
+from samplebatch.batch.nested import Batch
+from samplebatch.batch.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR
+from samplebatch.batch.values import parse
+from samplebatch.errors import ColumnTypeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _parsed(value: Any) -> tuple[Any, int]:
+    if KINDS[type(value)] not in (OBJECT, NODE, TENSOR):
+        value = parse(value, Batch, "value")
+    return value, KINDS[type(value)]
+
+
+def to_numpy(x: Any) -> Any:
+    """Return a value as an array, or a batch of arrays for dicts, batches and lists of them.
+
+    Tensors on the host share their memory with the array.
+
+    Examples
+    --------
+    >>> import torch
+    >>> to_numpy([torch.zeros(2), torch.ones(2)])
+    array([[0., 0.],
+           [1., 1.]], dtype=float32)
+    """
+    value, kind = _parsed(x)
+    if kind == NODE:
+        return tree_to_numpy(value)
+    return array_of(value) if kind == TENSOR else np.asanyarray(value)
+
+
+def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch.device = "cpu") -> Any:
+    """Return a value as a tensor, or a batch of tensors for dicts, batches and lists of them.
+
+    Parameters
+    ----------
+    x
+        Anything of numbers.
+    dtype
+        The dtype of all tensors; None leaves each as it is.
+    device
+        Where they shall be. A tensor that is there already is returned itself.
+
+    Raises
+    ------
+    ColumnTypeError
+        If torch has no dtype for it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> to_torch([1, 2], dtype=torch.float32)
+    tensor([1., 2.])
+    """
+    value, kind = _parsed(x)
+    target = TorchTarget(dtype, device)
+    if kind == NODE:
+        return tree_to_torch(value, target)
+    if kind not in (ARRAY, TENSOR, NUMBER, FOREIGN) or (kind == ARRAY and value.dtype.kind not in "biufc"):
+        raise ColumnTypeError(f"a value must be numbers to become a tensor, got {type(x).__name__}")
+    return target.convert(value, kind)
+
+
+def to_torch_as(x: Any, y: torch.Tensor) -> Any:
+    """Return a value as a tensor of the dtype of another, and on its device.
+
+    Raises
+    ------
+    ColumnTypeError
+        If the other is not a tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> to_torch_as([1, 2], torch.zeros(1))
+    tensor([1., 2.])
+    """
+    if KINDS[type(y)] != TENSOR:
+        raise ColumnTypeError(f"the model for a tensor must be a tensor, got {type(y).__name__}")
+    return to_torch(x, y.dtype, y.device)

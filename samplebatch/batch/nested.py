@@ -1,0 +1,398 @@
+"""Batch: a tree of named arrays, tensors and objects."""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch import aggregate, pytree
+from samplebatch.batch.aggregate import Missing
+from samplebatch.batch.compare import same
+from samplebatch.batch.conversion import replace_leaves
+from samplebatch.batch.nested_convert import Conversions
+from samplebatch.batch.nested_names import Named
+from samplebatch.batch.nested_numpy import Arithmetic
+from samplebatch.batch.nested_pickle import copied, mirrored, shipped
+from samplebatch.batch.nested_print import printed
+from samplebatch.batch.node import KINDS, MAPPING, NODE, Node, adopt, node, values_of
+from samplebatch.batch.rows import assign, iterate, parts, select, shape_of, shortest, zero
+from samplebatch.batch.values import checked_name, parse, parse_items
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, no_such_column
+
+_ndarray = np.ndarray
+_FIRST_OBJECT = np.dtype(object).num
+
+
+class _Shape:
+    """`Batch.shape`, which unlike a property gives way to a column called `shape`."""
+
+    def __get__(self, batch: Any, owner: type) -> list[int]:
+        return shape_of(batch) if batch is not None else []
+
+
+class Batch(Named, Conversions, Arithmetic):
+    """Named values in a tree: arrays, tensors, distributions, objects and further batches.
+
+    Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other index of
+    NumPy's
+    takes rows of all values at once. `Batch()` as a value reserves its name for values to come.
+
+    Parameters
+    ----------
+    batch_dict
+        A dict or Batch of values by name; or a sequence or array of them, which are stacked. Dicts among the values
+        become
+        batches, lists become arrays, numbers arrays of no dimension. Arrays and tensors are kept, not copied.
+    copy
+        Whether to copy all values, objects included.
+    **kwargs
+        Further values by name.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a name is not a string, or a value is nothing that a column can hold.
+
+    Examples
+    --------
+    >>> b = Batch(obs={"camera": np.zeros((2, 3)), "speed": [1.5, 2.5]}, act=[0, 1])
+    >>> b.obs.speed
+    array([1.5, 2.5])
+    >>> b[0]
+    Batch(
+        obs: Batch(
+                 camera: array([0., 0., 0.]),
+                 speed: 1.5,
+             ),
+        act: 0,
+    )
+    >>> len(b), b.shape
+    (2, [2])
+    """
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        /,
+        batch_dict: Mapping[str, Any] | Batch | Iterable[Mapping[str, Any] | Batch] | npt.NDArray[Any] | None = None,
+        copy: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if batch_dict is None:
+            kept = kwargs
+            for name, value in kwargs.items():
+                if type(value) is not _ndarray or value.dtype.num >= _FIRST_OBJECT:
+                    kwargs[name] = parse(value, Batch, name)
+        else:
+            kind = KINDS[type(batch_dict)]
+            if kind == MAPPING:
+                kept = parse_items(cast("Mapping[str, Any]", batch_dict), Batch, "")
+            else:
+                kept = dict(batch_dict.__dict__ if kind == NODE else _stacked(batch_dict).__dict__)
+            if kwargs:
+                kept.update(parse_items(kwargs, Batch, ""))
+        adopt(self, kept)
+        if copy:
+            adopt(self, copied(self).__dict__)
+        if len(sys.modules) != pytree.modules_seen:
+            pytree.register_where_loaded(Batch)
+
+    # Access by name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is not _ndarray or value.dtype.num >= _FIRST_OBJECT:
+            value = parse(value, Batch, name)
+        self.__dict__[name] = value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return the value of a name, which is set to the default if there is none."""
+        if key not in self.__dict__:
+            self.__dict__[key] = parse(default, Batch, checked_name(key, ""))
+        return self.__dict__[key]
+
+    def update(self, batch: Mapping[str, Any] | Batch | None = None, **kwargs: Any) -> None:
+        """Set values by name, from a dict or Batch and from keywords.
+
+        Examples
+        --------
+        >>> b = Batch(a=4)
+        >>> b.update({"b": [5, 5]}, c=1)
+        >>> b
+        Batch(
+            a: 4,
+            b: array([5, 5]),
+            c: 1,
+        )
+        """
+        if batch is not None:
+            given = values_of(batch)
+            if given is None:
+                raise ColumnTypeError(f"a Batch is updated from a dict or Batch, got {type(batch).__name__}")
+            self.__dict__.update(parse_items(given, Batch, ""))
+        self.__dict__.update(parse_items(kwargs, Batch, ""))
+
+    # Rows
+
+    def __len__(self) -> int:
+        return shortest(self.__dict__) or 0
+
+    shape = _Shape()
+
+    def __iter__(self) -> Iterator[Self]:
+        return cast("Iterator[Self]", iterate(self, shortest(self.__dict__) or 0))
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is str:
+            held = self.__dict__
+            if index in held:
+                return held[index]
+            raise no_such_column(index, held)
+        return select(self, index)
+
+    def __getitems__(self, indices: Sequence[int]) -> Self:
+        """Take the rows of a list of numbers at once: what a torch `DataLoader` asks of a data set."""
+        return cast("Self", select(self, list(indices)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if type(index) is str:
+            self.__dict__[index] = parse(value, Batch, index)
+            return
+        given = values_of(value)
+        if given is None:
+            raise ColumnMismatchError(f"rows of a Batch are set from a Batch or dict, got {type(value).__name__}")
+        assign(self, index, given)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self.__dict__:
+            raise no_such_column(name, self.__dict__)
+        del self.__dict__[name]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Batch):
+            return NotImplemented
+        return same(self, other)
+
+    def __repr__(self) -> str:
+        return printed(self)
+
+    def empty_(self, index: Any = None) -> Self:
+        """Set all values, or those of some rows, to zeros and objects to None, in place.
+
+        Examples
+        --------
+        >>> Batch(a=[1, 2], b=["x", "y"]).empty_(1)
+        Batch(
+            a: array([1, 0]),
+            b: array(['x', None], dtype=object),
+        )
+        """
+        zero(self, ... if index is None else index)
+        return self
+
+    @staticmethod
+    def empty(batch: Batch, index: Any = None) -> Batch:
+        """Copy a batch with all values, or those of some rows, set to zeros and objects to None."""
+        return Batch.empty_(cast("Batch", copied(batch)), index)
+
+    # Joining and splitting
+
+    @staticmethod
+    def stack(batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0, *, missing: Missing = "zero") -> Batch:
+        """Join n batches along a new axis: leaves of shape (...) become (n, ...) for axis 0.
+
+        Parameters
+        ----------
+        batches
+            Batches or dicts.
+        axis
+            Where the new axis goes. Names that only some batches have can be padded along axis 0 alone.
+        missing
+            What stands for the value of a name that a batch lacks or only reserves: `"zero"` for zeros, False or
+            None; `"nan"`
+            for NaN, NaT or None, an error for dtypes without; `"error"` for an error.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If something stands under a name that is a batch here and an array there, or names differ and may not.
+        ColumnTypeError
+            If tensors and arrays meet under one name, or tensors of different shapes.
+
+        Warns
+        -----
+        UserWarning
+            If arrays differ in shape: they become the elements of an array of dtype object.
+
+        Examples
+        --------
+        >>> Batch.stack([Batch(a=[0.0, 2.0]), Batch(a=[1.0, 3.0], b="done")])
+        Batch(
+            a: array([[0., 2.],
+                      [1., 3.]]),
+            b: array([None, 'done'], dtype=object),
+        )
+        """
+        return cast("Batch", aggregate.stack(_listed(batches), Batch, axis=axis, missing=missing))
+
+    def stack_(self, batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0) -> None:
+        """Put the stack of this batch and others in this one's place; an empty batch counts for nothing."""
+        others = _listed(batches)
+        adopt(self, aggregate.stack([self, *others] if self.__dict__ else others, Batch, axis=axis).__dict__)
+
+    @staticmethod
+    def cat(batches: Iterable[Mapping[str, Any] | Batch], *, missing: Missing = "zero") -> Batch:
+        """Join batches one after the other: leaves of shape (n_i, ...) become (sum of n_i, ...).
+
+        Parameters
+        ----------
+        batches
+            Batches or dicts.
+        missing
+            As for `stack`; as many rows are padded as the batch has.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If row shapes differ, a value has no rows, something stands under a name that is a batch here and an
+            array there, or
+            names differ and may not.
+        ColumnTypeError
+            If tensors and arrays meet under one name.
+
+        Examples
+        --------
+        >>> Batch.cat([Batch(a=[1, 2]), Batch(a=[3], b=[4.0])])
+        Batch(
+            a: array([1, 2, 3]),
+            b: array([0., 0., 4.]),
+        )
+        >>> Batch.cat([Batch(a=[1, 2]), Batch(a=[3], b=[4.0])], missing="error")
+        Traceback (most recent call last):
+        samplebatch.errors.ColumnMismatchError: column 'b' must be in every batch to be concatenated, batch 0 lacks it
+        """
+        return cast("Batch", aggregate.cat(_several(batches), Batch, missing))
+
+    def cat_(self, batches: Mapping[str, Any] | Batch | Iterable[Mapping[str, Any] | Batch]) -> None:
+        """Put this batch and others, one after the other, in this one's place; a single batch need not be in a list."""
+        adopt(self, aggregate.cat([self, *_several(batches)], Batch).__dict__)
+
+    def split(
+        self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
+    ) -> Iterator[Self]:
+        """Go over the rows in batches of a size.
+
+        Parameters
+        ----------
+        size
+            Rows in a batch; -1 for all of them.
+        shuffle
+            Whether to draw the rows in random order, copying them. Otherwise the batches are views.
+        merge_last
+            Whether rows left over at the end join the batch before; otherwise they are one of their own.
+        rng
+            Source of the order; NumPy's global one if it is None.
+
+        Raises
+        ------
+        ColumnLengthError
+            If the size is neither positive nor -1.
+
+        Examples
+        --------
+        >>> [part.a.tolist() for part in Batch(a=[1, 2, 3, 4, 5]).split(2, shuffle=False, merge_last=True)]
+        [[1, 2], [3, 4, 5]]
+        """
+        if size < 1 and size != -1:
+            raise ColumnLengthError(f"size must be positive, or -1 for all rows, got {size}")
+        return cast("Iterator[Self]", parts(self, size, shuffle, merge_last, rng))
+
+    # Leaf by leaf
+
+    def apply_values_transform(self, values_transform: Callable[[Any], Any], inplace: bool = False) -> Self | None:
+        """Replace every value by what a function makes of it; nested batches are walked into.
+
+        Parameters
+        ----------
+        values_transform
+            Takes a value, None and objects included; what it returns is kept as if it had been assigned.
+        inplace
+            Whether to change this batch, nested ones included, and return None; otherwise a new one is returned.
+
+        Examples
+        --------
+        >>> Batch(a=[1, 2], b=Batch(c=[3])).apply_values_transform(lambda value: value * 10)
+        Batch(
+            a: array([10, 20]),
+            b: Batch(
+                   c: array([30]),
+               ),
+        )
+        """
+        changed = _transformed(self, values_transform, "")
+        if not inplace:
+            return cast("Self", changed)
+        replace_leaves(self, changed)
+        return None
+
+    # Copies
+
+    def copy(self) -> Self:
+        """Copy the batch and everything under it."""
+        return cast("Self", copied(self))
+
+    def __copy__(self) -> Self:
+        return cast("Self", mirrored(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return cast("Self", copied(self, memo))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self),), shipped(self)  # type: ignore[attr-defined]
+
+
+def _transformed(source: Node, function: Callable[[Any], Any], prefix: str) -> Node:
+    changed = {}
+    for name, value in source.__dict__.items():
+        path = prefix + name
+        if KINDS[type(value)] == NODE:
+            changed[name] = _transformed(value, function, path + ".")
+        else:
+            changed[name] = parse(function(value), Batch, path)
+    return node(type(source), changed)
+
+
+def _listed(batches: Iterable[Any]) -> list[Any]:
+    """Return batches as a list; a Batch in place of them stands for its rows."""
+    if KINDS[type(batches)] == MAPPING or not isinstance(batches, Iterable):
+        raise ColumnTypeError(f"batches to be joined must be in a list, got {type(batches).__name__}")
+    return list(batches)
+
+
+def _several(batches: Any) -> list[Any]:
+    """Return batches as a list; a single one need not be in a list."""
+    return [batches] if values_of(batches) is not None else _listed(batches)
+
+
+def _stacked(rows: Any) -> Node:
+    """Stack what a Batch is constructed from when that is neither a dict nor a Batch."""
+    if (
+        isinstance(rows, (str, bytes))
+        or not isinstance(rows, Iterable)
+        or (isinstance(rows, np.ndarray) and rows.ndim != 1)
+    ):
+        raise ColumnTypeError(
+            f"a Batch is made from a dict, a Batch, or a sequence of them, got {type(rows).__name__}; name the value"
+        )
+    listed = list(rows)
+    if any(values_of(row) is None for row in listed):
+        raise ColumnTypeError(
+            "a Batch is made from a dict, a Batch, or a sequence of them, got other rows; name the value"
+        )
+    return aggregate.stack(listed, Batch)

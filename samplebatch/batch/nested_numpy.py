@@ -1,0 +1,324 @@
+"""Arithmetic on nested batches, and NumPy's functions applied to them: leaf by leaf, matched by name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, cast
+
+import numpy as np
+
+from samplebatch.batch import aggregate
+from samplebatch.batch.node import KINDS, NODE, NUMBER, TENSOR, Node, fault, is_reserved, node
+from samplebatch.batch.rows import shape_of
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError
+
+_REDUCTIONS: Final = frozenset(
+    getattr(np, name)
+    for name in (
+        "all", "any", "max", "mean", "median", "min", "nanmax", "nanmean", "nanmedian", "nanmin", "nanstd", "nansum",
+        "nanvar", "prod", "std", "sum", "var",
+    )
+)  # fmt: skip
+_TORCH_NAMES: Final = {"max": "amax", "min": "amin"}
+_NAMED_REDUCTIONS: Final[dict[np.ufunc, Callable[..., Any]]] = {
+    np.add: np.sum,
+    np.multiply: np.prod,
+    np.maximum: np.max,
+    np.minimum: np.min,
+    np.logical_or: np.any,
+    np.logical_and: np.all,
+}
+_OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.true_divide: operator.truediv,
+    np.floor_divide: operator.floordiv,
+    np.remainder: operator.mod,
+    np.power: operator.pow,
+    np.negative: operator.neg,
+    np.absolute: abs,
+}
+
+
+def _children(nodes: Sequence[Node], name: str, path: str) -> list[Any]:
+    """Return what stands under a name in each of several batches.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If it is a nested batch in some of them only; a name that the first only reserves is left alone.
+    """
+    found = [each.__dict__[name] for each in nodes]
+    nested = [KINDS[type(child)] == NODE for child in found]
+    if any(nested) and not all(nested) and not is_reserved(found[0]):
+        raise ColumnMismatchError(f"column {path!r} must be a nested batch in every batch or in none, got both")
+    return found
+
+
+def _check_names(nodes: Sequence[Node], prefix: str) -> None:
+    names = nodes[0].__dict__.keys()
+    for other in nodes[1:]:
+        if other.__dict__.keys() != names:
+            lacking = sorted(prefix + name for name in names ^ other.__dict__.keys())
+            raise ColumnMismatchError(
+                f"batches must have the same names to be matched, only one of them has {', '.join(map(repr, lacking))}"
+            )
+
+
+def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = "") -> Node:
+    """Apply a function to the leaves of one name in all batches among the arguments.
+
+    Other arguments are passed as they are. Reserved names stay reserved.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If the batches differ in their names; lists those that only one has.
+    ColumnTypeError
+        If the function does not take a leaf; names it.
+    """
+    places = [place for place, arg in enumerate(args) if KINDS[type(arg)] == NODE]
+    nodes = [args[place] for place in places]
+    _check_names(nodes, prefix)
+    first: Node = nodes[0]
+    made: dict[str, Any] = {}
+    name = ""
+    try:
+        for name in first.__dict__:
+            path = prefix + name
+            leaves = list(args)
+            for place, child in zip(places, _children(nodes, name, path), strict=True):
+                leaves[place] = child
+            model = leaves[places[0]]
+            if KINDS[type(model)] != NODE:
+                made[name] = function(*leaves)
+            elif model.__dict__:
+                made[name] = map_leaves(function, leaves, path + ".")
+            else:
+                made[name] = node(type(model), {})
+    except Exception as error:
+        fault(prefix + name, "computed with", error)
+    return node(type(first), made)
+
+
+def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any, prefix: str = "") -> None:
+    """Apply an in-place operator to every leaf of a batch; the other operand is a number, or a batch matched by name.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If the batches differ in their names.
+    ColumnTypeError
+        If a leaf cannot hold the result; names it. Leaves before it have changed by then.
+    """
+    matched = KINDS[type(other)] == NODE
+    nodes = [target, other] if matched else [target]
+    _check_names(nodes, prefix)
+    held = target.__dict__
+    name = ""
+    try:
+        for name, value in held.items():
+            path = prefix + name
+            operand = _children(nodes, name, path)[1] if matched else other
+            if KINDS[type(value)] != NODE:
+                held[name] = function(value, operand)
+            elif value.__dict__:
+                update_leaves(function, value, operand, path + ".")
+    except Exception as error:
+        fault(prefix + name, "computed with in place", error)
+
+
+def _operand(value: Any) -> bool:
+    return KINDS[type(value)] in (NODE, NUMBER) or (type(value) is np.ndarray and value.ndim == 0)
+
+
+class Arithmetic(Node):
+    """Operators and NumPy's two protocols for nested batches."""
+
+    __slots__ = ()
+
+    def _binary(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Self:
+        if not (_operand(left) and _operand(right)):
+            found = type(right if left is self else left).__name__
+            raise ColumnTypeError(f"a Batch is computed with numbers and Batches, got {found}")
+        return cast("Self", map_leaves(function, (left, right)))
+
+    def _in_place(self, function: Callable[[Any, Any], Any], other: Any) -> Self:
+        if not _operand(other):
+            raise ColumnTypeError(f"a Batch is computed with numbers and Batches, got {type(other).__name__}")
+        update_leaves(function, self, other)
+        return self
+
+    def __add__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.add, other, self)
+
+    def __iadd__(self, other: Any) -> Self:
+        return Arithmetic._in_place(self, operator.iadd, other)
+
+    def __sub__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.sub, other, self)
+
+    def __isub__(self, other: Any) -> Self:
+        return Arithmetic._in_place(self, operator.isub, other)
+
+    def __mul__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.mul, other, self)
+
+    def __imul__(self, other: Any) -> Self:
+        return Arithmetic._in_place(self, operator.imul, other)
+
+    def __truediv__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.truediv, other, self)
+
+    def __itruediv__(self, other: Any) -> Self:
+        return Arithmetic._in_place(self, operator.itruediv, other)
+
+    def __floordiv__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.floordiv, other, self)
+
+    def __ifloordiv__(self, other: Any) -> Self:
+        return Arithmetic._in_place(self, operator.ifloordiv, other)
+
+    def __mod__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.mod, self, other)
+
+    def __rmod__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.mod, other, self)
+
+    def __imod__(self, other: Any) -> Self:
+        return Arithmetic._in_place(self, operator.imod, other)
+
+    def __pow__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Self:
+        return Arithmetic._binary(self, operator.pow, other, self)
+
+    def __ipow__(self, other: Any) -> Self:
+        return Arithmetic._in_place(self, operator.ipow, other)
+
+    def __neg__(self) -> Self:
+        return cast("Self", map_leaves(operator.neg, (self,)))
+
+    def __abs__(self) -> Self:
+        return cast("Self", map_leaves(abs, (self,)))
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if "out" in kwargs or ufunc.nout != 1:
+            return NotImplemented
+        if method == "reduce" and ufunc in _NAMED_REDUCTIONS:
+            return reduced(_NAMED_REDUCTIONS[ufunc], self, {"axis": 0, **kwargs})
+        if method != "__call__":
+            return NotImplemented
+        if not all(map(_operand, inputs)):
+            raise ColumnTypeError(
+                f"np.{ufunc.__name__} takes numbers and Batches beside a Batch, got an array or an object"
+            )
+
+        def leafwise(*leaves: Any) -> Any:
+            if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
+                return _tensor_ufunc(ufunc, leaves)
+            return ufunc(*leaves, **kwargs)
+
+        return map_leaves(leafwise, inputs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if function is np.shape:
+            return tuple(shape_of(self))
+        if function is np.concatenate and kwargs.get("axis", 0) == 0 and len(args) == 1:
+            return aggregate.cat(args[0], type(self))
+        if function is np.stack and len(args) == 1 and kwargs.keys() <= {"axis"}:
+            return aggregate.stack(args[0], type(self), axis=kwargs.get("axis", 0))
+        if function in _REDUCTIONS and args[0] is self and not any(KINDS[type(arg)] == NODE for arg in args[1:]):
+            return reduced(function, self, {**dict(zip(("axis",), args[1:2], strict=False)), **kwargs})
+        if not any(KINDS[type(arg)] == NODE for arg in args) or any(
+            KINDS[type(arg)] == NODE for arg in kwargs.values()
+        ):
+            return NotImplemented
+        made = map_leaves(lambda *leaves: _on_arrays(function, leaves, kwargs), args)
+        if function in (np.array_equal, np.allclose):
+            return all(_leaves(made))
+        return made
+
+
+def _leaves(source: Node) -> list[Any]:
+    found: list[Any] = []
+    for value in source.__dict__.values():
+        if KINDS[type(value)] == NODE:
+            found += _leaves(value)
+        else:
+            found.append(value)
+    return found
+
+
+def _on_arrays(function: Callable[..., Any], leaves: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
+        raise TypeError(f"np.{function.__name__} does not take tensors; convert the batch with to_numpy first")
+    return function(*leaves, **kwargs)
+
+
+def _tensor_ufunc(ufunc: np.ufunc, leaves: Sequence[Any]) -> Any:
+    import torch
+
+    if ufunc in _OPERATORS:
+        return _OPERATORS[ufunc](*leaves)
+    found = getattr(torch, ufunc.__name__, None)
+    if found is None:
+        raise TypeError(f"torch has no {ufunc.__name__}; convert the batch with to_numpy first")
+    return found(*map(torch.as_tensor, leaves))
+
+
+def reduced(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any]) -> Node:
+    """Apply one of NumPy's reductions to every leaf, by default over the dimensions that all leaves have.
+
+    Raises
+    ------
+    ColumnTypeError
+        If the function does not take a leaf; names it.
+    """
+    axis = kwargs.get("axis")
+    if axis is None:
+        axis = tuple(range(min((np.ndim(leaf) for leaf in _leaves(source)), default=0)))
+    kwargs = {**kwargs, "axis": axis}
+
+    def leafwise(leaf: Any) -> Any:
+        if KINDS[type(leaf)] == TENSOR:
+            return _reduced_tensor(function.__name__, leaf, **kwargs)
+        return np.asarray(function(leaf, **kwargs))
+
+    return map_leaves(leafwise, (source,))
+
+
+def _reduced_tensor(name: str, tensor: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
+    import torch
+
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    if not axes:
+        tensor, axes = tensor[None], (0,)
+    if name in ("mean", "std", "var") and not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = tensor.to(torch.get_default_dtype())
+    if name in ("std", "var"):
+        return getattr(torch, name)(tensor, dim=axes, correction=ddof, keepdim=keepdims)
+    function = getattr(torch, _TORCH_NAMES.get(name, name), None)
+    if function is None or name in ("prod", "median", "nanmedian"):
+        raise TypeError(f"torch has no {name} over several dimensions; convert the batch with to_numpy first")
+    return function(tensor, dim=axes, keepdim=keepdims)

@@ -1,0 +1,286 @@
+"""Rows of a nested batch: how many there are, taking them, writing to them. One walk of the tree each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice, repeat
+from typing import Any
+
+import numpy as np
+
+from samplebatch.batch.distributions import get_len_of_dist, get_sliced_dist
+from samplebatch.batch.node import (
+    ARRAY,
+    DISTRIBUTION,
+    FOREIGN,
+    KINDS,
+    MAPPING,
+    NODE,
+    NUMBER,
+    OBJECT,
+    SEQUENCE,
+    TENSOR,
+    Node,
+    adopt,
+    fault,
+    is_reserved,
+    node,
+    values_of,
+)
+from samplebatch.batch.selection import EVERYTHING, Selection
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, near_names
+
+_ndarray = np.ndarray
+_new = object.__new__
+
+
+def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
+    """Return the length of the shortest leaf; None if there is none. None values and reserved names do not count.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a leaf is a scalar; names it.
+    """
+    found = None
+    name = ""
+    try:
+        for name, value in values.items():
+            if type(value) is _ndarray:
+                n = len(value)
+            elif value is None:
+                continue
+            else:
+                kind = KINDS[type(value)]
+                if kind in (NODE, MAPPING):
+                    nested = shortest(value.__dict__ if kind == NODE else value, f"{prefix}{name}.")
+                    if nested is None:
+                        continue
+                    n = nested
+                elif kind == DISTRIBUTION:
+                    n = get_len_of_dist(value)
+                elif kind == OBJECT:
+                    raise TypeError
+                else:
+                    n = len(value)
+            if found is None or n < found:
+                found = n
+    except ColumnTypeError:
+        raise
+    except TypeError:
+        raise ColumnTypeError(f"object of type 'Batch' has no len(): column {prefix + name!r} is a scalar") from None
+    return found
+
+
+def shape_of(source: Node) -> list[int]:
+    """Return the smallest extent of every dimension that all leaves have; a reserved name has none."""
+    shapes = list(_shapes(source))
+    return [min(extents) for extents in zip(*shapes, strict=False)]
+
+
+def _shapes(source: Node) -> Iterator[tuple[int, ...]]:
+    if not source.__dict__:
+        yield ()
+    for value in source.__dict__.values():
+        kind = KINDS[type(value)]
+        if kind == NODE:
+            yield from _shapes(value)
+        else:
+            yield tuple(value.shape) if kind in (ARRAY, TENSOR, FOREIGN) else ()
+
+
+def select(source: Node, index: Any) -> Node:
+    """Take what an index of NumPy's asks for from every leaf: views for slices, copies for masks and arrays.
+
+    Raises
+    ------
+    RowIndexError
+        If the batch is empty, or a leaf has no such rows; names it.
+    """
+    if not source.__dict__:
+        raise RowIndexError("an empty Batch has no rows to index")
+    if type(index) is int or type(index) is slice:
+        return _select_plain(source, index, "")
+    return _select(source, Selection(index), "")
+
+
+def _select_plain(source: Node, index: Any, prefix: str) -> Node:
+    """Take one row or a slice."""
+    taken: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, value in source.__dict__.items():
+            if type(value) is _ndarray:
+                taken[name] = value[index]
+            else:
+                kind = KINDS[type(value)]
+                if kind == NODE:
+                    taken[name] = _select_plain(value, index, f"{prefix}{name}.")
+                elif kind == TENSOR and index.__class__ is slice:
+                    taken[name] = value[Selection(index).of_tensor(value)]
+                elif kind == DISTRIBUTION:
+                    taken[name] = get_sliced_dist(value, index)
+                elif value is None:
+                    taken[name] = None
+                elif kind == OBJECT:
+                    raise IndexError("it is a scalar")
+                else:
+                    taken[name] = value[index]
+    except Exception as error:
+        fault(prefix + name, "indexed so", error)
+    made = _new(type(source))
+    adopt(made, taken)
+    return made
+
+
+def _select(source: Node, selection: Selection, prefix: str) -> Node:
+    taken: dict[str, Any] = {}
+    rows, masked = selection.rows, selection.masked
+    name = ""
+    try:
+        for name, value in source.__dict__.items():
+            kind = ARRAY if type(value) is _ndarray else KINDS[type(value)]
+            if masked >= 0 and kind in (ARRAY, TENSOR, FOREIGN) and len(value) != masked:
+                raise IndexError(f"the mask has {masked} rows and the column {len(value)}")
+            if kind == ARRAY:
+                taken[name] = value[selection.index] if rows is None else value.take(rows, 0)
+            elif kind == NODE:
+                taken[name] = _select(value, selection, f"{prefix}{name}.")
+            elif kind == TENSOR:
+                taken[name] = value[selection.of_tensor(value)]
+            elif kind == DISTRIBUTION:
+                taken[name] = get_sliced_dist(value, selection.index)
+            elif value is None or (kind == OBJECT and selection.scalar):
+                taken[name] = value
+            elif kind == OBJECT:
+                raise IndexError("it is a scalar")
+            else:
+                taken[name] = value[selection.index]
+    except Exception as error:
+        fault(prefix + name, "indexed so", error)
+    return node(type(source), taken)
+
+
+def assign(target: Node, index: Any, given: Mapping[str, Any]) -> None:
+    """Write to what an index of NumPy's asks for in every leaf.
+
+    Names that are not given get zeros, or None for objects.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If a name is given that is not there, or values do not fit.
+    ColumnTypeError
+        If a leaf cannot be written to, or not with such values.
+    RowIndexError
+        If a leaf has no such rows.
+    """
+    _assign(target, Selection(index), given, "")
+
+
+def _assign(target: Node, selection: Selection, given: Mapping[str, Any], prefix: str) -> None:
+    held = target.__dict__
+    if not given.keys() <= held.keys():
+        unknown = next(name for name in given if name not in held)
+        hint = near_names(prefix + unknown, [prefix + name for name in held])
+        raise ColumnMismatchError(f"rows can be written to columns that are there, got {prefix + unknown!r}; {hint}")
+    index = selection.index
+    name = ""
+    try:
+        for name, value in held.items():
+            absent = name not in given
+            new = None if absent else given[name]
+            kind = ARRAY if type(value) is _ndarray else KINDS[type(value)]
+            if kind == NODE:
+                values = {} if absent else values_of(new)
+                if values is None:
+                    raise ValueError("it is a nested batch, and takes a Batch or a dict")
+                _assign(value, selection, values, f"{prefix}{name}.")
+            elif absent or is_reserved(new):
+                if value is not None:
+                    _zero_rows(value, kind, selection)
+            elif values_of(new) is not None:
+                raise ValueError("it is no nested batch, and takes no Batch or dict")
+            elif kind == ARRAY:
+                value[index] = np.asanyarray(new) if KINDS[type(new)] in (SEQUENCE, TENSOR) else new
+            elif kind == TENSOR:
+                import torch
+
+                value[selection.of_tensor(value)] = torch.as_tensor(new, dtype=value.dtype, device=value.device)
+            elif value is not None or new is not None:
+                raise TypeError("it has no rows that could be written to")
+    except Exception as error:
+        fault(prefix + name, "written to so", error)
+
+
+def zero(target: Node, index: Any = ...) -> None:
+    """Set every leaf to zeros, objects to None, in place: all of it, or what an index of NumPy's asks for."""
+    _zero_all(target, Selection(index), "")
+
+
+def _zero_all(target: Node, selection: Selection, prefix: str) -> None:
+    held = target.__dict__
+    name = ""
+    try:
+        for name, value in held.items():
+            kind = KINDS[type(value)]
+            if kind == NODE:
+                _zero_all(value, selection, f"{prefix}{name}.")
+            elif kind == NUMBER:
+                held[name] = type(value)(0)
+            elif kind in (OBJECT, DISTRIBUTION):
+                held[name] = None
+            else:
+                # An array of no dimension is one value, emptied whatever the rows.
+                _zero_rows(value, kind, selection if value.ndim else EVERYTHING)
+    except Exception as error:
+        fault(prefix + name, "emptied so", error)
+
+
+def _zero_rows(value: Any, kind: int, selection: Selection) -> None:
+    if kind == ARRAY:
+        value[selection.index] = None if value.dtype.kind == "O" else np.zeros((), value.dtype)
+    elif kind == TENSOR:
+        value[selection.of_tensor(value)] = 0
+    else:
+        raise TypeError("it has no rows that could be written to")
+
+
+def iterate(source: Node, length: int) -> Iterator[Node]:
+    """Walk over the rows: `source[0]`, `source[1]`, ... `source[length - 1]`, all leaves side by side."""
+    cls = type(source)
+    names = tuple(source.__dict__)
+    columns = [_rows_of(value, length) for value in source.__dict__.values()]
+    for row in zip(*columns, strict=True):
+        made = _new(cls)
+        adopt(made, dict(zip(names, row, strict=True)))
+        yield made
+
+
+def _rows_of(value: Any, length: int) -> Iterator[Any]:
+    kind = KINDS[type(value)]
+    if kind == NODE:
+        return iterate(value, length) if value.__dict__ else (node(type(value), {}) for _ in range(length))
+    if kind == DISTRIBUTION:
+        return (get_sliced_dist(value, row) for row in range(length))
+    if kind == OBJECT:
+        return repeat(value, length)
+    return islice(iter(value), length)
+
+
+def parts(source: Node, size: int, shuffle: bool, merge_last: bool, rng: np.random.Generator | None) -> Iterator[Node]:
+    """Go over the rows in batches of a size, -1 for all of them; what is left over joins the last one if asked."""
+    length = shortest(source.__dict__) or 0
+    if size == -1:
+        size = max(length, 1)
+    starts = list(range(0, length, size))
+    if merge_last and len(starts) > 1 and length % size:
+        starts.pop()
+    stops = [*starts[1:], length]
+    if not shuffle:
+        for start, stop in zip(starts, stops, strict=False):
+            yield _select_plain(source, slice(start, stop), "")
+        return
+    order = np.random.permutation(length) if rng is None else rng.permutation(length)
+    for start, stop in zip(starts, stops, strict=False):
+        yield _select(source, Selection(order[start:stop]), "")
