@@ -50,9 +50,13 @@ def _register_loader(cls: type[Node]) -> None:
     """Let `DataLoader`'s own collate function know nested batches."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
-    from samplebatch.batch.loader import collate
+    nested: Any = cls
 
-    default_collate_fn_map[cls] = lambda rows, *, collate_fn_map=None: collate(rows)
+    def collate(rows: Any, *, collate_fn_map: Any = None) -> Any:
+        batch = rows if isinstance(rows, nested) else nested.stack(rows)
+        return nested.to_torch(batch, keep_objects=True)
+
+    default_collate_fn_map[cls] = collate
 
 
 def _register_optree(cls: type[Node]) -> None:
