@@ -20,9 +20,14 @@ BARE = "bare"
 
 def _ours() -> SimpleNamespace:
     from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+    from samplebatch.batch.nested import Batch
 
     return SimpleNamespace(
-        batch=SampleBatch, SampleBatch=SampleBatch, MultiAgentBatch=MultiAgentBatch, concat_samples=concat_samples
+        batch=SampleBatch,
+        Batch=Batch,
+        SampleBatch=SampleBatch,
+        MultiAgentBatch=MultiAgentBatch,
+        concat_samples=concat_samples,
     )
 
 
@@ -31,6 +36,17 @@ def _rllib() -> SimpleNamespace:
 
     return SimpleNamespace(
         batch=SampleBatch, SampleBatch=SampleBatch, MultiAgentBatch=MultiAgentBatch, concat_samples=concat_samples
+    )
+
+
+def _tianshou() -> SimpleNamespace:
+    import tianshou.data
+
+    return SimpleNamespace(
+        batch=tianshou.data.Batch,
+        Batch=tianshou.data.Batch,
+        to_torch=tianshou.data.to_torch,
+        to_numpy=tianshou.data.to_numpy,
     )
 
 
@@ -78,6 +94,7 @@ def _numpy() -> SimpleNamespace:
 _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     OURS: _ours,
     "rllib": _rllib,
+    "tianshou": _tianshou,
     "tensordict": _tensordict,
     "pyarrow": _pyarrow,
     "numpy": _numpy,
