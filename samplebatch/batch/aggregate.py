@@ -10,8 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
@@ -47,10 +46,13 @@ _ABSENT: Final = _Absent()
 _ABSENT_KIND: Final = -1
 KINDS[_Absent] = _ABSENT_KIND
 _ARRAYS: Final = {np.ndarray}
+_ARRAY_KINDS: Final = {ARRAY}
+_UNPARSED: Final = {ARRAY, SEQUENCE}
+_NESTED_KINDS: Final = {NODE, MAPPING, _ABSENT_KIND}
+_FIRST_OBJECT: Final = np.dtype(object).num
 _NO_NAMES: Final[Mapping[str, Any]] = {}
 _POOLED_NBYTES: Final = 1 << 18
 """Results from this size on come out of the library's pool, whose warm pages save more than the call costs."""
-_shape_of = attrgetter("shape")
 
 Join = Callable[[list[Any], set[int], str], Any]
 """Joins the values of one name: values, their kinds, dotted name."""
@@ -125,44 +127,51 @@ def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> 
 
 
 def _entries_of(batches: Sequence[Any], doing: str) -> list[Mapping[str, Any]]:
-    entries = []
-    for place, batch in enumerate(batches):
-        names = values_of(batch)
+    entries = _names_of(batches, set(map(type, batches)))
+    for place, names in enumerate(entries):
         if names is None:
-            found = type(batch).__name__
+            found = type(batches[place]).__name__
             raise ColumnMismatchError(f"what is {doing} must be Batches or dicts, got {found} at place {place}")
-        entries.append(names)
-    return entries
+    return cast("list[Mapping[str, Any]]", entries)
+
+
+def _names_of(rows: Sequence[Any], types: set[type]) -> Sequence[Mapping[str, Any] | None]:
+    """Return the names and values of each row, None for those that have none."""
+    if len(types) == 1:
+        (cls,) = types
+        if cls is dict:
+            return rows
+        if issubclass(cls, Node):
+            return [row.__dict__ for row in rows]
+    return [values_of(row) for row in rows]
 
 
 def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join: Join) -> dict[str, Any]:
     """Join what stands under every name that one of the batches has; one walk over all of them side by side."""
     names = dict.fromkeys(chain.from_iterable(entries))
-    uniform = all(len(entry) == len(names) for entry in entries)
+    uniform = set(map(len, entries)) == {len(names)}
     joined: dict[str, Any] = {}
     for name in names:
         rows = [entry[name] for entry in entries] if uniform else [entry.get(name, _ABSENT) for entry in entries]
         types = set(map(type, rows))
         path = prefix + name if type(name) is str else values.checked_name(name, prefix)
-        if types == _ARRAYS and rows[0].dtype.kind not in "OSUVT":
-            kinds = {ARRAY}
+        if types == _ARRAYS and rows[0].dtype.num < _FIRST_OBJECT:
+            kinds = _ARRAY_KINDS
         else:
             kinds = {KINDS[cls] for cls in types}
-            if not kinds.isdisjoint((SEQUENCE, ARRAY)):
-                rows = [
-                    row if KINDS[type(row)] not in (SEQUENCE, ARRAY) else values.parse(row, make, path) for row in rows
-                ]
-                kinds = {KINDS[type(row)] for row in rows}
-            if not kinds.isdisjoint((NODE, MAPPING)):
-                nested = [values_of(row) for row in rows]
-                if kinds <= {NODE, MAPPING, _ABSENT_KIND}:
+            if SEQUENCE in kinds or ARRAY in kinds:
+                # A dict's values have not been through the door yet: lists, strings, rows of dicts.
+                rows = [values.parse(row, make, path) if KINDS[type(row)] in _UNPARSED else row for row in rows]
+                types = set(map(type, rows))
+                kinds = {KINDS[cls] for cls in types}
+            if NODE in kinds or MAPPING in kinds:
+                nested = _names_of(rows, types)
+                if kinds <= _NESTED_KINDS:
                     children = [_NO_NAMES if child is None else child for child in nested]
                     joined[name] = node(make, _join(children, make, path + ".", join))
                     continue
                 if any(nested):
-                    raise ColumnMismatchError(
-                        f"column {path!r} must be a nested batch in all batches or in none, got both"
-                    )
+                    raise ColumnMismatchError(f"column {path!r} must be a nested batch in all or in none, got both")
                 rows = [row if child is None else _ABSENT for row, child in zip(rows, nested, strict=True)]
                 kinds = {KINDS[type(row)] for row in rows}
         try:
@@ -179,17 +188,16 @@ def _stacked(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis
     if kinds == {ARRAY, NUMBER}:
         rows, kinds = list(map(np.asarray, rows)), {ARRAY}
     if kinds == {ARRAY}:
-        shape = rows[0].shape
-        if len(rows) > 1 and len(set(map(_shape_of, rows))) > 1:
+        try:
+            block = np.array(rows)
+        except ValueError:
             warnings.warn(f"column {path!r}: arrays of different shapes are stacked as objects", stacklevel=6)
             return values.object_rows(rows)
-        if axis != 0:
-            if not -len(shape) - 1 <= axis <= len(shape):
-                raise _no_axis(path, axis)
-            return np.stack(rows, axis)
-        if not shape:
-            return np.array(rows)
-        return np.concatenate(rows).reshape(len(rows), *shape)
+        if axis == 0:
+            return block
+        if not -block.ndim <= axis < block.ndim:
+            raise _no_axis(path, axis)
+        return np.ascontiguousarray(np.moveaxis(block, 0, axis))
     if TENSOR in kinds:
         if kinds != {TENSOR}:
             raise _mixed(path)

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, KeysView, ValuesView
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samplebatch.batch.node import KINDS, NODE, Node
-from samplebatch.errors import ColumnNotFoundError, near_names
-
-
-class ColumnAttributeError(ColumnNotFoundError, AttributeError):
-    """No column of that name, asked for as an attribute.
-
-    It words itself when it is shown, so that `hasattr` costs next to nothing.
-    """
-
-    def __str__(self) -> str:
-        name, known = self.args
-        return f"no column {name!r}; {near_names(name, known)}"
 
 
 def has_leaves(source: Node) -> bool:
@@ -30,8 +18,9 @@ class Named(Node):
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
-        raise ColumnAttributeError(name, tuple(self.__dict__))
+    if TYPE_CHECKING:
+        # At run time a value is a plain attribute, found in __dict__: a hook here would double what that costs.
+        def __getattr__(self, name: str) -> Any: ...
 
     def __contains__(self, name: object) -> bool:
         return name in self.__dict__

@@ -1,0 +1,354 @@
+"""`batch.*`: what is done with nested batches: an observation of three arrays, and six scalars a step."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Row, Way, row
+
+ROWS_OF = 256
+PICKED = np.random.default_rng(3).permutation(ROWS_OF)[:64]
+
+
+def transitions(rows: int = ROWS_OF, seed: int = 7) -> dict[str, Any]:
+    """Make an observation of three arrays, and six scalars a step."""
+    rng = np.random.default_rng(seed)
+    return {
+        "obs": {
+            "vec": rng.standard_normal((rows, 17), dtype=np.float32),
+            "goal": rng.standard_normal((rows, 3), dtype=np.float32),
+            "mask": rng.integers(0, 2, (rows, 6)).astype(bool),
+        },
+        "act": rng.integers(0, 6, rows),
+        "rew": rng.standard_normal(rows),
+        "terminated": np.arange(rows) % 100 == 99,
+        "truncated": np.zeros(rows, bool),
+        "logp": rng.standard_normal(rows, dtype=np.float32),
+        "value": rng.standard_normal(rows, dtype=np.float32),
+    }
+
+
+def each(columns: dict[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Apply a function to every array of a nested dict."""
+    return {k: each(v, function) if type(v) is dict else function(v) for k, v in columns.items()}
+
+
+def steps(count: int = 64) -> list[dict[str, Any]]:
+    """Make one dict a step, as an environment loop does."""
+    columns = transitions(count)
+    return [each(columns, lambda v, i=i: v[i].copy() if v.ndim > 1 else v[i]) for i in range(count)]
+
+
+def as_batch(lib: Any, columns: Any) -> Any:
+    """Make the library's nested batch."""
+    return lib.Batch(columns) if hasattr(lib, "Batch") else lib.batch(columns)
+
+
+def on(call: Callable[[Any], Any]) -> Way:
+    """Do something with a nested batch."""
+    return Way(as_batch, call)
+
+
+def on_both(call: Callable[[Any], Any]) -> dict[str, Way]:
+    """Do the same with ours and with Tianshou's."""
+    return {"ours": on(call), "tianshou": on(call)}
+
+
+def joining(name: str) -> Way:
+    """Join a list of nested batches."""
+    return Way(lambda lib, parts: partial(getattr(lib.Batch, name), [lib.Batch(part) for part in parts]))
+
+
+def bare_stack(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Stack every array of many nested dicts."""
+    return {
+        k: bare_stack([r[k] for r in rows]) if type(v) is dict else np.array([r[k] for r in rows])
+        for k, v in rows[0].items()
+    }
+
+
+def bare_cat_setup(_: Any, parts: list[dict[str, Any]]) -> Any:
+    rows = sum(len(part["rew"]) for part in parts)
+
+    def memory(columns: dict[str, Any]) -> dict[str, Any]:
+        return each(columns, lambda v: np.zeros((rows, *v.shape[1:]), v.dtype))
+
+    def pairs(columns: list[dict[str, Any]], out: dict[str, Any]) -> Any:
+        for k, v in out.items():
+            if type(v) is dict:
+                yield from pairs([c[k] for c in columns], v)
+            else:
+                yield [c[k] for c in columns], v
+
+    out = memory(parts[0])
+    joined = list(pairs(parts, out))
+
+    def call() -> Any:
+        for arrays, target in joined:
+            np.concatenate(arrays, 0, target)
+        return out
+
+    return call
+
+
+def fill(lib: Any, columns: Any) -> Any:
+    """Set up the target and the rows to be written."""
+    target, rows = as_batch(lib, each(columns, np.copy)), as_batch(lib, each(columns, lambda v: v[PICKED]))
+
+    def call() -> Any:
+        target[PICKED] = rows
+        return target
+
+    return call
+
+
+def bare_fill(_: Any, columns: Any) -> Any:
+    target, rows = each(columns, np.copy), each(columns, lambda v: v[PICKED])
+
+    def write(to: dict[str, Any], values: dict[str, Any]) -> None:
+        for k, v in to.items():
+            if type(v) is dict:
+                write(v, values[k])
+            else:
+                v[PICKED] = values[k]
+
+    def call() -> Any:
+        write(target, rows)
+        return target
+
+    return call
+
+
+def bare_split(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    order = np.random.permutation(ROWS_OF)
+    return [each(columns, lambda v, o=order[i : i + 64]: v[o]) for i in range(0, ROWS_OF, 64)]
+
+
+def tensor_rows(lib: Any, rows: Any) -> Any:
+    made = [lib.TensorDict(each(r, lib.torch.as_tensor), []) for r in rows]
+    return partial(lib.TensorDict.stack, made)
+
+
+def bare_eq(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return all(bare_eq(v, b[k]) if type(v) is dict else (v == b[k]).all() for k, v in a.items())
+
+
+def bare_iterate(columns: dict[str, Any]) -> list[Any]:
+    return [each(columns, lambda v, i=i: v[i]) for i in range(ROWS_OF)]
+
+
+def to_torch_setup(lib: Any, columns: Any) -> Any:
+    batch = lib.Batch(columns)
+    return batch.to_torch
+
+
+def seen(result: Any) -> Any:
+    """Turn a nested batch, or a list of them, into plain dicts of arrays."""
+    if isinstance(result, list):
+        return [seen(one) for one in result]
+    if hasattr(result, "items"):
+        return {k: seen(v) for k, v in result.items()}
+    return np.asarray(result)
+
+
+def _torch_of(lib: Any, columns: Any) -> Any:
+    import torch
+
+    return lib.Batch(each(columns, torch.from_numpy))
+
+
+def _bare_torch(_: Any, columns: Any) -> Any:
+    import torch
+
+    return lambda: each(columns, torch.from_numpy)
+
+
+def _bare_numpy(_: Any, columns: Any) -> Any:
+    import torch
+
+    tensors = each(columns, torch.from_numpy)
+    return lambda: each(tensors, lambda t: t.numpy())
+
+
+def _setattr(lib: Any, columns: Any) -> Any:
+    batch, value = as_batch(lib, columns), columns["rew"]
+
+    def call() -> None:
+        batch.rew = value
+
+    return call
+
+
+def _tensor_set(lib: Any, columns: Any) -> Any:
+    batch, value = lib.batch(columns), lib.torch.from_numpy(columns["rew"])
+    return partial(batch.set, "rew", value)
+
+
+def _bare_set(_: Any, columns: Any) -> Any:
+    batch, value = dict(columns), columns["rew"]
+
+    def call() -> None:
+        batch["rew"] = value
+
+    return call
+
+
+def _equal(lib: Any, columns: Any) -> Any:
+    a, b = as_batch(lib, columns), as_batch(lib, each(columns, np.copy))
+    return lambda: a == b
+
+
+def _tensor_equal(lib: Any, columns: Any) -> Any:
+    a, b = lib.batch(columns), lib.batch(each(columns, np.copy))
+    return lambda: bool((a == b).all())
+
+
+ROWS: list[Row] = [
+    row(
+        "batch.construct",
+        transitions,
+        ours=Way(lambda lib, c: partial(lib.Batch, **c)),
+        tianshou=Way(lambda lib, c: partial(lib.Batch, **c)),
+        tensordict=Way(lambda lib, c: partial(lib.TensorDict, lib.tensors(c), [ROWS_OF])),
+        bare=lambda d: each(d, np.asarray),
+        view=seen,
+    ),
+    row("batch.len", transitions, **on_both(len), tensordict=len, view=None),
+    row(
+        "batch.getattr.obs.vec",
+        transitions,
+        **on_both(lambda b: b.obs.vec),
+        tensordict=lambda t: t["obs", "vec"],
+        bare=lambda d: d["obs"]["vec"],
+        view=seen,
+    ),
+    row(
+        "batch.setattr",
+        transitions,
+        ours=Way(_setattr),
+        tianshou=Way(_setattr),
+        tensordict=Way(_tensor_set),
+        bare=Way(_bare_set),
+        view=None,
+    ),
+    row(
+        "batch.index.int",
+        transitions,
+        **on_both(lambda b: b[3]),
+        tensordict=lambda t: t[3],
+        bare=lambda d: each(d, lambda v: v[3]),
+        view=seen,
+    ),
+    row(
+        "batch.index.slice",
+        transitions,
+        **on_both(lambda b: b[32:96]),
+        tensordict=lambda t: t[32:96],
+        bare=lambda d: each(d, lambda v: v[32:96]),
+        view=seen,
+    ),
+    row(
+        "batch.index.array64",
+        transitions,
+        **on_both(lambda b: b[PICKED]),
+        tensordict=lambda t: t[PICKED],
+        bare=lambda d: each(d, lambda v: v[PICKED]),
+        view=seen,
+    ),
+    row(
+        "batch.setitem.array64",
+        transitions,
+        ours=Way(fill),
+        tianshou=Way(fill),
+        tensordict=Way(fill),
+        bare=Way(bare_fill),
+        view=seen,
+    ),
+    row(
+        "batch.stack.64",
+        steps,
+        ours=joining("stack"),
+        tianshou=joining("stack"),
+        tensordict=Way(tensor_rows),
+        bare=bare_stack,
+        view=seen,
+    ),
+    row(
+        "batch.from_list_of_dicts.64",
+        steps,
+        ours=Way(lambda lib, rows: partial(lib.Batch, rows)),
+        tianshou=Way(lambda lib, rows: partial(lib.Batch, rows)),
+        bare=bare_stack,
+        view=seen,
+    ),
+    row(
+        "batch.cat.16x256",
+        lambda: [transitions(seed=seed) for seed in range(16)],
+        ours=joining("cat"),
+        tianshou=joining("cat"),
+        tensordict=Way(lambda lib, parts: partial(lib.TensorDict.cat, [lib.batch(p) for p in parts], 0)),
+        bare=Way(bare_cat_setup),
+        traffic=True,
+        view=seen,
+    ),
+    row(
+        "batch.split.64",
+        transitions,
+        **on_both(lambda b: list(b.split(64))),
+        tensordict=Way(
+            lambda lib, c: (lambda t: lambda: [t[i] for i in lib.torch.randperm(ROWS_OF).split(64)])(lib.batch(c))
+        ),
+        bare=bare_split,
+        view=None,
+    ),
+    row(
+        "batch.to_torch",
+        transitions,
+        ours=Way(to_torch_setup),
+        tianshou=Way(to_torch_setup),
+        tensordict=Way(lambda lib, c: lambda: lib.batch(c)),
+        bare=Way(_bare_torch),
+        view=seen,
+    ),
+    row(
+        "batch.to_numpy",
+        transitions,
+        ours=Way(_torch_of, lambda b: b.to_numpy()),
+        tianshou=Way(_torch_of, lambda b: b.to_numpy()),
+        tensordict=lambda t: t.numpy(),
+        bare=Way(_bare_numpy),
+        view=seen,
+    ),
+    row("batch.iterate.256", transitions, **on_both(list), tensordict=list, bare=bare_iterate, view=seen),
+    row(
+        "batch.pickle5",
+        transitions,
+        **on_both(lambda b: pickle.loads(pickle.dumps(b, protocol=5))),
+        tensordict=lambda t: pickle.loads(pickle.dumps(t, protocol=5)),
+        bare=lambda d: pickle.loads(pickle.dumps(d, protocol=5)),
+        view=seen,
+    ),
+    row(
+        "batch.copy",
+        transitions,
+        ours=Way(lambda lib, c: partial(lib.Batch, lib.Batch(c), copy=True)),
+        tianshou=Way(lambda lib, c: partial(lib.Batch, lib.Batch(c), copy=True)),
+        tensordict=lambda t: t.clone(),
+        bare=lambda d: each(d, np.copy),
+        view=seen,
+    ),
+    row(
+        "batch.eq",
+        transitions,
+        ours=Way(_equal),
+        tianshou=Way(_equal),
+        tensordict=Way(_tensor_equal),
+        bare=Way(lambda _, c: partial(bare_eq, c, each(c, np.copy))),
+        view=None,
+    ),
+]
