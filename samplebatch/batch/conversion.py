@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", bound=Node)
 
+_FIRST_OBJECT = np.dtype(object).num
+
 
 class TorchTarget:
     """Where tensors shall be, and in what dtype; None leaves either as it is.
@@ -97,12 +99,18 @@ def tree_to_torch(source: N, target: TorchTarget, prefix: str = "") -> N:
         If torch cannot hold a leaf; names it.
     """
     converted: dict[str, Any] = {}
+    from_numpy = target.torch.from_numpy
+    as_they_lie = not target.moves
     name = ""
     try:
         for name, value in source.__dict__.items():
             kind = KINDS[type(value)]
             if kind == ARRAY:
-                converted[name] = target.from_array(value)
+                # Most arrays are C-contiguous, writable and native: torch takes those as they lie.
+                if as_they_lie and value.dtype.num < _FIRST_OBJECT and value.flags.carray and value.dtype.isnative:
+                    converted[name] = from_numpy(value)
+                else:
+                    converted[name] = target.from_array(value)
             elif kind == NODE:
                 converted[name] = tree_to_torch(value, target, f"{prefix}{name}.")
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -148,6 +148,10 @@ class Batch(Named, Conversions, Arithmetic):
     def __iter__(self) -> Iterator[Self]:
         return cast("Iterator[Self]", iterate(self, shortest(self.__dict__) or 0))
 
+    @overload
+    def __getitem__(self, index: str) -> Any: ...
+    @overload
+    def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         if type(index) is str:
             held = self.__dict__

@@ -9,13 +9,17 @@ import numpy.typing as npt
 
 from samplebatch.batch.conversion import TorchTarget, replace_leaves, tree_to_numpy, tree_to_torch
 from samplebatch.batch.distributions import dist_to_atleast_2d
+from samplebatch.batch.nested_flat import FlatNames, as_sample_batch
 from samplebatch.batch.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node
 from samplebatch.batch.nulls import any_null, complete_rows, nulls
 from samplebatch.batch.rows import iterate, select, shortest
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
+
+    from samplebatch.batch.sample_batch import SampleBatch
 
 
 class Conversions(Node):
@@ -135,6 +139,20 @@ class Conversions(Node):
             return np.atleast_2d(np.asarray(value, None if kind == ARRAY or not isinstance(value, str) else object))
 
         return cast("Self", _mapped(self, raised))
+
+    def as_sample_batch(self, names: FlatNames = "kept") -> SampleBatch:
+        """Return a flat batch over the same arrays and tensors; see `samplebatch.batch.nested_flat.as_sample_batch`."""
+        return as_sample_batch(self, names)
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table over the same memory: a column per leaf, under its dotted name."""
+        return as_sample_batch(self).to_arrow()
+
+    def __arrow_c_schema__(self) -> Any:
+        return as_sample_batch(self).__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return as_sample_batch(self).__arrow_c_stream__(requested_schema)
 
     def replace_empty_batches_by_none(self) -> None:
         """Put None in place of every name that is only reserved, nested ones included.

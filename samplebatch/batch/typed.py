@@ -1,0 +1,150 @@
+"""Protocols for the usual nested batches, so that editors complete their names and mypy knows their types.
+
+Every `Batch` passes for every one of them: annotate a variable or a parameter, and no cast is needed. They are
+generic in
+the kind of array, as in `RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. At run time they check
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch.distributions import Distribution
+
+    from samplebatch.batch.nested import Batch
+
+A = TypeVar("A")
+
+
+class AnyBatch(Protocol):
+    """What every nested batch can do."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Self]: ...
+    @overload
+    def __getitem__(self, index: str) -> Any: ...
+    @overload
+    def __getitem__(self, index: Any) -> Self: ...
+    def __setitem__(self, index: Any, value: Any) -> None: ...
+    def __contains__(self, name: object) -> bool: ...
+    def get_keys(self) -> KeysView[str]:
+        """Return the names."""
+        ...
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        ...
+
+    def values(self) -> ValuesView[Any]:
+        """Return the values."""
+        ...
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return names and values."""
+        ...
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a name, or the default."""
+        ...
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        """Remove a name and return its value, or the default."""
+        ...
+
+    def copy(self) -> Self:
+        """Copy the batch and everything under it."""
+        ...
+
+    def split(
+        self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
+    ) -> Iterator[Self]:
+        """Go over the rows in batches of a size."""
+        ...
+
+    def to_torch(self, dtype: torch.dtype | None = None, device: str | int | torch.device = "cpu") -> Batch:
+        """Return a batch of tensors."""
+        ...
+
+    def to_numpy(self) -> Batch:
+        """Return a batch of arrays."""
+        ...
+
+
+class ObsBatch(AnyBatch, Protocol[A]):
+    """Observations, and what else the environment said."""
+
+    obs: A
+    info: Any
+
+
+class RolloutBatch(ObsBatch[A], Protocol[A]):
+    """Transitions: what was seen, done and given, and what was seen next."""
+
+    act: A
+    rew: A
+    terminated: A
+    truncated: A
+    done: A
+    obs_next: A
+    policy: Any
+
+
+class PrioritizedBatch(RolloutBatch[A], Protocol[A]):
+    """Transitions drawn by priority, with the weights that make up for it."""
+
+    weight: A
+
+
+class ReturnsBatch(RolloutBatch[A], Protocol[A]):
+    """Transitions with the returns from there on."""
+
+    returns: A
+
+
+class AdvantagesBatch(ReturnsBatch[A], Protocol[A]):
+    """Transitions with returns, advantages and state values."""
+
+    adv: A
+    v_s: A
+
+
+class LogpOldBatch(AdvantagesBatch[A], Protocol[A]):
+    """Transitions with advantages, and the log-probability of the action when it was taken."""
+
+    logp_old: A
+
+
+class ActBatch(AnyBatch, Protocol[A]):
+    """Actions that a policy chose."""
+
+    act: A
+
+
+class ActStateBatch(ActBatch[A], Protocol[A]):
+    """Actions, and the policy's hidden state after them."""
+
+    state: Any
+
+
+class ModelOutputBatch(ActStateBatch[A], Protocol[A]):
+    """Actions, and the outputs of the model behind them."""
+
+    logits: A
+
+
+class DistributionBatch(ModelOutputBatch[A], Protocol[A]):
+    """Actions, and the distribution that they were drawn from."""
+
+    dist: Distribution
+
+
+class RecurrentStateBatch(AnyBatch, Protocol[A]):
+    """State of a recurrent model."""
+
+    hidden: A
+    cell: A
