@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from samplebatch.batch.distributions import same_distribution
-from samplebatch.batch.node import ARRAY, DISTRIBUTION, FOREIGN, KINDS, NODE, TENSOR, Node
+from samplebatch.batch.node import ARRAY, DISTRIBUTION, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node
 
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num
@@ -34,8 +34,11 @@ def same(a: Node, b: Node) -> bool:
 
 
 def _same_leaf(value: Any, other: Any) -> bool:
-    kind = KINDS[type(value)]
-    if kind != KINDS[type(other)]:
+    kind, other_kind = KINDS[type(value)], KINDS[type(other)]
+    if NUMBER in (kind, other_kind) and {kind, other_kind} <= {NUMBER, ARRAY}:
+        # A number out of a row is the array of no dimension that it becomes when it is put into a batch.
+        value, other, kind = np.asarray(value), np.asarray(other), ARRAY
+    elif kind != other_kind:
         return False
     if kind == NODE:
         return same(value, other)
