@@ -97,7 +97,7 @@ def test_to_torch_converts_on_the_first_call() -> None:
 
 def test_strings_are_scalars() -> None:
     """There, indexing a batch takes characters out of its strings."""
-    with pytest.raises(IndexError, match="column 'n.s'"):
+    with pytest.raises(IndexError, match=r"column 'n\.s'"):
         Batch(a=[1, 2], n=Batch(s="xyz"))[0]
     with pytest.raises(TypeError, match="column 's' is a scalar"):
         len(Batch(s="xyz"))

@@ -1,6 +1,6 @@
 """Every example of the documents that specify the nested batch, with the output they document.
 
-Where a document shows what its own code cannot give (a missing comma, a number of an earlier version), the test says so.
+Where a document shows what its own code cannot give (a missing comma, an earlier version's number), the test says so.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def test_aggregated_structure() -> None:
 
 def test_aggregation_of_mixed_tensors_raises() -> None:
     for join in (Batch.stack, Batch.cat):
-        with pytest.raises(TypeError, match="column 'o.a' must hold tensors"):
+        with pytest.raises(TypeError, match=r"column 'o\.a' must hold tensors"):
             join([Batch(o=Batch(a=np.zeros(2))), Batch(o=Batch(a=torch.zeros(2)))])
     with pytest.raises(TypeError, match="column 'a'"):
         Batch.stack([Batch(a=torch.zeros(2)), Batch(a=torch.zeros(3))])

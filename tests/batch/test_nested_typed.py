@@ -1,0 +1,57 @@
+"""The protocols of nested batches do their work under mypy's strict mode, without casts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = """
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from samplebatch.batch.nested import Batch
+from samplebatch.batch.typed import PrioritizedBatch, RolloutBatch
+
+Array = npt.NDArray[Any]
+
+
+def returns(batch: RolloutBatch[Array], gamma: float) -> Array:
+    for part in batch.split(32):
+        reveal_type(part)
+    reveal_type(batch[1:].obs)
+    return batch.rew + gamma * batch[1:].rew
+
+
+def loss(batch: PrioritizedBatch[torch.Tensor]) -> torch.Tensor:
+    batch.weight = batch.weight / 2
+    return batch.weight * batch.rew
+
+
+reveal_type(returns(Batch(rew=[1.0]), 0.9))
+made: PrioritizedBatch[torch.Tensor] = Batch(rew=[1.0]).to_torch()
+reveal_type(made.obs_next)
+reveal_type(Batch(a=1)[0])
+reveal_type(Batch(a=1).a)
+reveal_type(Batch(a=1) + 1)
+loss(made).nope
+"""
+
+
+def test_protocols_under_strict_mypy(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    source = tmp_path / "typed_use.py"
+    source.write_text(SOURCE)
+    root = Path(__file__).parents[2]
+    options = ["--strict", "--follow-imports=silent", f"--cache-dir={root / '.mypy_cache'}"]
+    report, errors, _ = api.run([str(source), *options])
+    assert not errors
+    revealed = [re.sub(r"\w+\.(?=\w)", "", found) for found in re.findall(r'Revealed type is "(.*)"', report)]
+    array = "ndarray[tuple[Any, ...], dtype[Any]]"
+    assert revealed == [f"RolloutBatch[{array}]", array, array, "Tensor", "Batch", "Any", "Batch"]
+    complaints = [line for line in report.splitlines() if "error:" in line]
+    assert len(complaints) == 1
+    assert '"Tensor" has no attribute "nope"' in complaints[0]
