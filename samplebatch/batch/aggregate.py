@@ -69,6 +69,8 @@ def stack(batches: Sequence[Any], make: type[Node], prefix: str = "", axis: int 
         If tensors and arrays meet under one name.
     """
 
+    _check_missing(missing)
+
     def join(rows: list[Any], kinds: set[int], path: str) -> Any:
         if _ABSENT_KIND not in kinds:
             return _stacked(rows, kinds, make, path, axis)
@@ -96,6 +98,7 @@ def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> 
     ColumnTypeError
         If tensors and arrays meet under one name.
     """
+    _check_missing(missing)
     entries = _entries_of(batches, "concatenated")
     lengths: list[int] = []
 
@@ -124,6 +127,11 @@ def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> 
         return padded
 
     return node(make, _join(entries, make, "", join))
+
+
+def _check_missing(missing: str) -> None:
+    if missing not in ("error", "zero", "nan"):
+        raise ColumnMismatchError(f"missing must be 'error', 'zero' or 'nan', got {missing!r}")
 
 
 def _entries_of(batches: Sequence[Any], doing: str) -> list[Mapping[str, Any]]:

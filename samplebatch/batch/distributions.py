@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from samplebatch.batch.selection import Selection
 from samplebatch.errors import ColumnTypeError
 
 if TYPE_CHECKING:
@@ -60,23 +61,36 @@ def get_sliced_dist(dist: D, index: Any) -> D:
     >>> get_sliced_dist(torch.distributions.Normal(torch.zeros(4), torch.ones(4)), slice(1, 3))
     Normal(loc: torch.Size([2]), scale: torch.Size([2]))
     """
+    try:
+        return sliced(dist, Selection(index))
+    except TypeError as error:
+        raise ColumnTypeError(f"{type(dist).__name__} cannot be sliced: {error}") from error
+
+
+def sliced(dist: D, selection: Selection) -> D:
+    """Take rows of a distribution.
+
+    Raises
+    ------
+    TypeError
+        If the kind of distribution does not declare its parameters as tensors.
+    """
     import torch
     from torch.distributions import Independent
 
     if isinstance(dist, Independent):
-        inner = get_sliced_dist(dist.base_dist, index)
+        inner = sliced(dist.base_dist, selection)
         return type(dist)(inner, dist.reinterpreted_batch_ndims, validate_args=False)
     parameters = parameters_of(dist)
     if not parameters or not all(isinstance(value, torch.Tensor) for value in parameters.values()):
-        raise ColumnTypeError(
-            f"a distribution must declare its parameters to be sliced, {type(dist).__name__} does not"
-        )
+        raise TypeError("a distribution must declare its parameters for its rows to be taken")
     batch_ndim = len(dist.batch_shape)
-    sliced = {}
+    chosen = {}
     for name, value in parameters.items():
         event_shape = value.shape[batch_ndim:] if value.ndim >= batch_ndim else ()
-        sliced[name] = value.expand(dist.batch_shape + event_shape)[index]
-    return type(dist)(**sliced, validate_args=False)
+        rows = value.expand(dist.batch_shape + event_shape)
+        chosen[name] = rows[selection.of_tensor(rows)]
+    return type(dist)(**chosen, validate_args=False)
 
 
 def get_len_of_dist(dist: Distribution) -> int:

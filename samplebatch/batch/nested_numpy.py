@@ -130,8 +130,15 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
         fault(prefix + name, "computed with in place", error)
 
 
-def _operand(value: Any) -> bool:
-    return KINDS[type(value)] in (NODE, NUMBER) or (type(value) is np.ndarray and value.ndim == 0)
+def _operand(value: Any) -> Any:
+    """Return a batch or number as an operator takes it, None for anything else."""
+    if KINDS[type(value)] in (NODE, NUMBER):
+        return value
+    return value[()] if type(value) is np.ndarray and value.ndim == 0 else None
+
+
+def _no_operand(value: Any) -> ColumnTypeError:
+    return ColumnTypeError(f"a Batch is computed with numbers and Batches, got {type(value).__name__}")
 
 
 class Arithmetic(Node):
@@ -140,15 +147,16 @@ class Arithmetic(Node):
     __slots__ = ()
 
     def _binary(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Self:
-        if not (_operand(left) and _operand(right)):
-            found = type(right if left is self else left).__name__
-            raise ColumnTypeError(f"a Batch is computed with numbers and Batches, got {found}")
-        return cast("Self", map_leaves(function, (left, right)))
+        operands = _operand(left), _operand(right)
+        if operands[0] is None or operands[1] is None:
+            raise _no_operand(right if left is self else left)
+        return cast("Self", map_leaves(function, operands))
 
     def _in_place(self, function: Callable[[Any, Any], Any], other: Any) -> Self:
-        if not _operand(other):
-            raise ColumnTypeError(f"a Batch is computed with numbers and Batches, got {type(other).__name__}")
-        update_leaves(function, self, other)
+        operand = _operand(other)
+        if operand is None:
+            raise _no_operand(other)
+        update_leaves(function, self, operand)
         return self
 
     def __add__(self, other: Any) -> Self:
@@ -227,17 +235,16 @@ class Arithmetic(Node):
             return reduced(_NAMED_REDUCTIONS[ufunc], self, {"axis": 0, **kwargs})
         if method != "__call__":
             return NotImplemented
-        if not all(map(_operand, inputs)):
-            raise ColumnTypeError(
-                f"np.{ufunc.__name__} takes numbers and Batches beside a Batch, got an array or an object"
-            )
+        operands = [_operand(value) for value in inputs]
+        if any(operand is None for operand in operands):
+            raise ColumnTypeError(f"np.{ufunc.__name__} takes numbers and Batches beside a Batch, got another value")
 
         def leafwise(*leaves: Any) -> Any:
             if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
                 return _tensor_ufunc(ufunc, leaves)
             return ufunc(*leaves, **kwargs)
 
-        return map_leaves(leafwise, inputs)
+        return map_leaves(leafwise, operands)
 
     def __array_function__(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -280,7 +287,8 @@ def _tensor_ufunc(ufunc: np.ufunc, leaves: Sequence[Any]) -> Any:
     import torch
 
     if ufunc in _OPERATORS:
-        return _OPERATORS[ufunc](*leaves)
+        # A number of NumPy's on the left would make an array of the tensor on the right.
+        return _OPERATORS[ufunc](*[leaf.item() if isinstance(leaf, np.generic) else leaf for leaf in leaves])
     found = getattr(torch, ufunc.__name__, None)
     if found is None:
         raise TypeError(f"torch has no {ufunc.__name__}; convert the batch with to_numpy first")
@@ -303,7 +311,8 @@ def reduced(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any
     def leafwise(leaf: Any) -> Any:
         if KINDS[type(leaf)] == TENSOR:
             return _reduced_tensor(function.__name__, leaf, **kwargs)
-        return np.asarray(function(leaf, **kwargs))
+        result = function(leaf, **kwargs)
+        return np.asarray(result) if KINDS[type(result)] == NUMBER else result
 
     return map_leaves(leafwise, (source,))
 

@@ -1,7 +1,11 @@
-"""Nested batches as pytrees of torch, optree and JAX: registered with each as soon as it has been imported."""
+"""Nested batches as pytrees of torch, optree and JAX, and in torch's data loaders and processes.
+
+They are registered with each library as soon as it has been imported.
+"""
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -15,7 +19,7 @@ _registered: set[str] = set()
 
 
 def register_where_loaded(cls: type[Node]) -> None:
-    """Register the class of nested batches, once, with every pytree library that has been imported."""
+    """Register the class of nested batches, once, with every library that has been imported."""
     global modules_seen
     modules_seen = len(sys.modules)
     for module, register in _LIBRARIES.items():
@@ -44,6 +48,13 @@ def _register_torch(cls: type[Node]) -> None:
     torch_pytree.register_pytree_node(
         cls, _flatten, _unflatten, flatten_with_keys_fn=with_keys, serialized_type_name="samplebatch.Batch"
     )
+
+
+def _register_processes(cls: type[Node]) -> None:
+    """Let torch's own way with tensors between processes, shared memory, have those of nested batches too."""
+    from multiprocessing.reduction import ForkingPickler
+
+    ForkingPickler.register(cls, lambda source: (copyreg.__newobj__, (cls,), source.__dict__))  # type: ignore[attr-defined]
 
 
 def _register_loader(cls: type[Node]) -> None:
@@ -94,6 +105,7 @@ def _register_jax(cls: type[Node]) -> None:
 
 _LIBRARIES: dict[str, Callable[[type[Node]], None]] = {
     "torch.utils._pytree": _register_torch,
+    "torch.multiprocessing": _register_processes,
     "torch.utils.data": _register_loader,
     "optree": _register_optree,
     "jax": _register_jax,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch.batch.distributions import get_len_of_dist, get_sliced_dist
+from samplebatch.batch.distributions import get_len_of_dist, sliced
 from samplebatch.batch.node import (
     ARRAY,
     DISTRIBUTION,
@@ -58,6 +58,8 @@ def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
                         continue
                     n = nested
                 elif kind == DISTRIBUTION:
+                    if not value.batch_shape:
+                        raise TypeError
                     n = get_len_of_dist(value)
                 elif kind == OBJECT:
                     raise TypeError
@@ -119,7 +121,7 @@ def _select_plain(source: Node, index: Any, prefix: str) -> Node:
                 elif kind == TENSOR and index.__class__ is slice:
                     taken[name] = value[Selection(index).of_tensor(value)]
                 elif kind == DISTRIBUTION:
-                    taken[name] = get_sliced_dist(value, index)
+                    taken[name] = sliced(value, Selection(index))
                 elif value is None:
                     taken[name] = None
                 elif kind == OBJECT:
@@ -149,7 +151,7 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
             elif kind == TENSOR:
                 taken[name] = value[selection.of_tensor(value)]
             elif kind == DISTRIBUTION:
-                taken[name] = get_sliced_dist(value, selection.index)
+                taken[name] = sliced(value, selection)
             elif value is None or (kind == OBJECT and selection.scalar):
                 taken[name] = value
             elif kind == OBJECT:
@@ -262,7 +264,7 @@ def _rows_of(value: Any, length: int) -> Iterator[Any]:
     if kind == NODE:
         return iterate(value, length) if value.__dict__ else (node(type(value), {}) for _ in range(length))
     if kind == DISTRIBUTION:
-        return (get_sliced_dist(value, row) for row in range(length))
+        return (sliced(value, Selection(row)) for row in range(length))
     if kind == OBJECT:
         return repeat(value, length)
     return islice(iter(value), length)
