@@ -68,7 +68,6 @@ def stack(batches: Sequence[Any], make: type[Node], prefix: str = "", axis: int 
     ColumnTypeError
         If tensors and arrays meet under one name.
     """
-
     _check_missing(missing)
 
     def join(rows: list[Any], kinds: set[int], path: str) -> Any:
