@@ -8,7 +8,7 @@ nested batch and another as an array cannot be joined.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Literal, cast
 
@@ -126,6 +126,24 @@ def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> 
         return padded
 
     return node(make, _join(entries, make, "", join))
+
+
+def listed(batches: Iterable[Any]) -> list[Any]:
+    """Return batches as a list; a Batch in place of them stands for its rows.
+
+    Raises
+    ------
+    ColumnTypeError
+        If they are in no sequence.
+    """
+    if KINDS[type(batches)] == MAPPING or not isinstance(batches, Iterable):
+        raise ColumnTypeError(f"batches to be joined must be in a list, got {type(batches).__name__}")
+    return list(batches)
+
+
+def several(batches: Any) -> list[Any]:
+    """Return batches as a list; a single one need not be in a list."""
+    return [batches] if values_of(batches) is not None else listed(batches)
 
 
 def _check_missing(missing: str) -> None:

@@ -19,9 +19,9 @@ from samplebatch.batch.nested_names import Named
 from samplebatch.batch.nested_numpy import Arithmetic
 from samplebatch.batch.nested_pickle import copied, mirrored, shipped
 from samplebatch.batch.nested_print import printed
-from samplebatch.batch.node import KINDS, MAPPING, NODE, Node, adopt, node, values_of
+from samplebatch.batch.node import KINDS, MAPPING, NODE, adopt, values_of
 from samplebatch.batch.rows import assign, iterate, parts, select, shape_of, shortest, zero
-from samplebatch.batch.values import checked_name, parse, parse_items
+from samplebatch.batch.values import checked_name, parse, parse_items, stacked_rows, transformed
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, no_such_column
 
 _ndarray = np.ndarray
@@ -95,7 +95,7 @@ class Batch(Named, Conversions, Arithmetic):
             if kind == MAPPING:
                 kept = parse_items(cast("Mapping[str, Any]", batch_dict), Batch, "")
             else:
-                kept = dict(batch_dict.__dict__ if kind == NODE else _stacked(batch_dict).__dict__)
+                kept = dict(batch_dict.__dict__ if kind == NODE else stacked_rows(batch_dict, Batch).__dict__)
             if kwargs:
                 kept.update(parse_items(kwargs, Batch, ""))
         adopt(self, kept)
@@ -158,20 +158,23 @@ class Batch(Named, Conversions, Arithmetic):
             if index in held:
                 return held[index]
             raise no_such_column(index, held)
-        return select(self, index)
+        return self[str(index)] if isinstance(index, str) else select(self, index)
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
         """Take the rows of a list of numbers at once: what a torch `DataLoader` asks of a data set."""
         return cast("Self", select(self, list(indices)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is str:
-            self.__dict__[index] = parse(value, Batch, index)
+        if isinstance(index, str):
+            self.__dict__[str(index)] = parse(value, Batch, index)
             return
-        given = values_of(value)
-        if given is None:
+        kind = KINDS[type(value)]
+        if kind == NODE:
+            assign(self, index, value.__dict__)
+        elif kind == MAPPING:
+            assign(self, index, parse_items(value, Batch, ""))
+        else:
             raise ColumnMismatchError(f"rows of a Batch are set from a Batch or dict, got {type(value).__name__}")
-        assign(self, index, given)
 
     def __delitem__(self, name: str) -> None:
         if name not in self.__dict__:
@@ -243,11 +246,11 @@ class Batch(Named, Conversions, Arithmetic):
             b: array([None, 'done'], dtype=object),
         )
         """
-        return cast("Batch", aggregate.stack(_listed(batches), Batch, axis=axis, missing=missing))
+        return cast("Batch", aggregate.stack(aggregate.listed(batches), Batch, axis=axis, missing=missing))
 
     def stack_(self, batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0) -> None:
         """Put the stack of this batch and others in this one's place; an empty batch counts for nothing."""
-        others = _listed(batches)
+        others = aggregate.listed(batches)
         adopt(self, aggregate.stack([self, *others] if self.__dict__ else others, Batch, axis=axis).__dict__)
 
     @staticmethod
@@ -281,11 +284,11 @@ class Batch(Named, Conversions, Arithmetic):
         Traceback (most recent call last):
         samplebatch.errors.ColumnMismatchError: column 'b' must be in every batch to be concatenated, batch 0 lacks it
         """
-        return cast("Batch", aggregate.cat(_several(batches), Batch, missing))
+        return cast("Batch", aggregate.cat(aggregate.several(batches), Batch, missing))
 
     def cat_(self, batches: Mapping[str, Any] | Batch | Iterable[Mapping[str, Any] | Batch]) -> None:
         """Put this batch and others, one after the other, in this one's place; a single batch need not be in a list."""
-        adopt(self, aggregate.cat([self, *_several(batches)], Batch).__dict__)
+        adopt(self, aggregate.cat([self, *aggregate.several(batches)], Batch).__dict__)
 
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
@@ -339,7 +342,7 @@ class Batch(Named, Conversions, Arithmetic):
                ),
         )
         """
-        changed = _transformed(self, values_transform, "")
+        changed = transformed(self, values_transform, Batch)
         if not inplace:
             return cast("Self", changed)
         replace_leaves(self, changed)
@@ -359,44 +362,3 @@ class Batch(Named, Conversions, Arithmetic):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return copyreg.__newobj__, (type(self),), shipped(self)  # type: ignore[attr-defined]
-
-
-def _transformed(source: Node, function: Callable[[Any], Any], prefix: str) -> Node:
-    changed = {}
-    for name, value in source.__dict__.items():
-        path = prefix + name
-        if KINDS[type(value)] == NODE:
-            changed[name] = _transformed(value, function, path + ".")
-        else:
-            changed[name] = parse(function(value), Batch, path)
-    return node(type(source), changed)
-
-
-def _listed(batches: Iterable[Any]) -> list[Any]:
-    """Return batches as a list; a Batch in place of them stands for its rows."""
-    if KINDS[type(batches)] == MAPPING or not isinstance(batches, Iterable):
-        raise ColumnTypeError(f"batches to be joined must be in a list, got {type(batches).__name__}")
-    return list(batches)
-
-
-def _several(batches: Any) -> list[Any]:
-    """Return batches as a list; a single one need not be in a list."""
-    return [batches] if values_of(batches) is not None else _listed(batches)
-
-
-def _stacked(rows: Any) -> Node:
-    """Stack what a Batch is constructed from when that is neither a dict nor a Batch."""
-    if (
-        isinstance(rows, (str, bytes))
-        or not isinstance(rows, Iterable)
-        or (isinstance(rows, np.ndarray) and rows.ndim != 1)
-    ):
-        raise ColumnTypeError(
-            f"a Batch is made from a dict, a Batch, or a sequence of them, got {type(rows).__name__}; name the value"
-        )
-    listed = list(rows)
-    if any(values_of(row) is None for row in listed):
-        raise ColumnTypeError(
-            "a Batch is made from a dict, a Batch, or a sequence of them, got other rows; name the value"
-        )
-    return aggregate.stack(listed, Batch)

@@ -23,7 +23,6 @@ from samplebatch.batch.node import (
     Node,
     adopt,
     fault,
-    is_reserved,
     node,
     values_of,
 )
@@ -31,6 +30,7 @@ from samplebatch.batch.selection import EVERYTHING, Selection
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, near_names
 
 _ndarray = np.ndarray
+_NO_NAMES: dict[str, Any] = {}
 _new = object.__new__
 
 
@@ -192,16 +192,19 @@ def _assign(target: Node, selection: Selection, given: Mapping[str, Any], prefix
         for name, value in held.items():
             absent = name not in given
             new = None if absent else given[name]
-            kind = ARRAY if type(value) is _ndarray else KINDS[type(value)]
+            if type(value) is _ndarray and type(new) is _ndarray:
+                value[index] = new
+                continue
+            kind = KINDS[type(value)]
+            values = _NO_NAMES if absent else values_of(new)
             if kind == NODE:
-                values = {} if absent else values_of(new)
                 if values is None:
                     raise ValueError("it is a nested batch, and takes a Batch or a dict")
                 _assign(value, selection, values, f"{prefix}{name}.")
-            elif absent or is_reserved(new):
+            elif absent or (values is not None and not values):
                 if value is not None:
                     _zero_rows(value, kind, selection)
-            elif values_of(new) is not None:
+            elif values is not None:
                 raise ValueError("it is no nested batch, and takes no Batch or dict")
             elif kind == ARRAY:
                 value[index] = np.asanyarray(new) if KINDS[type(new)] in (SEQUENCE, TENSOR) else new

@@ -21,7 +21,7 @@ anything else                           what NumPy makes of it; itself, if that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,3 +175,39 @@ def _settle(array: npt.NDArray[Any], make: type[Node], path: str) -> Any:
     if objects.ndim == 1 and objects.size and all(KINDS[type(item)] in _AGGREGATES for item in objects):
         return aggregate.stack(objects.tolist(), make, path + ".")
     return objects
+
+
+def transformed(source: Node, function: Callable[[Any], Any], make: type[Node], prefix: str = "") -> Node:
+    """Make a tree of what a function makes of every leaf."""
+    changed = {}
+    for name, value in source.__dict__.items():
+        path = prefix + name
+        if KINDS[type(value)] == NODE:
+            changed[name] = transformed(value, function, make, path + ".")
+        else:
+            changed[name] = parse(function(value), make, path)
+    return node(type(source), changed)
+
+
+def stacked_rows(rows: Any, make: type[Node]) -> Node:
+    """Stack what a Batch is constructed from when that is neither a dict nor a Batch.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it is not a sequence of dicts and batches.
+    """
+    if (
+        isinstance(rows, (str, bytes))
+        or not isinstance(rows, Iterable)
+        or (isinstance(rows, np.ndarray) and rows.ndim != 1)
+    ):
+        raise ColumnTypeError(
+            f"a Batch is made from a dict, a Batch, or a sequence of them, got {type(rows).__name__}; name the value"
+        )
+    listed = list(rows)
+    if not {KINDS[cls] for cls in set(map(type, listed))} <= _AGGREGATES:
+        raise ColumnTypeError(
+            "a Batch is made from a dict, a Batch, or a sequence of them, got other rows; name the value"
+        )
+    return aggregate.stack(listed, make)

@@ -240,8 +240,11 @@ def test_assigning_rows() -> None:
     assert batch.c == Batch(x=[6.0, 7.0], y=["u", "v"])
     batch[[1]] = batch[[0]]
     assert batch.a.tolist() == [4, 4]
+    batch[:] = {"a": (6, 6), "c": [{"x": 1.5, "y": "p"}, {"x": 2.5}]}
+    assert batch.c == Batch(x=[1.5, 2.5], y=["p", None])
+    assert batch[np.str_("c")] is batch.c
     batch[np.array([True, False])] = {"a": torch.tensor([8])}
-    assert batch.a.tolist() == [8, 4]
+    assert batch.a.tolist() == [8, 6]
 
 
 @pytest.mark.parametrize(

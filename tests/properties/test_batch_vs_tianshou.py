@@ -263,8 +263,8 @@ def reduces_otherwise(batch: Any) -> bool:
     """
     if has_scalar(batch) or has_bool_or_objects(batch) or not len(batch):
         return True
-    shape = tuple(batch.shape)
-    return any(leaf.shape[: len(shape)] != shape for leaf in leaves_of(batch))
+    shapes = [leaf.shape for leaf in leaves_of(batch)]
+    return len({shape[: min(map(len, shapes))] for shape in shapes}) > 1
 
 
 KNOWN: dict[str, Callable[[Any], bool]] = {
