@@ -145,7 +145,10 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
             if masked >= 0 and kind in (ARRAY, TENSOR, FOREIGN) and len(value) != masked:
                 raise IndexError(f"the mask has {masked} rows and the column {len(value)}")
             if kind == ARRAY:
-                taken[name] = value[selection.index] if rows is None else value.take(rows, 0)
+                found = value[selection.index] if rows is None else value.take(rows, 0)
+                # An index with an ellipsis wraps even a single object.
+                wrapped = value.dtype.hasobject and type(found) is _ndarray and found.ndim == 0
+                taken[name] = found.item() if wrapped else found
             elif kind == NODE:
                 taken[name] = _select(value, selection, f"{prefix}{name}.")
             elif kind == TENSOR:

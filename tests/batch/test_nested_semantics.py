@@ -225,6 +225,8 @@ def test_every_index() -> None:
         expected = values[index.numpy() if isinstance(index, torch.Tensor) else index]
         np.testing.assert_array_equal(batch[index].a, expected)
         np.testing.assert_array_equal(batch[index].n.t, expected)
+    thing = object()
+    assert Batch(o=[thing, None])[..., 0].o is thing
     with pytest.raises(IndexError, match="one descending slice"):
         _ = batch[::-1, ::-1]
 
