@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from samplebatch.batch.multi_agent import MultiAgentBatch
+    from samplebatch.batch.nested import Batch
+    from samplebatch.batch.views import NestedNames
 
 _OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
@@ -308,6 +310,12 @@ class SampleBatch(SequenceBatch):
         return multi_agent.MultiAgentBatch({module_id: self}, self.count)
 
     # -- order and parts of rows --------------------------------------------------------------------------------------
+
+    def as_batch(self, names: NestedNames = "kept") -> Batch:
+        """Return a nested batch over the same arrays and tensors; see `samplebatch.batch.views.as_batch`."""
+        from samplebatch.batch.views import as_batch
+
+        return as_batch(self, names)
 
     def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
         """Shuffle the steps in place; where sequences are padded, whole sequences with their states.
