@@ -23,6 +23,7 @@ TORCH = ("bfloat16", "float32", "int64", "bool")
 OTHER = ("infos", "mixed infos", "words", "ragged")
 Kinds = tuple[tuple[str, ...], ...]
 EVERY_KIND: Kinds = (NUMPY, TORCH, OTHER)
+FORMS = ("flat", "flat", "flat", "flat", "dict", "tuple")
 
 
 @dataclass(frozen=True)
@@ -280,56 +281,64 @@ class Oracle:
 def batches(
     draw: st.DrawFn,
     *,
-    max_rows: int = 12,
+    min_rows: int = 0,
     sequences: bool | None = None,
+    padded: bool | None = None,
     kinds: Kinds = EVERY_KIND,
+    forms: tuple[str, ...] = FORMS,
 ) -> tuple[SampleBatch, Oracle]:
-    """Draw a batch and its oracle: one to six columns beside `id` and `eps_id`, with sequences or padding or not."""
+    """Draw a batch and its oracle: one to six columns beside `id` and `eps_id`.
+
+    Sequences and padding are there or not, or sometimes. With `min_rows` above 0, every sequence has steps.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     in_sequences = draw(st.booleans()) if sequences is None else sequences
-    lengths = draw(st.lists(st.sampled_from([3, 0, 1, 2, 5]), min_size=1, max_size=6)) if in_sequences else []
-    n = sum(lengths) if in_sequences else draw(st.sampled_from([max_rows, max_rows // 2, 2, 1, 0]))
+    sizes = st.sampled_from([3, 1, 2, 5] if min_rows else [3, 0, 1, 2, 5])
+    lengths = draw(st.lists(sizes, min_size=1, max_size=6)) if in_sequences else []
+    n = sum(lengths) if in_sequences else draw(st.sampled_from([n for n in (12, 6, 2, 1, 0) if n >= min_rows]))
     leaves = {
         "id": Leaf(np.arange(n + 1), "numpy"),
         "eps_id": Leaf(np.concatenate([[0], np.sort(rng.integers(1, 5, n))]), "numpy"),
     }
     columns: dict[str, Any] = {name: leaf.given() for name, leaf in leaves.items()}
+    drawn = _Columns(draw, rng, kinds, forms)
     for i in range(draw(st.integers(1, 6))):
-        columns[f"column {i}"] = _column(draw, rng, n, f"column {i}", kinds, leaves)
+        columns[f"column {i}"] = drawn.column(n, f"column {i}", leaves)
     states: dict[str, Leaf] = {}
     if in_sequences:
         states["state_in_id"] = Leaf(np.arange(len(lengths) + 1), "numpy")
         columns["state_in_id"] = states["state_in_id"].given()
         if draw(st.booleans()):
-            columns["state_in_0"] = _column(draw, rng, len(lengths), "state_in_0", (("f4", "float32"),), states)
+            columns["state_in_0"] = replace(drawn, kinds=kinds[:1]).column(len(lengths), "state_in_0", states)
         columns["seq_lens"] = np.array(lengths, draw(st.sampled_from([np.int32, np.int64])))
     updates = draw(st.sampled_from([None, 2.5]))
     names = draw(st.permutations(sorted(columns)))
     batch = SampleBatch({name: columns[name] for name in names}, _num_grad_updates=updates)
     pairs = [(i + 1, length) for i, length in enumerate(lengths)] if in_sequences else None
     oracle = Oracle(leaves, states, np.arange(1, n + 1), pairs, updates=updates)
-    if in_sequences and draw(st.booleans()):
+    if in_sequences and (draw(st.booleans()) if padded is None else padded):
         oracle.width = max(lengths) + draw(st.integers(0, 2))
         batch.right_zero_pad(oracle.width)
     return batch, oracle
 
 
-def _column(
-    draw: st.DrawFn,
-    rng: np.random.Generator,
-    n: int,
-    path: str,
-    kinds: Kinds,
-    leaves: dict[str, Leaf],
-) -> Any:
-    """Draw a column, nested one time in five, and put its leaves among the others."""
-    form = draw(st.sampled_from(["flat", "flat", "flat", "flat", "dict", "tuple"]))
-    if form == "dict":
-        return {
-            key: _column(draw, rng, n, f"{path}.{key}", kinds, leaves) for key in ("x", "y")[: draw(st.integers(1, 2))]
-        }
-    if form == "tuple":
-        return tuple(_column(draw, rng, n, f"{path}.{i}", kinds, leaves) for i in range(draw(st.integers(1, 2))))
-    row_shape = draw(st.sampled_from([(), (), (3,), (2, 2), (0,)]))
-    leaves[path] = _leaf(draw(st.sampled_from(draw(st.sampled_from(kinds)))), rng, n, row_shape)
-    return leaves[path].given()
+@dataclass
+class _Columns:
+    """Draws columns of n rows, and keeps their leaves."""
+
+    draw: st.DrawFn
+    rng: np.random.Generator
+    kinds: Kinds
+    forms: tuple[str, ...]
+
+    def column(self, n: int, path: str, leaves: dict[str, Leaf]) -> Any:
+        """Draw a column, perhaps a nested one, and put its leaves among the others."""
+        form = self.draw(st.sampled_from(self.forms))
+        if form == "dict":
+            return {key: self.column(n, f"{path}.{key}", leaves) for key in ("x", "y")[: self.draw(st.integers(1, 2))]}
+        if form == "tuple":
+            return tuple(self.column(n, f"{path}.{i}", leaves) for i in range(self.draw(st.integers(1, 2))))
+        kind = self.draw(st.sampled_from(self.draw(st.sampled_from(self.kinds))))
+        row_shape = self.draw(st.sampled_from([(), (), (3,), (2, 2), (0,)]))
+        leaves[path] = _leaf(kind, self.rng, n, row_shape)
+        return leaves[path].given()
