@@ -20,7 +20,7 @@ BARE = "bare"
 
 def _ours() -> SimpleNamespace:
     from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
-    from samplebatch.batch.nested import Batch
+    from samplebatch.batch.nested.batch import Batch
 
     return SimpleNamespace(
         batch=SampleBatch,

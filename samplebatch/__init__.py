@@ -17,14 +17,14 @@ _HOMES = {
     "concat_samples_into_ma_batch": "samplebatch.batch.concat",
     "SampleBatchBuilder": "samplebatch.batch.builder",
     "MultiAgentBatchBuilder": "samplebatch.batch.multi_agent_builder",
-    "Batch": "samplebatch.batch.nested",
-    "to_numpy": "samplebatch.batch.functions",
-    "to_torch": "samplebatch.batch.functions",
-    "to_torch_as": "samplebatch.batch.functions",
-    "get_sliced_dist": "samplebatch.batch.distributions",
-    "get_len_of_dist": "samplebatch.batch.distributions",
-    "dist_to_atleast_2d": "samplebatch.batch.distributions",
-    "collate": "samplebatch.batch.loader",
+    "Batch": "samplebatch.batch.nested.batch",
+    "to_numpy": "samplebatch.batch.nested.functions",
+    "to_torch": "samplebatch.batch.nested.functions",
+    "to_torch_as": "samplebatch.batch.nested.functions",
+    "get_sliced_dist": "samplebatch.batch.nested.distributions",
+    "get_len_of_dist": "samplebatch.batch.nested.distributions",
+    "dist_to_atleast_2d": "samplebatch.batch.nested.distributions",
+    "collate": "samplebatch.batch.nested.loader",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from samplebatch.batch.builder import SampleBatchBuilder as SampleBatchBuilder
     from samplebatch.batch.concat import concat_samples as concat_samples
     from samplebatch.batch.concat import concat_samples_into_ma_batch as concat_samples_into_ma_batch
-    from samplebatch.batch.distributions import dist_to_atleast_2d as dist_to_atleast_2d
-    from samplebatch.batch.distributions import get_len_of_dist as get_len_of_dist
-    from samplebatch.batch.distributions import get_sliced_dist as get_sliced_dist
-    from samplebatch.batch.functions import to_numpy as to_numpy
-    from samplebatch.batch.functions import to_torch as to_torch
-    from samplebatch.batch.functions import to_torch_as as to_torch_as
-    from samplebatch.batch.loader import collate as collate
     from samplebatch.batch.multi_agent import MultiAgentBatch as MultiAgentBatch
     from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
-    from samplebatch.batch.nested import Batch as Batch
+    from samplebatch.batch.nested.batch import Batch as Batch
+    from samplebatch.batch.nested.distributions import dist_to_atleast_2d as dist_to_atleast_2d
+    from samplebatch.batch.nested.distributions import get_len_of_dist as get_len_of_dist
+    from samplebatch.batch.nested.distributions import get_sliced_dist as get_sliced_dist
+    from samplebatch.batch.nested.functions import to_numpy as to_numpy
+    from samplebatch.batch.nested.functions import to_torch as to_torch
+    from samplebatch.batch.nested.functions import to_torch_as as to_torch_as
+    from samplebatch.batch.nested.loader import collate as collate
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
     from samplebatch.errors import SampleBatchError as SampleBatchError

@@ -39,7 +39,7 @@ STRANGERS = {frozenset({"buffer", "transport"})}
 """Layers that know nothing of each other, whatever their order."""
 
 HAND_OVERS = {
-    ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.views"},
+    ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.views"},
     ("samplebatch.batch.sample_batch", "concat"): {"samplebatch.batch.concat"},
     ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
 }

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from samplebatch.batch.multi_agent import MultiAgentBatch
-    from samplebatch.batch.nested import Batch
-    from samplebatch.batch.views import NestedNames
+    from samplebatch.batch.nested.batch import Batch
+    from samplebatch.batch.nested.views import NestedNames
 
 _OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
@@ -312,8 +312,8 @@ class SampleBatch(SequenceBatch):
     # -- order and parts of rows --------------------------------------------------------------------------------------
 
     def as_batch(self, names: NestedNames = "kept") -> Batch:
-        """Return a nested batch over the same arrays and tensors; see `samplebatch.batch.views.as_batch`."""
-        from samplebatch.batch.views import as_batch
+        """Return a nested batch over the same arrays and tensors; see `samplebatch.batch.nested.views.as_batch`."""
+        from samplebatch.batch.nested.views import as_batch
 
         return as_batch(self, names)
 

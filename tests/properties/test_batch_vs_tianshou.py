@@ -18,7 +18,7 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from samplebatch.batch.nested import Batch
+from samplebatch.batch.nested.batch import Batch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -18,10 +18,10 @@ from torch import distributions as td
 from torch.utils import _pytree as torch_pytree
 from torch.utils.data import DataLoader
 
-from samplebatch.batch.distributions import dist_to_atleast_2d, get_len_of_dist, get_sliced_dist
-from samplebatch.batch.functions import to_numpy, to_torch, to_torch_as
-from samplebatch.batch.loader import collate
-from samplebatch.batch.nested import Batch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.distributions import dist_to_atleast_2d, get_len_of_dist, get_sliced_dist
+from samplebatch.batch.nested.functions import to_numpy, to_torch, to_torch_as
+from samplebatch.batch.nested.loader import collate
 
 
 def run_python(code: str) -> str:
@@ -266,7 +266,7 @@ def test_optree() -> None:
 
 JAX = """
 import jax, numpy as np
-from samplebatch.batch.nested import Batch
+from samplebatch.batch.nested.batch import Batch
 
 batch = Batch(b=np.float32([1, 2]), n=Batch(a=np.float32([[1, 2], [3, 4]]), r=Batch()))
 on_device = jax.tree_util.tree_map(jax.numpy.asarray, batch)
@@ -299,7 +299,7 @@ def test_jax() -> None:
 def test_libraries_are_registered_with_when_they_come() -> None:
     code = """
 import sys, numpy as np
-from samplebatch.batch.nested import Batch
+from samplebatch.batch.nested.batch import Batch
 batch = Batch(a=[1, 2], n=Batch(b=[3]))
 batch[0], batch + 1, Batch.cat([batch, batch]), list(batch.split(1)), batch == batch.copy(), batch.as_sample_batch
 assert not {"torch", "optree", "jax", "pandas", "numba"} & set(sys.modules), "loaded too much"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch.batch.distributions import get_len_of_dist, sliced
-from samplebatch.batch.node import (
+from samplebatch.batch.nested.distributions import get_len_of_dist, sliced
+from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
     FOREIGN,
@@ -26,7 +26,7 @@ from samplebatch.batch.node import (
     node,
     values_of,
 )
-from samplebatch.batch.selection import EVERYTHING, Selection
+from samplebatch.batch.nested.selection import EVERYTHING, Selection
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, near_names
 
 _ndarray = np.ndarray

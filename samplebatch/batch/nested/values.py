@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch import aggregate
-from samplebatch.batch.node import (
+from samplebatch.batch.nested import aggregate
+from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
     FOREIGN,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from samplebatch.batch.nested import Batch
-from samplebatch.batch.typed import PrioritizedBatch, RolloutBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.typed import PrioritizedBatch, RolloutBatch
 
 Array = npt.NDArray[Any]
 

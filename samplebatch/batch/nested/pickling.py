@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.node import ARRAY, KINDS, NODE, NUMBER, TENSOR, Node, node
+from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, NUMBER, TENSOR, Node, node
 
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from samplebatch.batch.nested import Batch
+from samplebatch.batch.nested.batch import Batch
 
 
 def collate(rows: Sequence[Any] | Batch) -> Batch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from samplebatch.batch.nested import Batch
-from samplebatch.batch.node import node
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnTypeError

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from samplebatch import SampleBatch
-from samplebatch.batch.nested import Batch
-from samplebatch.batch.views import as_batch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.views import as_batch
 from samplebatch.errors import ColumnLengthError, ColumnTypeError
 
 

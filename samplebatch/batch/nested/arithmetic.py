@@ -8,9 +8,9 @@ from typing import Any, Final, Self, cast
 
 import numpy as np
 
-from samplebatch.batch import aggregate
-from samplebatch.batch.node import KINDS, NODE, NUMBER, TENSOR, Node, fault, is_reserved, node
-from samplebatch.batch.rows import shape_of
+from samplebatch.batch.nested import aggregate
+from samplebatch.batch.nested.node import KINDS, NODE, NUMBER, TENSOR, Node, fault, is_reserved, node
+from samplebatch.batch.nested.rows import shape_of
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
 
 _REDUCTIONS: Final = frozenset(

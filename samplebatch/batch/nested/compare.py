@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch.batch.distributions import same_distribution
-from samplebatch.batch.node import ARRAY, DISTRIBUTION, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node
+from samplebatch.batch.nested.distributions import same_distribution
+from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node
 
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from samplebatch.batch.nested import Batch
+from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import SampleBatchError
 
 

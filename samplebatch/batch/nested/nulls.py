@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node, node
+from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node, node
 
 
 def _is_null(item: Any) -> bool:

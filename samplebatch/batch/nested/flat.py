@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from samplebatch.batch.node import ARRAY, KINDS, NODE, TENSOR, Node
+from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, TENSOR, Node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnTypeError
 from samplebatch.names import TO_FLAT
@@ -36,7 +36,7 @@ def as_sample_batch(batch: Node, names: FlatNames = "kept") -> SampleBatch:
 
     Examples
     --------
-    >>> from samplebatch.batch.nested import Batch
+    >>> from samplebatch.batch.nested.batch import Batch
     >>> flat = as_sample_batch(Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0]), names="rllib")
     >>> flat.column_names
     ('obs.x', 'rewards')

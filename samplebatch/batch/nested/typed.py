@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributions import Distribution
 
-    from samplebatch.batch.nested import Batch
+    from samplebatch.batch.nested.batch import Batch
 
 A = TypeVar("A")
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.conversion import TorchTarget, replace_leaves, tree_to_numpy, tree_to_torch
-from samplebatch.batch.distributions import dist_to_atleast_2d
-from samplebatch.batch.nested_flat import FlatNames, as_sample_batch
-from samplebatch.batch.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node
-from samplebatch.batch.nulls import any_null, complete_rows, nulls
-from samplebatch.batch.rows import iterate, select, shortest
+from samplebatch.batch.nested.conversion import TorchTarget, replace_leaves, tree_to_numpy, tree_to_torch
+from samplebatch.batch.nested.distributions import dist_to_atleast_2d
+from samplebatch.batch.nested.flat import FlatNames, as_sample_batch
+from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node
+from samplebatch.batch.nested.nulls import any_null, complete_rows, nulls
+from samplebatch.batch.nested.rows import iterate, select, shortest
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Conversions(Node):
         Examples
         --------
         >>> import torch
-        >>> from samplebatch.batch.nested import Batch
+        >>> from samplebatch.batch.nested.batch import Batch
         >>> Batch(a=np.zeros(2), b=[1, 2]).to_torch(dtype=torch.float32)
         Batch(
             a: tensor([0., 0.]),
@@ -110,7 +110,7 @@ class Conversions(Node):
 
         Examples
         --------
-        >>> from samplebatch.batch.nested import Batch
+        >>> from samplebatch.batch.nested.batch import Batch
         >>> Batch(a=[1, 2], b=Batch(c=[3])).to_dict()
         {'a': array([1, 2]), 'b': {'c': array([3])}}
         """
@@ -141,7 +141,7 @@ class Conversions(Node):
         return cast("Self", _mapped(self, raised))
 
     def as_sample_batch(self, names: FlatNames = "kept") -> SampleBatch:
-        """Return a flat batch over the same arrays and tensors; see `samplebatch.batch.nested_flat.as_sample_batch`."""
+        """Return a flat batch over the same arrays and tensors; see `samplebatch.batch.nested.flat.as_sample_batch`."""
         return as_sample_batch(self, names)
 
     def to_arrow(self) -> pa.Table:
@@ -159,7 +159,7 @@ class Conversions(Node):
 
         Examples
         --------
-        >>> from samplebatch.batch.nested import Batch
+        >>> from samplebatch.batch.nested.batch import Batch
         >>> b = Batch(a=[1], b=Batch())
         >>> b.replace_empty_batches_by_none()
         >>> b.to_dict()
@@ -172,7 +172,7 @@ class Conversions(Node):
 
         Examples
         --------
-        >>> from samplebatch.batch.nested import Batch
+        >>> from samplebatch.batch.nested.batch import Batch
         >>> Batch(a=[1.0, float("nan")], b=["x", None]).isnull().to_dict()
         {'a': array([False,  True]), 'b': array([False,  True])}
         """
@@ -192,7 +192,7 @@ class Conversions(Node):
 
         Examples
         --------
-        >>> from samplebatch.batch.nested import Batch
+        >>> from samplebatch.batch.nested.batch import Batch
         >>> Batch(a=[1.0, float("nan"), 3.0], b=["x", "y", None]).dropnull().to_dict()
         {'a': array([1.]), 'b': array(['x'], dtype=object)}
         """
@@ -228,7 +228,7 @@ class Conversions(Node):
 
         Examples
         --------
-        >>> from samplebatch.batch.nested import Batch
+        >>> from samplebatch.batch.nested.batch import Batch
         >>> b = Batch(a=[1, 2, 3])
         >>> b.set_array_at_key(np.array([4.5]), "b", index=[1], default_value=7)
         >>> b.to_dict()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from samplebatch.batch.selection import Selection
+from samplebatch.batch.nested.selection import Selection
 from samplebatch.errors import ColumnTypeError
 
 if TYPE_CHECKING:

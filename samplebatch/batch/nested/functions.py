@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplebatch.batch.conversion import TorchTarget, array_of, tree_to_numpy, tree_to_torch
-from samplebatch.batch.nested import Batch
-from samplebatch.batch.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR
-from samplebatch.batch.values import parse
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.conversion import TorchTarget, array_of, tree_to_numpy, tree_to_torch
+from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR
+from samplebatch.batch.nested.values import parse
 from samplebatch.errors import ColumnTypeError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, KeysView, ValuesView
 from typing import TYPE_CHECKING, Any
 
-from samplebatch.batch.node import KINDS, NODE, Node
+from samplebatch.batch.nested.node import KINDS, NODE, Node
 
 
 def has_leaves(source: Node) -> bool:
@@ -62,7 +62,7 @@ class Named(Node):
 
         Examples
         --------
-        >>> from samplebatch.batch.nested import Batch
+        >>> from samplebatch.batch.nested.batch import Batch
         >>> Batch(a=Batch()).is_empty(), Batch(a=Batch()).is_empty(recurse=True)
         (False, True)
         """

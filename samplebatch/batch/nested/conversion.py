@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.node import ARRAY, DISTRIBUTION, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node, fault, node
+from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node, fault, node
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from samplebatch.batch.node import KINDS, TENSOR
+from samplebatch.batch.nested.node import KINDS, TENSOR
 
 _ndarray = np.ndarray
 _intp = np.dtype(np.intp)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from samplebatch.batch.nested import Batch
+from samplebatch.batch.nested.batch import Batch
 
 
 def shown(batch: Any) -> str:

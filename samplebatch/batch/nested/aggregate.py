@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from samplebatch.batch import values
-from samplebatch.batch.node import (
+from samplebatch.batch.nested import values
+from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
     FOREIGN,
@@ -30,7 +30,7 @@ from samplebatch.batch.node import (
     node,
     values_of,
 )
-from samplebatch.batch.rows import shortest
+from samplebatch.batch.nested.rows import shortest
 from samplebatch.column import memory
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SampleBatchError
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from samplebatch.batch.node import Node, node
+from samplebatch.batch.nested.node import Node, node
 
 modules_seen = -1
 """How many modules were loaded when `register_where_loaded` last looked."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch.batch.node import ARRAY, KINDS, NUMBER, Node
+from samplebatch.batch.nested.node import ARRAY, KINDS, NUMBER, Node
 
 _PLAIN = frozenset((np.dtype("?"), np.dtype("i8"), np.dtype("f8"), np.dtype("c16")))
 """Dtypes that a number has when nobody says otherwise: it is shown without."""

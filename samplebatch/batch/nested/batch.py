@@ -10,18 +10,18 @@ from typing import Any, Self, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch import aggregate, pytree
-from samplebatch.batch.aggregate import Missing
-from samplebatch.batch.compare import same
-from samplebatch.batch.conversion import replace_leaves
-from samplebatch.batch.nested_convert import Conversions
-from samplebatch.batch.nested_names import Named
-from samplebatch.batch.nested_numpy import Arithmetic
-from samplebatch.batch.nested_pickle import copied, mirrored, shipped
-from samplebatch.batch.nested_print import printed
-from samplebatch.batch.node import KINDS, MAPPING, NODE, adopt, values_of
-from samplebatch.batch.rows import assign, iterate, parts, select, shape_of, shortest, zero
-from samplebatch.batch.values import checked_name, parse, parse_items, stacked_rows, transformed
+from samplebatch.batch.nested import aggregate, pytree
+from samplebatch.batch.nested.access import Named
+from samplebatch.batch.nested.aggregate import Missing
+from samplebatch.batch.nested.arithmetic import Arithmetic
+from samplebatch.batch.nested.compare import same
+from samplebatch.batch.nested.conversion import replace_leaves
+from samplebatch.batch.nested.convert import Conversions
+from samplebatch.batch.nested.node import KINDS, MAPPING, NODE, adopt, values_of
+from samplebatch.batch.nested.pickling import copied, mirrored, shipped
+from samplebatch.batch.nested.printing import printed
+from samplebatch.batch.nested.rows import assign, iterate, parts, select, shape_of, shortest, zero
+from samplebatch.batch.nested.values import checked_name, parse, parse_items, stacked_rows, transformed
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, no_such_column
 
 _ndarray = np.ndarray

@@ -1,0 +1,1 @@
+"""Batch: named values in a tree, as Tianshou's users know it."""
