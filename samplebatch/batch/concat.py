@@ -146,9 +146,14 @@ def _concat(pieces: list[Column], name: str, *, time_major: bool = False) -> Col
 
 
 def _check_states(parts: Sequence[SampleBatch]) -> None:
-    """Check that states have a row for each sequence in all of the batches, or in none."""
+    """Check that states have a row for each sequence in all of the batches, or in none.
+
+    Where every sequence is one row long, the two are the same.
+    """
+    counts = [(part, len(part.column(names.SEQ_LENS))) for part in parts]
+    telling = [part for part, sequences in counts if part._stored_rows(sequences) != sequences]
     for name in filter(names.is_state_in, parts[0].column_names):
-        if len({part._is_per_sequence(name) for part in parts}) > 1:
+        if len({part._is_per_sequence(name) for part in telling}) > 1:
             raise ColumnMismatchError(f"column {name!r} must have a row for each sequence in all batches, or in none")
 
 

@@ -147,6 +147,11 @@ def test_states_per_step_and_states_per_sequence_are_not_joined() -> None:
         with pytest.raises(SampleBatchError, match="'state_in_0'"):
             concat_samples(pair)
     assert concat_samples([per_step, per_step])["state_in_0"].tolist() == [1, 2, 3, 1, 2, 3]
+    # Where every sequence has one step, a state per sequence is one per step.
+    short = SampleBatch(a=[4, 5], state_in_0=[4.0, 5.0], seq_lens=[1, 1])
+    assert concat_samples([short, per_step])["state_in_0"].tolist() == [4, 5, 1, 2, 3]
+    assert concat_samples([per_sequence, short])["state_in_0"].tolist() == [1, 2, 4, 5]
+    assert concat_samples([per_step.slice(0, 1), per_step.slice(1, 3)])["state_in_0"].tolist() == [1, 2, 3]
 
 
 def test_time_major_batches_of_unequal_time_are_refused() -> None:
