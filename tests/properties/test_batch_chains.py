@@ -249,6 +249,27 @@ class Chain(RuleBasedStateMachine):
             return
         self.go_on(makers[how](self.batch), self.oracle)
 
+    @rule(how=st.sampled_from(["copy", "deepcopy", "take", "join", "pickle"]))
+    def write_to_the_original_of_a_copy(self, how: str) -> None:
+        makers: dict[str, Any] = {
+            "copy": lambda batch: batch.copy(),
+            "deepcopy": copy.deepcopy,
+            "take": lambda batch: (
+                batch.take_sequences(np.arange(len(batch["seq_lens"])))
+                if self.oracle.sequences is not None
+                else batch.take(np.arange(len(batch)))
+            ),
+            "join": lambda batch: concat_samples([batch]) if len(batch) else batch.copy(),
+            "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+        }
+        made = makers[how](self.batch)
+        for name in self.batch.column_names:
+            values = self.batch[name]
+            if isinstance(values, np.ndarray) and values.dtype.kind not in "OT" and values.flags.writeable:
+                values.reshape(-1).view(np.uint8)[...] = 0x5A
+        # Whatever else looked at that memory has lost its rows.
+        self.batch, self.behind, self.aside = made, [], []
+
     @rule(protocol=st.integers(2, pickle.HIGHEST_PROTOCOL))
     def pickled(self, protocol: int) -> None:
         made = pickle.loads(pickle.dumps(self.batch, protocol))
