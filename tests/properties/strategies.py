@@ -254,12 +254,12 @@ class Oracle:
     def in_the_order_of(self, batch: SampleBatch) -> Oracle:
         """Adopt the order of a shuffled batch, after checking that it holds these rows, or sequences, and no others."""
         if self.sequences is None:
-            numbers = np.asarray(batch["id"])
+            numbers = np.array(batch["id"])
             assert sorted(numbers.tolist()) == sorted(self.numbers.tolist())
             return replace(self, numbers=numbers)
         order = []
         left = list(range(len(self.sequences)))
-        mask, ids = batch.mask(), np.asarray(batch["id"])
+        mask, ids = batch.mask(), np.array(batch["id"])
         numbers = ids[mask]
         bounds = self.bounds()
         start = 0
