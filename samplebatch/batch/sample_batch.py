@@ -17,7 +17,7 @@ from samplebatch.batch.sequence_batch import SequenceBatch, as_lengths
 from samplebatch.batch.tree import Structure, unflatten
 from samplebatch.batch.view_requirement import ViewRequirement
 from samplebatch.column.compressed import CompressedColumn
-from samplebatch.column.convert import is_plain
+from samplebatch.column.convert import plain_columns
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, SequenceError
@@ -120,17 +120,19 @@ class SampleBatch(SequenceBatch):
             or _is_training
         ):
             self._flags = Flags(_time_major, _zero_padded, _max_seq_len, _num_grad_updates, bool(_is_training))
-        columns: dict[str, Column] = {}
-        self._columns = columns
         data = dict(*args, **kwargs)
         if names.SEQ_LENS in data:
             lengths = data[names.SEQ_LENS] = as_lengths(data[names.SEQ_LENS])
             if lengths is None:
                 del data[names.SEQ_LENS]
+        plain = plain_columns(data)
+        self._columns = self._built(data) if plain is None else plain
+        self._count_rows()
+
+    def _built(self, data: Mapping[str, Any]) -> dict[str, Column]:
+        """Build the columns of all values one after the other, and adopt their structures."""
+        self._columns = columns = {}
         for name, values in data.items():
-            if is_plain(values) and type(name) is str and not self._nested:
-                columns[name] = TensorColumn(values)
-                continue
             structure, built = self._build(name, values)
             if name in columns:
                 raise ColumnMismatchError(
@@ -139,7 +141,7 @@ class SampleBatch(SequenceBatch):
             if structure is not None:
                 self._nested = {**self._nested, name: structure}
             columns.update(built)
-        self._count_rows()
+        return columns
 
     # -- flags --------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ What already has a column's layout is kept as it is, the very object; what has a
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,33 @@ from samplebatch.column.types import NUMBERS, storage_of
 from samplebatch.errors import ColumnTypeError
 
 _ndarray = np.ndarray
+_new = object.__new__
 
 
 def is_plain(values: Any) -> bool:
     """Tell whether a value is an array of numbers that lies as a column does, so that it needs no second look."""
     return type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim > 0
+
+
+def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
+    """Make columns of arrays that all are plain, under names that all are strings; else return None.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> list(plain_columns({"a": np.zeros(3)})), plain_columns({"a": [1, 2]})
+    (['a'], None)
+    """
+    columns: dict[str, Column] = {}
+    for name, values in data.items():
+        # What `is_plain` says, without a call for each column: most batches are made here.
+        if not (type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim):
+            return None
+        if type(name) is not str:
+            return None
+        columns[name] = column = _new(TensorColumn)
+        column.values = values
+    return columns
 
 
 def as_column(values: Any, name: str) -> Column:
