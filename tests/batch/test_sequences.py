@@ -9,47 +9,9 @@ import pytest
 import torch
 
 from samplebatch import SampleBatch, concat_samples
-from samplebatch.errors import RowIndexError, SampleBatchError, SequenceError
+from samplebatch.errors import RowIndexError, SequenceError
 from tests.batch.every_kind import in_sequences
-
-LENGTHS = [2, 3, 0, 1]
-
-both = pytest.mark.parametrize("padded", [False, True], ids=["back to back", "padded"])
-
-
-def steps(batch: SampleBatch) -> list[int]:
-    """Return column `a` without padding: the numbers of the steps, 0 to 5."""
-    return batch["a"][batch.mask()].tolist()
-
-
-def by_sequence(batch: SampleBatch) -> list[tuple[float, list[int]]]:
-    """Return each sequence's state and steps."""
-    ends = np.cumsum(batch["seq_lens"]).tolist()
-    rows = steps(batch)
-    parts = [rows[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
-    return list(zip(batch["state_in_0"][:, 0].tolist(), parts, strict=True))
-
-
-def assert_sound(batch: SampleBatch) -> None:
-    """Check that every row still holds what belongs to its step, and that padding is zeros."""
-    assert len(batch) == int(np.sum(batch["seq_lens"])) == int(batch.mask().sum())
-    mask, rows = batch.mask(), np.array(steps(batch), int)
-    assert batch["obs"]["x"][mask].tolist() == (rows + 1.0).__truediv__(4).tolist()
-    assert batch["state_out_0"][mask].tolist() == rows[:, None].tolist()
-    assert [info["step"] for info in batch["infos"][mask]] == rows.tolist()
-    assert batch["obs"]["y"][1].numpy()[mask].tolist() == (rows + 1).tolist()
-    assert all(info is None for info in batch["infos"][~mask])
-    assert not batch["a"][~mask].any()
-    assert not batch["b"][~mask].any()
-    assert not (batch["words"][~mask] != "").any()
-    assert (batch["state_in_1"][:, 0] == 2 * (batch["state_in_0"][:, 0] - 1)).all()
-    if batch.zero_padded:
-        assert len(mask) == batch.max_seq_len * len(batch["seq_lens"])
-    else:
-        assert len(mask) == len(batch)
-        assert batch.max_seq_len == max(batch["seq_lens"].tolist(), default=0)
-    assert batch.num_grad_updates == 1.5
-    assert batch.is_training
+from tests.batch.sequence_checks import LENGTHS, assert_sound, both, by_sequence, steps
 
 
 @both
@@ -74,9 +36,7 @@ def test_the_mask_tells_steps_from_padding() -> None:
     assert SampleBatch().mask().tolist() == []
 
 
-# -- slices -----------------------------------------------------------------------------------------------------------
-
-
+# -- slices ------------------------------------------------------------------------------------------------------------
 @both
 @pytest.mark.parametrize("start", range(7))
 @pytest.mark.parametrize("stop", range(7))
@@ -193,9 +153,7 @@ def test_stepped_slices_gather_steps(padded: bool) -> None:
     assert steps(batch[5:0:-2]) == [5, 3, 1]
 
 
-# -- gathers ----------------------------------------------------------------------------------------------------------
-
-
+# -- gathers -----------------------------------------------------------------------------------------------------------
 @both
 def test_take_forms_a_sequence_of_each_run(padded: bool) -> None:
     part = in_sequences(padded=padded).take([0, 3, 4, 1, -1])
@@ -253,73 +211,7 @@ def test_shuffle_refuses_sequences_that_are_not_padded() -> None:
     assert batch == in_sequences(padded=False)
 
 
-# -- padding ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [3, 4, 7])
-def test_padding_and_cutting_again_is_the_identity(width: int) -> None:
-    batch = in_sequences(padded=False)
-    padded = batch.copy().right_zero_pad(width)
-    assert padded.zero_padded
-    assert padded.max_seq_len == width
-    assert_sound(padded)
-    assert padded.slice(0, 6) == batch.slice(0, 6) == batch
-    assert padded.take(np.arange(6)) == batch.take(np.arange(6))
-
-
-def test_padding_anew() -> None:
-    batch = in_sequences(padded=True)
-    batch.right_zero_pad(3)
-    assert batch.max_seq_len == 3
-    assert_sound(batch)
-    assert by_sequence(batch) == by_sequence(in_sequences(padded=False))
-    with pytest.raises(SequenceError, match="longest sequence, 3 steps, got 2"):
-        batch.right_zero_pad(2)
-    assert batch.max_seq_len == 3
-    assert_sound(batch)
-
-
-def test_padding_does_not_reach_views_made_before() -> None:
-    batch = in_sequences(padded=False)
-    view, exact = batch[0:5], batch.slice(1, 4)
-    batch.right_zero_pad(4)
-    assert view["a"].tolist() == [0, 1, 2, 3, 4]
-    assert exact["a"].tolist() == [1, 2, 3]
-    assert not view.zero_padded
-
-
-def test_padding_states_as_well() -> None:
-    batch = SampleBatch(a=[1, 2, 3], state_in_0=[[7.0], [8.0]], seq_lens=[1, 2]).right_zero_pad(3, exclude_states=False)
-    assert batch["state_in_0"].tolist() == [[7], [0], [0], [8], [0], [0]]
-    assert len(batch) == 3
-    part = batch[1:]
-    assert part["a"].tolist() == [2, 3, 0]
-    assert part["state_in_0"].tolist() == [[8], [0], [0]]
-
-
-def test_padding_leaves_states_that_have_a_row_per_step_to_the_caller() -> None:
-    batch = SampleBatch(a=[1, 2, 3], state_in_0=[7.0, 8.0, 9.0], seq_lens=[1, 2])
-    with pytest.raises(SequenceError, match="'state_in_0' has a row for each step"):
-        batch.right_zero_pad(2)
-    assert batch.right_zero_pad(2, exclude_states=False)["state_in_0"].tolist() == [7, 0, 8, 9]
-
-
-def test_padding_torch_and_dates_and_ragged_rows() -> None:
-    batch = SampleBatch(
-        t=torch.tensor([1, 2, 3], dtype=torch.bfloat16),
-        d=np.array([1, 2, 3], "M8[s]"),
-        r=[[1], [2, 3], [4]],
-        seq_lens=[1, 2],
-    ).right_zero_pad(2)
-    assert batch["t"].dtype == torch.bfloat16
-    assert batch["t"].tolist() == [1, 0, 2, 3]
-    assert batch["d"].astype(int).tolist() == [1, 0, 2, 3]
-    assert [row.tolist() for row in batch["r"]] == [[1], [], [2, 3], [4]]
-
-
-# -- joining ----------------------------------------------------------------------------------------------------------
-
-
+# -- joining -----------------------------------------------------------------------------------------------------------
 @both
 def test_concat_joins_sequences_and_states(padded: bool) -> None:
     batch = in_sequences(padded=padded)
@@ -352,9 +244,7 @@ def test_concat_refuses_padding_of_different_width() -> None:
         concat_samples([batch.copy().right_zero_pad(3), batch.copy().right_zero_pad(4)])
 
 
-# -- time slices, episodes, rows --------------------------------------------------------------------------------------
-
-
+# -- time slices, episodes, rows ---------------------------------------------------------------------------------------
 @both
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 10])
 def test_timeslices_partition_the_sequences(padded: bool, size: int) -> None:
@@ -415,9 +305,7 @@ def test_minibatches_are_made_of_whole_sequences(padded: bool, size: int, shuffl
             assert_sound(part)
 
 
-# -- lengths ----------------------------------------------------------------------------------------------------------
-
-
+# -- lengths -----------------------------------------------------------------------------------------------------------
 def test_seq_lens_in_a_column_of_their_own_shape() -> None:
     batch = SampleBatch(a=np.arange(6), state_in_0=np.arange(3.0), seq_lens=np.array([[2], [3], [1]]))
     assert len(batch) == 6
@@ -459,118 +347,3 @@ def test_sequences_that_are_all_empty() -> None:
     assert len(batch[0:0]) == 0
     assert batch.copy().right_zero_pad(2)["a"].tolist() == [0, 0, 0, 0]
     assert SampleBatch.from_arrow(batch.to_arrow()) == batch
-
-
-# -- time-major -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def time_major() -> SampleBatch:
-    """Return 2 sequences of 3 and 2 steps, laid out as (T, B): row t, column b holds 10 b + t."""
-    values = np.array([[0, 10], [1, 11], [2, 0]])
-    return SampleBatch(
-        a=values, b=np.stack([values, -values], -1), state_in_0=[1.0, 2.0], seq_lens=[3, 2], _time_major=True
-    )
-
-
-def test_a_time_major_batch_counts_steps(time_major: SampleBatch) -> None:
-    assert len(time_major) == 5
-    assert time_major.time_major
-    assert time_major.max_seq_len == 3
-    assert time_major.copy() == time_major
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda batch: batch[0:2],
-        lambda batch: batch.slice(0, 2),
-        lambda batch: batch.take([0]),
-        lambda batch: batch[::2],
-        lambda batch: batch.take_sequences([0]),
-        lambda batch: batch.right_zero_pad(3),
-        lambda batch: batch.to_arrow(),
-        lambda batch: batch.timeslices(2),
-        lambda batch: list(batch.rows()),
-        lambda batch: list(batch.minibatches(2)),
-    ],
-    ids=["brackets", "slice", "take", "steps", "sequences", "pad", "arrow", "timeslices", "rows", "minibatches"],
-)
-def test_operations_on_rows_refuse_a_time_major_batch(time_major: SampleBatch, operation: Any) -> None:
-    before = time_major.copy()
-    with pytest.raises(SequenceError, match="time-major"):
-        operation(time_major)
-    assert time_major == before
-
-
-def test_time_major_to_batch_major(time_major: SampleBatch) -> None:
-    batch = time_major.to_batch_major()
-    assert not batch.time_major
-    assert batch.zero_padded
-    assert batch["a"].tolist() == [0, 1, 2, 10, 11, 0]
-    assert batch["b"][:, 1].tolist() == [0, -1, -2, -10, -11, 0]
-    assert batch["state_in_0"].tolist() == [1, 2]
-    assert len(batch) == 5
-    assert batch.mask().tolist() == [True] * 5 + [False]
-    assert batch.slice(0, 5)["a"].tolist() == [0, 1, 2, 10, 11]
-
-
-def test_time_major_torch_to_batch_major(time_major: SampleBatch) -> None:
-    batch = time_major.to_device("cpu").to_batch_major()
-    assert isinstance(batch["a"], torch.Tensor)
-    assert batch["a"].tolist() == [0, 1, 2, 10, 11, 0]
-
-
-@pytest.mark.parametrize("device", [False, True], ids=["numpy", "torch"])
-def test_time_major_batches_are_joined_along_their_sequences(time_major: SampleBatch, device: bool) -> None:
-    if device:
-        time_major.to_device("cpu")
-    joined = concat_samples([time_major, time_major])
-    assert joined["a"].tolist() == [[0, 10, 0, 10], [1, 11, 1, 11], [2, 0, 2, 0]]
-    assert tuple(joined["b"].shape) == (3, 4, 2)
-    assert joined["seq_lens"].tolist() == [3, 2, 3, 2]
-    assert joined["state_in_0"].tolist() == [1, 2, 1, 2]
-    assert len(joined) == 10
-    assert joined.time_major
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"a": np.zeros((3, 3))},
-        {"a": np.zeros(3)},
-        {"a": np.zeros((2, 2))},
-        {"a": np.zeros((3, 2)), "b": np.zeros((4, 2))},
-    ],
-    ids=["sequences", "dimensions", "too short", "unequal"],
-)
-def test_time_major_columns_must_fit_the_sequences(columns: dict[str, np.ndarray]) -> None:
-    with pytest.raises(SampleBatchError, match=f"'{list(columns)[-1]}'|longest sequence, 3 steps, got 2"):
-        SampleBatch(columns, seq_lens=[3, 2], _time_major=True)
-
-
-def test_to_batch_major_needs_a_time_major_batch() -> None:
-    with pytest.raises(SequenceError, match="time-major"):
-        in_sequences(padded=True).to_batch_major()
-    with pytest.raises(SequenceError, match="seq_lens"):
-        SampleBatch(a=[1], _time_major=True).to_batch_major()
-
-
-# -- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def test_padded_columns_must_have_the_padded_rows() -> None:
-    with pytest.raises(ValueError, match=r"'a' must have 6 rows.*got 5"):
-        SampleBatch(a=np.zeros(5), seq_lens=[1, 2], _zero_padded=True, _max_seq_len=3)
-    with pytest.raises(SequenceError, match="longest sequence, 3 steps, got 2"):
-        SampleBatch(a=np.zeros(4), seq_lens=[3, 1], _zero_padded=True, _max_seq_len=2)
-
-
-def test_states_must_have_a_row_per_sequence_or_per_step() -> None:
-    with pytest.raises(ValueError, match="'state_in_0' must have 3 rows"):
-        SampleBatch(a=[1, 2, 3], state_in_0=np.zeros(4), seq_lens=[1, 2])
-    batch = SampleBatch(a=[1, 2, 3], seq_lens=[1, 2])
-    with pytest.raises(ValueError, match="'state_in_0' must have 3 rows"):
-        batch["state_in_0"] = np.zeros(1)
-    batch["state_in_0"] = np.zeros(2)
-    batch["state_in_1"] = np.zeros(3)

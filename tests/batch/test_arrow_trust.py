@@ -1,0 +1,145 @@
+"""Nothing that an Arrow table says of itself is believed, and nothing in it is unpickled unasked."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.batch.arrow import METADATA_KEY
+from samplebatch.errors import (
+    DeviceError,
+    FormatError,
+    SampleBatchError,
+    UntrustedPickleError,
+)
+from tests.batch.arrow_tables import tampered, through_ipc
+
+
+def test_pickled_rows_are_refused_by_name_unless_allowed() -> None:
+    batch = SampleBatch(a=[1, 2], infos=[{"set": {1}}, None])
+    table = batch.to_arrow()
+    with pytest.raises(UntrustedPickleError, match=r"'infos'.*allow_pickle=True"):
+        SampleBatch.from_arrow(table)
+    assert SampleBatch.from_arrow(table, allow_pickle=True) == batch
+    policies = MultiAgentBatch({"p": batch}, 2).to_arrow()
+    with pytest.raises(UntrustedPickleError, match="'infos'"):
+        MultiAgentBatch.from_arrow(policies)
+    assert MultiAgentBatch.from_arrow(policies, allow_pickle=True)["p"] == batch
+
+
+class Bomb:
+    """An object whose unpickling would leave a trace."""
+
+    def __init__(self, trace: str) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self.trace),)
+
+
+def test_nothing_is_unpickled_unasked(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    batch = SampleBatch(infos=[{"bomb": Bomb(str(trace))}])
+    table = through_ipc(batch.to_arrow())
+    with pytest.raises(UntrustedPickleError):
+        SampleBatch.from_arrow(table)
+    with pytest.raises(UntrustedPickleError):
+        SampleBatch.from_arrow(table.slice(0, 1))
+    assert not trace.exists()
+    SampleBatch.from_arrow(table, allow_pickle=True)
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: about.pop("nested"),
+        lambda about: about.pop("flags"),
+        lambda about: about.pop("lists"),
+        lambda about: about.pop("version"),
+        lambda about: about.update(version=99),
+        lambda about: about.update(version="1"),
+        lambda about: about.update(type="MultiAgentBatch"),
+        lambda about: about.pop("type"),
+        lambda about: about.update(nested=3),
+        lambda about: about.update(nested={"obs": 3}),
+        lambda about: about.update(nested={"obs": {"x": "y"}}),
+        lambda about: about.update(nested={"obs": [None, None]}),
+        lambda about: about.update(nested=["obs"]),
+        lambda about: about.update(flags=[]),
+        lambda about: about.update(flags={"unknown": 1}),
+        lambda about: about["flags"].update(max_seq_len="3"),
+        lambda about: about["flags"].update(max_seq_len=-1),
+        lambda about: about["flags"].update(zero_padded="no"),
+        lambda about: about["flags"].update(zero_padded=True, max_seq_len=None),
+        lambda about: about["flags"].update(zero_padded=True, max_seq_len=2),
+        lambda about: about["flags"].update(time_major=True),
+        lambda about: about["flags"].update(num_grad_updates="many"),
+        lambda about: about.update(lists=3),
+        lambda about: about.update(lists=["seq_lens"]),
+        lambda about: about.update(lists=[]),
+        lambda about: [],
+        lambda about: None if about.clear() else "text",
+    ],
+)
+def test_tampered_metadata_is_refused(change: Callable[[dict[str, Any]], Any]) -> None:
+    batch = SampleBatch(obs={"x": np.arange(6)}, a=np.arange(6), state_in_0=np.zeros(3), seq_lens=[1, 2, 3])
+    with pytest.raises(SampleBatchError):
+        SampleBatch.from_arrow(tampered(batch.to_arrow(), change))["obs"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"null", b"3", b'"x"', b"[]", b"{}"])
+def test_metadata_that_is_no_description_is_refused(raw: bytes) -> None:
+    table = SampleBatch(a=[1]).to_arrow().replace_schema_metadata({METADATA_KEY: raw})
+    for kind in (SampleBatch, MultiAgentBatch):
+        with pytest.raises(FormatError):
+            kind.from_arrow(table)
+
+
+def test_lists_that_do_not_fit_the_lengths_are_refused() -> None:
+    table = SampleBatch(a=np.arange(3), seq_lens=[1, 2]).to_arrow()
+    for lengths in ([2, 1], [2, 2], [0, 3], [-1, 4]):
+        changed = table.set_column(1, table.schema.field(1), pa.array(lengths, pa.int32()))
+        with pytest.raises(SampleBatchError):
+            SampleBatch.from_arrow(changed)
+
+
+def test_field_metadata_that_does_not_fit_is_refused() -> None:
+    from samplebatch.column.types import DTYPE_KEY, TORCH_KEY
+
+    array = pa.array([1, 2, 3], pa.int64())
+    for metadata in (
+        {DTYPE_KEY: b"O"},
+        {DTYPE_KEY: b"no dtype"},
+        {DTYPE_KEY: b"<f4"},
+        {DTYPE_KEY: b"V8"},
+        {DTYPE_KEY: b">i8"},
+        {DTYPE_KEY: b"\xff"},
+        {DTYPE_KEY: b"<c8"},
+        {TORCH_KEY: b"no_dtype"},
+        {TORCH_KEY: b"float32"},
+        {TORCH_KEY: b"nn"},
+        {TORCH_KEY: b"\xff"},
+        {b"samplebatch.objects": b"{}"},
+        {b"samplebatch.objects": b'{"kind": "pickle"}'},
+        {b"samplebatch.objects": b'{"kind": "list", "children": [{"kind": "int"}]}'},
+    ):
+        table = pa.Table.from_arrays([array], schema=pa.schema([pa.field("a", pa.int64(), metadata=metadata)]))
+        with pytest.raises(SampleBatchError, match="'a'"):
+            SampleBatch.from_arrow(table)
+
+
+def test_memory_on_a_device_is_refused() -> None:
+    batch = SampleBatch(a=torch.zeros(3, device="meta"))
+    with pytest.raises(DeviceError, match="to_device"):
+        batch.to_arrow()
+    with pytest.raises(DeviceError, match="to_device"):
+        pickle.dumps(batch, 5)

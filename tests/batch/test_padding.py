@@ -1,0 +1,90 @@
+"""Padding sequences, cutting them again, and what does not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import SampleBatch
+from samplebatch.errors import SequenceError
+from tests.batch.every_kind import in_sequences
+from tests.batch.sequence_checks import assert_sound, by_sequence
+
+
+@pytest.mark.parametrize("width", [3, 4, 7])
+def test_padding_and_cutting_again_is_the_identity(width: int) -> None:
+    batch = in_sequences(padded=False)
+    padded = batch.copy().right_zero_pad(width)
+    assert padded.zero_padded
+    assert padded.max_seq_len == width
+    assert_sound(padded)
+    assert padded.slice(0, 6) == batch.slice(0, 6) == batch
+    assert padded.take(np.arange(6)) == batch.take(np.arange(6))
+
+
+def test_padding_anew() -> None:
+    batch = in_sequences(padded=True)
+    batch.right_zero_pad(3)
+    assert batch.max_seq_len == 3
+    assert_sound(batch)
+    assert by_sequence(batch) == by_sequence(in_sequences(padded=False))
+    with pytest.raises(SequenceError, match="longest sequence, 3 steps, got 2"):
+        batch.right_zero_pad(2)
+    assert batch.max_seq_len == 3
+    assert_sound(batch)
+
+
+def test_padding_does_not_reach_views_made_before() -> None:
+    batch = in_sequences(padded=False)
+    view, exact = batch[0:5], batch.slice(1, 4)
+    batch.right_zero_pad(4)
+    assert view["a"].tolist() == [0, 1, 2, 3, 4]
+    assert exact["a"].tolist() == [1, 2, 3]
+    assert not view.zero_padded
+
+
+def test_padding_states_as_well() -> None:
+    batch = SampleBatch(a=[1, 2, 3], state_in_0=[[7.0], [8.0]], seq_lens=[1, 2]).right_zero_pad(3, exclude_states=False)
+    assert batch["state_in_0"].tolist() == [[7], [0], [0], [8], [0], [0]]
+    assert len(batch) == 3
+    part = batch[1:]
+    assert part["a"].tolist() == [2, 3, 0]
+    assert part["state_in_0"].tolist() == [[8], [0], [0]]
+
+
+def test_padding_leaves_states_that_have_a_row_per_step_to_the_caller() -> None:
+    batch = SampleBatch(a=[1, 2, 3], state_in_0=[7.0, 8.0, 9.0], seq_lens=[1, 2])
+    with pytest.raises(SequenceError, match="'state_in_0' has a row for each step"):
+        batch.right_zero_pad(2)
+    assert batch.right_zero_pad(2, exclude_states=False)["state_in_0"].tolist() == [7, 0, 8, 9]
+
+
+def test_padding_torch_and_dates_and_ragged_rows() -> None:
+    batch = SampleBatch(
+        t=torch.tensor([1, 2, 3], dtype=torch.bfloat16),
+        d=np.array([1, 2, 3], "M8[s]"),
+        r=[[1], [2, 3], [4]],
+        seq_lens=[1, 2],
+    ).right_zero_pad(2)
+    assert batch["t"].dtype == torch.bfloat16
+    assert batch["t"].tolist() == [1, 0, 2, 3]
+    assert batch["d"].astype(int).tolist() == [1, 0, 2, 3]
+    assert [row.tolist() for row in batch["r"]] == [[1], [], [2, 3], [4]]
+
+
+def test_padded_columns_must_have_the_padded_rows() -> None:
+    with pytest.raises(ValueError, match=r"'a' must have 6 rows.*got 5"):
+        SampleBatch(a=np.zeros(5), seq_lens=[1, 2], _zero_padded=True, _max_seq_len=3)
+    with pytest.raises(SequenceError, match="longest sequence, 3 steps, got 2"):
+        SampleBatch(a=np.zeros(4), seq_lens=[3, 1], _zero_padded=True, _max_seq_len=2)
+
+
+def test_states_must_have_a_row_per_sequence_or_per_step() -> None:
+    with pytest.raises(ValueError, match="'state_in_0' must have 3 rows"):
+        SampleBatch(a=[1, 2, 3], state_in_0=np.zeros(4), seq_lens=[1, 2])
+    batch = SampleBatch(a=[1, 2, 3], seq_lens=[1, 2])
+    with pytest.raises(ValueError, match="'state_in_0' must have 3 rows"):
+        batch["state_in_0"] = np.zeros(1)
+    batch["state_in_0"] = np.zeros(2)
+    batch["state_in_1"] = np.zeros(3)
