@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from samplebatch import names
-from samplebatch.batch import small
+from samplebatch.batch import large, small
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import cores
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
-from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SequenceError
 
@@ -128,15 +126,10 @@ def _joined_columns(groups: Sequence[dict[str, Column]], first: SampleBatch, sha
         return {name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()}
     if not shared_rows:
         return {name: _concat(own, name) for name, own in pieces.items()}
-    weights = {
-        name: column.nbytes * shared_rows // first.count
-        for name, column in groups[0].items()
-        if type(column) is TensorColumn
-    }
-    return cores.each({name: partial(_concat, own, name) for name, own in pieces.items()}, weights)
+    return large.joined(pieces, shared_rows, _concat)
 
 
-def _concat(pieces: list[Column], name: str, *, time_major: bool = False) -> Column:
+def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) -> Column:
     """Join the columns of one name."""
     kind = type(pieces[0])
     if len({*map(type, pieces)}) > 1:

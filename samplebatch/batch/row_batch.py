@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from operator import methodcaller
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 
 from samplebatch import names
-from samplebatch.batch import small
+from samplebatch.batch import large, small
 from samplebatch.batch.column_map import ColumnMap
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.tree import Structure, leaf_names
@@ -255,7 +253,10 @@ class RowBatch(ColumnMap):
         return self._gather(as_indices(indices, self.count))
 
     def _gather(self, steps: Indices) -> Self:
-        new = self._with(self._each(methodcaller("take", steps), len(steps)))
+        if self._is_large(len(steps)):
+            new = self._with(large.gathered(self._all(), steps))
+        else:
+            new = self._with({name: column.take(steps) for name, column in self._all().items()})
         new.count = len(steps)
         return new
 
@@ -269,16 +270,15 @@ class RowBatch(ColumnMap):
         """
         if shallow:
             return self._with(self._all().copy())
-        return self._with(small.copied(self._all()) or self._each(methodcaller("copy"), self.count))
+        columns = small.copied(self._all())
+        if columns is None and self._is_large(self.count):
+            columns = large.copied(self._all())
+        return self._with({name: c.copy() for name, c in self._all().items()} if columns is None else columns)
 
-    def _each(self, job: Callable[[Column], Column], rows: int) -> dict[str, Column]:
-        """Make a new column of `rows` rows of each column, on both cores where that pays."""
-        columns = self._all()
-        nbytes = sum([column.values.nbytes for column in columns.values() if type(column) is TensorColumn])
-        if nbytes * rows < cores.WORTHWHILE * self.count:
-            return {name: job(column) for name, column in columns.items()}
-        sizes = {name: column.nbytes for name, column in columns.items() if type(column) is TensorColumn}
-        return cores.each({name: partial(job, column) for name, column in columns.items()}, sizes)
+    def _is_large(self, rows: int) -> bool:
+        """Tell whether so many rows have enough bytes for two threads to move."""
+        nbytes = sum([column.values.nbytes for column in self._all().values() if type(column) is TensorColumn])
+        return nbytes * rows >= cores.WORTHWHILE * self.count > 0
 
     def _padded_left(self, padding: int) -> Self:
         """Copy the batch with rows of zeros (None for objects) before the first."""

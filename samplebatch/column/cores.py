@@ -1,9 +1,10 @@
 """Both cores: large copies shared between the calling thread and one helper.
 
 NumPy lets go of the interpreter while it copies, and one core alone does not use all of the memory's bandwidth. A copy
-is cut into pieces that both threads take from one queue, so that a helper whose core is busy elsewhere delays nothing:
-the caller does what the helper does not get to. The helper is started when it is first of use, and stays, because
-starting a thread costs more than most copies.
+is cut into a few shares that both threads take from one queue, so that a helper whose core is busy elsewhere delays
+little: the caller does what the helper does not get to. They are few because a thread that comes back from a copy may
+have to wait for the interpreter. The helper is started when it is first of use, and stays, because starting a thread
+costs more than most copies.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
-
-T = TypeVar("T")
 
 WORTHWHILE = 2 << 20
 """Bytes from which sharing a copy pays; below, handing it over costs more than it gains."""
 
-_PIECE_NBYTES = 512 << 10
-"""Bytes in one piece, about: many times the cost of taking it, and soon done when the other thread waits for it."""
+PIECE_NBYTES = 512 << 10
+"""Bytes in one job, about, so that jobs can be shared evenly."""
 
-Job = Callable[[], object]
-_Shared = tuple[deque[Job], SimpleQueue[BaseException | None]]
+_SHARES = 4
+"""Shares that jobs are put together to."""
+
+Job = tuple[int, Callable[[], object]]
+"""The bytes that a job moves, and what to call."""
+
+_Work = Callable[[], None]
+_Shared = tuple[deque[_Work], SimpleQueue[BaseException | None]]
 
 
 class _Helper:
@@ -76,7 +81,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_helper)
 
 
-def share(jobs: Iterable[Job]) -> None:
+def share(jobs: Sequence[Job]) -> None:
     """Run jobs, on the calling thread and as far as it gets to it on the helper; return when all have ended.
 
     Raises
@@ -87,15 +92,15 @@ def share(jobs: Iterable[Job]) -> None:
     Examples
     --------
     >>> done = []
-    >>> share([lambda: done.append(1), lambda: done.append(2)])
+    >>> share([(1 << 20, lambda: done.append(1)), (1 << 20, lambda: done.append(2))])
     >>> sorted(done)
     [1, 2]
     """
-    left = deque(jobs)
     if _usable < 2:
-        while left:
-            left.popleft()()
+        for _, call in jobs:
+            call()
         return
+    left = deque(_shares(jobs))
     ends: SimpleQueue[BaseException | None] = SimpleQueue()
     taken = len(left)
     _helper.show((left, ends))
@@ -123,33 +128,24 @@ def share(jobs: Iterable[Job]) -> None:
         raise error
 
 
-def each(jobs: Mapping[str, Callable[[], T]], nbytes: Mapping[str, int]) -> dict[str, T]:
-    """Run a job for each column, shared where they move many bytes together.
+def _shares(jobs: Sequence[Job]) -> Iterator[_Work]:
+    """Put jobs together to a few of about equal bytes."""
+    wanted = sum([nbytes for nbytes, _ in jobs]) / _SHARES
+    calls: list[Callable[[], object]] = []
+    moved = 0
+    for nbytes, call in jobs:
+        calls.append(call)
+        moved += nbytes
+        if moved >= wanted:
+            yield partial(_run_all, calls)
+            calls, moved = [], 0
+    if calls:
+        yield partial(_run_all, calls)
 
-    Parameters
-    ----------
-    jobs
-        What to run, by name.
-    nbytes
-        Bytes that each moves; names that are left out move none to speak of.
 
-    Returns
-    -------
-    dict
-        The results, in the jobs' order.
-    """
-    if sum(nbytes.values()) < WORTHWHILE:
-        return {name: job() for name, job in jobs.items()}
-    results: dict[str, T] = {}
-
-    def run(name: str) -> Callable[[], None]:
-        def job() -> None:
-            results[name] = jobs[name]()
-
-        return job
-
-    share([run(name) for name in sorted(jobs, key=lambda name: -nbytes.get(name, 0))])
-    return {name: results[name] for name in jobs}
+def _run_all(calls: list[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def pieces(rows: int, nbytes: int) -> Iterator[slice]:
@@ -160,6 +156,6 @@ def pieces(rows: int, nbytes: int) -> Iterator[slice]:
     >>> list(pieces(10, 2 << 20))
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
     """
-    step = max(1, -(-rows * _PIECE_NBYTES // nbytes)) if nbytes else max(1, rows)
+    step = max(1, -(-rows * PIECE_NBYTES // nbytes)) if nbytes else max(1, rows)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))

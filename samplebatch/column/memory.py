@@ -66,12 +66,23 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Copy an array of any layout into C order, from pages that are reused."""
     nbytes = array.nbytes
+    if nbytes >= cores.WORTHWHILE:
+        copy, jobs = copying(array)
+        cores.share(jobs)
+        return copy
     copy = _ndarray(array.shape, array.dtype, _allocate(nbytes, _pool))
-    if nbytes < cores.WORTHWHILE:
-        copy[...] = array
-    else:
-        cores.share([partial(copyto, copy[part], array[part]) for part in cores.pieces(len(array), nbytes)])
+    copy[...] = array
     return copy
+
+
+def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[cores.Job]]:
+    """Allocate room for a copy of an array, and cut the copying into jobs.
+
+    Only bytes are moved by the jobs. What one thread allocates and another frees is not handed out again warm.
+    """
+    copy = _ndarray(array.shape, array.dtype, _allocate(array.nbytes, _pool))
+    parts = [(copy[part], array[part]) for part in cores.pieces(len(array), array.nbytes)]
+    return copy, [(source.nbytes, partial(copyto, target, source)) for target, source in parts]
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:

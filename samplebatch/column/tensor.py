@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,10 @@ from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 
 if TYPE_CHECKING:
     import torch
+
+
+_MODE: Final = "clip"
+"""How rows are gathered: `"raise"` would fill a hidden buffer first, and the indices are validated already."""
 
 
 class TensorColumn(Column):
@@ -67,12 +71,10 @@ class TensorColumn(Column):
     def take(self, indices: Indices) -> TensorColumn:
         values = self.values
         out = memory.empty((len(indices), *values.shape[1:]), values.dtype)
-        # mode="raise" would gather into a hidden buffer first; the indices are validated already.
         if out.nbytes < cores.WORTHWHILE:
-            values.take(indices, 0, out, "clip")
+            values.take(indices, 0, out, _MODE)
         else:
-            parts = cores.pieces(len(indices), out.nbytes)
-            cores.share([partial(values.take, indices[part], 0, out[part], "clip") for part in parts])
+            cores.share(gathering(values, indices, out))
         return TensorColumn(out)
 
     def copy(self) -> TensorColumn:
@@ -216,19 +218,33 @@ def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -
     return renamed
 
 
+def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any]) -> list[cores.Job]:
+    """Cut the gathering of rows into jobs."""
+    parts = [(indices[part], out[part]) for part in cores.pieces(len(indices), out.nbytes)]
+    return [(target.nbytes, partial(values.take, wanted, 0, target, _MODE)) for wanted, target in parts]
+
+
+def joining(
+    arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"] = "no"
+) -> list[cores.Job]:
+    """Cut the copying of arrays, one under the other, into jobs of some arrays each."""
+    jobs: list[cores.Job] = []
+    first = start = stop = 0
+    for last, array in enumerate(arrays, 1):
+        stop += len(array)
+        target = out[start:stop]
+        if last == len(arrays) or target.nbytes >= cores.PIECE_NBYTES:
+            jobs.append((target.nbytes, partial(np.concatenate, arrays[first:last], 0, target, casting=casting)))
+            first, start = last, stop
+    return jobs
+
+
 def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"]) -> None:
     """Copy arrays one under the other into another array that has just the room for them."""
     if out.nbytes < cores.WORTHWHILE:
         np.concatenate(arrays, 0, out, casting=casting)
-        return
-    jobs = []
-    first = start = stop = 0
-    for last, array in enumerate(arrays, 1):
-        stop += len(array)
-        if last == len(arrays) or out[start:stop].nbytes >= cores.WORTHWHILE // 4:
-            jobs.append(partial(np.concatenate, arrays[first:last], 0, out[start:stop], casting=casting))
-            first, start = last, stop
-    cores.share(jobs)
+    else:
+        cores.share(joining(arrays, out, casting))
 
 
 def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:

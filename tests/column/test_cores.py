@@ -18,7 +18,7 @@ ROWS = 3 * cores.WORTHWHILE // 8
 
 def test_every_job_runs_once() -> None:
     seen: list[int] = []
-    cores.share([lambda i=i: seen.append(i) for i in range(500)])  # type: ignore[misc]
+    cores.share([(1, lambda i=i: seen.append(i)) for i in range(500)])  # type: ignore[misc]
     assert sorted(seen) == list(range(500))
 
 
@@ -30,7 +30,7 @@ def test_the_helper_takes_its_share() -> None:
         threads.add(threading.get_ident())
         both.wait()
 
-    cores.share([job, job])
+    cores.share([(1, job), (1, job)])
     assert len(threads) == 2
 
 
@@ -40,14 +40,14 @@ def test_an_error_in_a_job_reaches_the_caller_and_the_helper_lives_on() -> None:
 
     for _ in range(50):
         with pytest.raises(KeyError, match="column"):
-            cores.share([fail, *[lambda: None] * 5])
+            cores.share([(1, fail), *[(1, lambda: None)] * 5])
     test_every_job_runs_once()
 
 
 def test_sharing_from_within_a_job_ends() -> None:
     seen: list[int] = []
-    inner = [lambda i=i: seen.append(i) for i in range(10)]  # type: ignore[misc]
-    cores.share([lambda: cores.share(inner) for _ in range(10)])
+    inner = [(1, lambda i=i: seen.append(i)) for i in range(10)]  # type: ignore[misc]
+    cores.share([(1, lambda: cores.share(inner)) for _ in range(10)])
     assert len(seen) == 100
 
 
