@@ -1,9 +1,9 @@
 """Where the bytes of columns live.
 
 What the library allocates comes from Arrow's memory pool: 64-byte aligned, and handed out again warm. mimalloc is
-preferred wherever pyarrow has it: it reuses pages of every size, where malloc and jemalloc give large blocks back to
-the system and take fresh, untouched pages the next time, at two to seven times the cost of the copy
-(`benchmarks/bench_memory.py`).
+preferred wherever pyarrow has it: it reuses pages of every size (below 32 MiB before pyarrow 21), where malloc and
+jemalloc give large blocks back to the system and take fresh, untouched pages the next time, at two to seven times the
+cost of the copy (`benchmarks/bench_memory.py`).
 """
 
 from __future__ import annotations

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import torch
 
 _INT64 = np.dtype(np.int64)
+
+WRITES_ANY_OFFSETS = int(pa.__version__.partition(".")[0]) >= 21
+"""Whether pyarrow writes lists whose offsets begin past zero right. Where it does not, a slice copies its offsets."""
+
 _LONG_ROW = 160
 """Mean elements in a row from which joining views of the rows beats gathering their elements by index (`take`)."""
 
@@ -248,11 +252,14 @@ class RaggedColumn(Column):
 
         Where rows have two dimensions or more, it is a struct of the list, `data`, and the rows' extents, `shape`.
         """
+        offsets, elements = self.offsets, self.elements
+        if offsets[0] and not WRITES_ANY_OFFSETS:
+            offsets, elements = offsets - offsets[0], self.flat
         data = pa.Array.from_buffers(
             pa.large_list(_element_type(self.dtype)),
             len(self),
-            [None, memory.as_buffer(self.offsets)],
-            children=[arrow_elements(self.elements)],
+            [None, memory.as_buffer(offsets)],
+            children=[arrow_elements(elements)],
         )
         metadata = {DTYPE_KEY: self.dtype.str.encode()} if storage_of(self.dtype).named else {}
         if self.shapes is None:
