@@ -2,9 +2,11 @@
 
 A `Row` names some work and declares how each contestant does it. `measure` sets all contestants up, checks that they
 agree on the result, and times them in turns: one sample of each per round, in an order that rotates, so that a machine
-whose speed drifts favours nobody. A sample is many calls, as many as make it long enough to time; the medians of the
-samples are reported. The garbage collector is off while the clock runs. A call costs one Python function call beside
-the work itself (some 40 ns, the same for all), as it would in a user's loop.
+whose speed drifts favours nobody. A sample is many calls, as many as make it long enough to time. Before it there is a
+pause and a call that is not timed, so that nobody pays for the caches and the threads, still spinning for more work,
+that the contestant before leaves behind. The medians of the samples are reported. The garbage collector is off while
+the clock runs. A call costs one Python function call beside the work itself (some 40 ns, the same for all), as it
+would in a user's loop.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from benchmarks.compare import differs, plain
@@ -127,6 +129,8 @@ class Effort:
     ----------
     sample_s
         Length that one sample should have.
+    pause_s
+        Rest before a sample.
     rounds
         Samples of each contestant.
     budget_s
@@ -134,12 +138,13 @@ class Effort:
     """
 
     sample_s: float
+    pause_s: float
     rounds: int
     budget_s: float
 
 
-FULL = Effort(sample_s=0.008, rounds=41, budget_s=2.5)
-QUICK = Effort(sample_s=0.0, rounds=1, budget_s=0.0)
+FULL = Effort(sample_s=0.008, pause_s=0.004, rounds=41, budget_s=2.5)
+QUICK = Effort(sample_s=0.0, pause_s=0.0, rounds=1, budget_s=0.0)
 
 
 @dataclass
@@ -235,7 +240,10 @@ class _Contestant:
             taken = self.time(calls)
         self.calls = calls
 
-    def sample(self) -> None:
+    def sample(self, pause_s: float) -> None:
+        sleep(pause_s)
+        if self.calls > 1:
+            self.time(1)
         taken = self.time(self.calls)
         self.spent_s += taken
         self.samples.append(taken / self.calls)
@@ -288,7 +296,7 @@ def measure(row: Row, effort: Effort = FULL, only: frozenset[str] | None = None)
             first = turn % max(len(contestants), 1)
             for contestant in contestants[first:] + contestants[:first]:
                 if contestant.spent_s < effort.budget_s or len(contestant.samples) < min(5, effort.rounds):
-                    contestant.sample()
+                    contestant.sample(effort.pause_s)
     finally:
         gc.enable()
     return Outcome(row, {c.name: median(c.samples) * 1e6 for c in contestants})
