@@ -121,8 +121,10 @@ class CompressedColumn(Column):
         if bulk:
             rows_per_block = _MOST_BLOCK_NBYTES // row_nbytes
         elif rows_per_block is None:
-            # Blocks of equal size, so that a column a little above the measure is not cut into a large and a tiny one.
-            rows_per_block = max(1, -(-n // max(1, round(nbytes / BLOCK_NBYTES))))
+            # Blocks of equal size, so that a column a little above the measure is not cut into a large and a tiny one;
+            # but not of one row more than fits, where rows are large: beyond 64 KB LZ4 is slower.
+            even = -(-n // max(1, round(nbytes / BLOCK_NBYTES)))
+            rows_per_block = max(1, min(even, BLOCK_NBYTES * 5 // 4 // row_nbytes))
         size = rows_per_block * row_nbytes
         data = memory.as_bytes(values)
         blocks = [_compress(data[at : at + size], True) for at in range(0, nbytes, size)]
