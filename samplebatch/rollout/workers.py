@@ -24,7 +24,7 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.errors import EnvironmentSpecError, SampleBatchError, WorkerError
 from samplebatch.rollout.channel import FragmentReceiver, FragmentSender, fragment_channel
-from samplebatch.rollout.collector import MultiAgentCollector
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.environments import Environment, environment_factory, make_environment
 
 _GRACE_S = 2.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
 from samplebatch.rollout.aggregate import Aggregator
-from samplebatch.rollout.collector import MultiAgentCollector
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.statistics import episode_statistics, finished_episodes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
 from samplebatch.errors import ColumnMismatchError, EnvironmentSpecError
-from samplebatch.rollout.collector import MultiAgentCollector
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.environments import make_environment
 
 COLUMNS = (
