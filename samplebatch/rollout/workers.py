@@ -24,8 +24,8 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.errors import EnvironmentSpecError, SampleBatchError, WorkerError
 from samplebatch.rollout.channel import FragmentReceiver, FragmentSender, fragment_channel
-from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.environments import Environment, environment_factory, make_environment
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 
 _GRACE_S = 2.0
 """Seconds that workers have to close their environments when they are stopped."""

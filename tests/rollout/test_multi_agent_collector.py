@@ -11,8 +11,8 @@ import pytest
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
 from samplebatch.errors import ColumnMismatchError, EnvironmentSpecError
-from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.environments import make_environment
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 
 COLUMNS = (
     "obs",
