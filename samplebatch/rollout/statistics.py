@@ -18,7 +18,7 @@ _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
 
 @dataclass(frozen=True)
 class PolicyStatistics:
-    """How one policy's agents fared in the episodes that ended.
+    """How one policy's agents fared in the episodes that ended, in the order in which they begin in the batch.
 
     Attributes
     ----------
@@ -160,7 +160,8 @@ def _of_policy(steps: SampleBatch, finished: npt.NDArray[Any]) -> PolicyStatisti
     starts = _starts(eps_id[rows], agent[rows])
     returns = np.add.reduceat(rewards[rows].astype(np.float64), starts, axis=0)
     lengths = np.diff(np.append(starts, len(rows)))
-    return PolicyStatistics(len(_starts(eps_id[rows])), returns, lengths)
+    order = rows[starts].argsort()
+    return PolicyStatistics(len(_starts(eps_id[rows])), returns[order], lengths[order])
 
 
 def _starts(*keys: npt.NDArray[Any]) -> npt.NDArray[np.intp]:

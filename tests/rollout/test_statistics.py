@@ -48,6 +48,16 @@ def test_batches_that_do_not_tell_have_no_statistics() -> None:
     assert (nothing.episodes, nothing.policies) == (0, {})
 
 
+def test_episodes_come_in_the_order_in_which_they_begin() -> None:
+    batch = SampleBatch(
+        eps_id=[9, 9, 2, 5], t=[0, 1, 0, 0], agent_index=[0] * 4, rewards=[1.0, 2.0, 10.0, 20.0], dones=[0, 1, 1, 1]
+    )
+    found = episode_statistics(batch)
+    assert found is not None
+    assert found.policies["default_policy"].returns.tolist() == [3.0, 10.0, 20.0]
+    assert found.policies["default_policy"].lengths.tolist() == [2, 1, 1]
+
+
 def test_rewards_of_several_parts_are_summed_by_part() -> None:
     batch = SampleBatch(
         eps_id=[1, 1], t=[0, 1], agent_index=[0, 0], rewards=[[1.0, 10.0], [2.0, 20.0]], dones=[False, True]
