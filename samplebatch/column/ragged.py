@@ -89,7 +89,7 @@ class RaggedColumn(Column):
         arrays, dtype = row_arrays(rows, name)
         ndim = arrays[0].ndim if arrays else 1
         shapes = np.array([array.shape for array in arrays], _INT64).reshape(len(arrays), ndim)
-        offsets = _offsets(shapes.prod(1))
+        offsets = offsets_of(shapes.prod(1))
         elements = memory.empty((int(offsets[-1]),), dtype)
         if arrays:
             np.concatenate([array.reshape(-1) for array in arrays], 0, elements, casting="unsafe")
@@ -148,11 +148,10 @@ class RaggedColumn(Column):
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         if self.shapes is None:
-            return self._flat_rows(self.offsets[:-1], self.offsets[1:])
-        return map(np.ndarray.reshape, self._flat_rows(self.offsets[:-1], self.offsets[1:]), self.shapes.tolist())
-
-    def _flat_rows(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
-        return map(self.elements.__getitem__, map(slice, starts.tolist(), stops.tolist()))
+            return _flat_rows(self.elements, self.offsets[:-1], self.offsets[1:])
+        return map(
+            np.ndarray.reshape, _flat_rows(self.elements, self.offsets[:-1], self.offsets[1:]), self.shapes.tolist()
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -169,18 +168,8 @@ class RaggedColumn(Column):
 
     def take(self, indices: Indices) -> RaggedColumn:
         starts = self.offsets[indices]
-        stops = self.offsets[1:][indices]
-        lengths = stops - starts
-        offsets = _offsets(lengths)
-        count = int(offsets[-1])
-        out = memory.empty((count,), self.dtype)
-        if count > _LONG_ROW * len(indices):
-            np.concatenate(list(self._flat_rows(starts, stops)), 0, out, casting="no")
-        else:
-            gathered = np.repeat(starts - offsets[:-1], lengths)
-            gathered += np.arange(count)
-            self.elements.take(gathered, 0, out, "clip")
-        return RaggedColumn(out, offsets, None if self.shapes is None else self.shapes[indices])
+        elements, offsets = gather(self.elements, starts, self.offsets[1:][indices] - starts)
+        return RaggedColumn(elements, offsets, None if self.shapes is None else self.shapes[indices])
 
     def copy(self) -> Self:
         shapes = None if self.shapes is None else self.shapes.copy()
@@ -193,7 +182,7 @@ class RaggedColumn(Column):
         if self.shapes is not None:
             shapes = np.zeros((length, self.ndim), _INT64)
             shapes[positions] = self.shapes
-        return RaggedColumn(memory.copy_of(self.flat), _offsets(lengths), shapes)
+        return RaggedColumn(memory.copy_of(self.flat), offsets_of(lengths), shapes)
 
     @classmethod
     def concat(cls, columns: Sequence[RaggedColumn], name: str) -> RaggedColumn:
@@ -204,7 +193,7 @@ class RaggedColumn(Column):
                 f"column {name!r} must have rows of one number of dimensions to be joined, got {found}"
             )
         elements = TensorColumn.concat([TensorColumn(column.flat) for column in columns], name).values
-        offsets = _offsets(np.concatenate([column.lengths for column in columns]))
+        offsets = offsets_of(np.concatenate([column.lengths for column in columns]))
         shapes = [column.shapes for column in columns if column.shapes is not None]
         return RaggedColumn(elements, offsets, np.concatenate(shapes) if shapes else None)
 
@@ -242,7 +231,7 @@ class RaggedColumn(Column):
             first = self.shapes[:, 0]
         import torch
 
-        offsets = _offsets(first)
+        offsets = offsets_of(first)
         elements = TensorColumn(self.flat.reshape(int(offsets[-1]), *trailing)).to_torch()
         nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(elements, torch.from_numpy(offsets))
         return nested
@@ -367,7 +356,42 @@ class RaggedColumn(Column):
         return column
 
 
-def _offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def gather(
+    elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Copy rows that lie anywhere in a flat array, shape (m,), end to end.
+
+    Returns
+    -------
+    elements
+        Those of the rows, in memory of their own.
+    offsets
+        Where the rows begin and end in them, shape (n + 1,).
+
+    Examples
+    --------
+    >>> gather(np.arange(10), np.array([7, 0]), np.array([2, 1]))
+    (array([7, 8, 0]), array([0, 2, 3]))
+    """
+    offsets = offsets_of(lengths)
+    count = int(offsets[-1])
+    out = memory.empty((count,), elements.dtype)
+    if count > _LONG_ROW * len(lengths):
+        np.concatenate(list(_flat_rows(elements, starts, starts + lengths)), 0, out, casting="no")
+    else:
+        gathered = np.repeat(starts - offsets[:-1], lengths)
+        gathered += np.arange(count)
+        elements.take(gathered, 0, out, "clip")
+    return out, offsets
+
+
+def _flat_rows(
+    elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
+) -> Iterator[npt.NDArray[Any]]:
+    return map(elements.__getitem__, map(slice, starts.tolist(), stops.tolist()))
+
+
+def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Turn lengths, shape (n,), into offsets, shape (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, _INT64)
     np.cumsum(lengths, out=offsets[1:])
