@@ -14,6 +14,7 @@
     ├── FormatError           (ValueError)   bytes from a file or another process that are not what they claim
     ├── UntrustedPickleError  (ValueError)   reading it means unpickling, which the caller has not allowed
     ├── DeviceError           (ValueError)   memory on a device where host memory is needed
+    ├── SharedMemoryError     (MemoryError)  shared memory that is not to be had
     ├── EnvironmentSpecError  (ValueError)   an environment that cannot be made or stepped as asked
     ├── WorkerError           (RuntimeError) a rollout worker failed or died
     └── MissingExtraError     (ImportError)  an optional dependency is not installed
@@ -79,6 +80,10 @@ class UntrustedPickleError(SampleBatchError, ValueError):
 
 class DeviceError(SampleBatchError, ValueError):
     """The memory lies on a device, and the operation needs it on the host."""
+
+
+class SharedMemoryError(SampleBatchError, MemoryError):
+    """Shared memory that is not to be had: the machine, a limit or a file system has too little left."""
 
 
 class EnvironmentSpecError(SampleBatchError, ValueError):

@@ -1,0 +1,1 @@
+"""Between processes: batches handed over in shared memory."""

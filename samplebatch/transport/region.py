@@ -1,0 +1,316 @@
+"""Region: a block of shared memory that has no name, and is handed to other processes by its descriptor."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import sys
+from functools import partial
+from importlib import import_module
+from multiprocessing import reduction
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from samplebatch.errors import FormatError, SharedMemoryError
+from samplebatch.transport import limits
+
+_STEP_NBYTES = 64 << 20
+"""Bytes reserved by one call, so that a signal that interrupts it costs little."""
+
+_HAS_MEMFD = hasattr(os, "memfd_create")
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if sys.platform == "linux" else 0
+"""Nobody can cut pages off what others have mapped: reading there would kill them."""
+
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_NAMED_FOLDER = "/dev/shm"
+
+_system = ctypes.CDLL(None, use_errno=True)
+_mmap = _system.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_munmap = _system.munmap
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_madvise = _system.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Mapping:
+    """Mapped pages, unmapped when the last array over them is gone.
+
+    Not `mmap.mmap`, which keeps a descriptor of its own open for as long as anybody has a view.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int, *, writable: bool) -> None:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        address = _mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
+        if address is None or address == _MAP_FAILED:
+            raise _no_memory(nbytes, ctypes.get_errno(), limits.free_nbytes())
+        self.address: int = address
+        self.nbytes = nbytes
+        self._unmap = partial(_munmap, address, nbytes)
+        self.__array_interface__ = {"data": (address, not writable), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Most kernels give shared memory no huge pages, and say so; that is no reason to fail.
+            _madvise(address, nbytes, mmap.MADV_HUGEPAGE)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_unmap"):
+            self._unmap()
+
+
+class Region:
+    """Shared memory without a name: only a descriptor, and processes that map it.
+
+    It goes to a child process as an argument under every start method, and through the queues and pipes of
+    `multiprocessing`, as the ends of a `multiprocessing.Pipe` do. The pages are freed when the last process that has
+    mapped it or holds its descriptor has closed it or is dead, however it died: nothing is ever left behind.
+
+    `create` reserves every page, so that memory that is not there is an error then, and not a signal later.
+
+    Attributes
+    ----------
+    nbytes
+        Size of the memory, as asked for.
+    writable
+        Whether this process has mapped it for writing.
+
+    Examples
+    --------
+    >>> with Region.create(1000) as region:
+    ...     region.memory[:5] = b"hello"
+    ...     bytes(region.memory[:5]), region.nbytes, region.address % 64
+    (b'hello', 1000, 0)
+    """
+
+    def __init__(self, descriptor: int, mapping: _Mapping, *, sealed: bool, writable: bool) -> None:
+        self._descriptor = descriptor
+        self._mapping: _Mapping | None = mapping
+        self._sealed = sealed
+        self.nbytes = mapping.nbytes
+        self.writable = writable
+
+    @classmethod
+    def create(cls, nbytes: int) -> Self:
+        """Make a region of zeros, and reserve its pages.
+
+        Parameters
+        ----------
+        nbytes
+            Size; a positive number.
+
+        Raises
+        ------
+        ValueError
+            If the size is not positive.
+        SharedMemoryError
+            If so much memory is not free; names the size and what is free.
+        """
+        return cls._create(nbytes, named=not _HAS_MEMFD)
+
+    @classmethod
+    def _create(cls, nbytes: int, *, named: bool) -> Self:
+        if nbytes <= 0:
+            raise ValueError(f"a region must have a positive number of bytes, got {nbytes}")
+        descriptor = _open_named() if named else os.memfd_create("samplebatch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            _reserve(descriptor, nbytes, named=named)
+            if not named:
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(descriptor, _Mapping(descriptor, nbytes, writable=True), sealed=not named, writable=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def attach(cls, descriptor: int, nbytes: int, *, sealed: bool = _HAS_MEMFD, writable: bool = True) -> Self:
+        """Map the memory behind a descriptor that another process has handed over.
+
+        Parameters
+        ----------
+        descriptor
+            What `fileno` returned there, in this process's numbering. It belongs to the region from here on, and is
+            closed if this raises.
+        nbytes
+            Size that the region is said to have.
+        sealed
+            Whether the memory must be such that nobody can shrink it any more. What `create` makes is, where the
+            system has such memory.
+        writable
+            Whether to map it for writing; otherwise a write raises in NumPy.
+
+        Raises
+        ------
+        FormatError
+            If the memory has another size, is no shared memory, or can still be shrunk.
+        SharedMemoryError
+            If it cannot be mapped.
+        """
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or not 0 < nbytes == found.st_size:
+                raise FormatError(f"a region must be a file of {nbytes} bytes, got one of {found.st_size}")
+            if sealed and not _is_sealed(descriptor):
+                raise FormatError(f"a region of {nbytes} bytes must be sealed against shrinking, and is not")
+            mapping = _Mapping(descriptor, nbytes, writable=writable)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(descriptor, mapping, sealed=sealed, writable=writable)
+
+    def read_only(self) -> Self:
+        """Map the same memory once more, such that writing to it raises; so does writing where this one is sent to."""
+        return self.attach(os.dup(self.fileno()), self.nbytes, sealed=self._sealed, writable=False)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._mapping is None
+
+    @property
+    def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes as an array of shape (nbytes,), which keeps the memory alive.
+
+        Raises
+        ------
+        ValueError
+            If the region is closed.
+        """
+        return np.asarray(self._open())
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes, which keep the memory alive; raises as `array` does."""
+        return self.array.data
+
+    @property
+    def address(self) -> int:
+        """Where the memory begins in this process, at a page; raises as `array` does."""
+        return self._open().address
+
+    def fileno(self) -> int:
+        """Return the descriptor.
+
+        Raises
+        ------
+        ValueError
+            If the region is closed, or its descriptor is.
+        """
+        if self._descriptor < 0:
+            raise ValueError("the region's descriptor is closed")
+        return self._descriptor
+
+    def warm(self, start: int = 0, stop: int | None = None) -> None:
+        """Map the pages of a range now, in place of one by one as they are first touched.
+
+        The first copy into fresh pages takes several times as long as later ones; mapping them all at once first takes
+        less than that difference. A kernel that does not know how to leaves it at nothing.
+
+        Parameters
+        ----------
+        start, stop
+            Bytes; whole pages that the range touches are mapped.
+        """
+        mapping = self._open()
+        start -= start % mmap.PAGESIZE
+        stop = self.nbytes if stop is None else min(stop, self.nbytes)
+        if start < stop:
+            _madvise(
+                mapping.address + start, stop - start, _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
+            )
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor, and keep the memory: the region cannot be sent to another process any more."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of the memory, which stays for as long as there are arrays or views over it. Safe to call twice."""
+        self._mapping = None
+        self.close_descriptor()
+
+    def _open(self) -> _Mapping:
+        if self._mapping is None:
+            raise ValueError("the region is closed")
+        return self._mapping
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close_descriptor()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Region goes to other processes by multiprocessing only, and cannot be pickled otherwise")
+
+    def __repr__(self) -> str:
+        return f"<Region of {self.nbytes} bytes{', closed' if self.closed else ''}>"
+
+
+def _attach(duplicate: Any, nbytes: int, sealed: bool, writable: bool) -> Region:
+    return Region.attach(duplicate.detach(), nbytes, sealed=sealed, writable=writable)
+
+
+def _reduce(region: Region) -> tuple[Any, ...]:
+    duplicate = reduction.DupFd(region.fileno())
+    return _attach, (duplicate, region.nbytes, region._sealed, region.writable)
+
+
+reduction.register(Region, _reduce)
+
+
+def _open_named() -> int:
+    posix = import_module("_posixshmem")
+    # No longer than macOS allows.
+    name = f"/sb-{secrets.token_hex(12)}"
+    descriptor: int = posix.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+    posix.shm_unlink(name)
+    return descriptor
+
+
+def _is_sealed(descriptor: int) -> bool:
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return False
+
+
+def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
+    """Give a file its size and all of its pages."""
+    free = _free_nbytes(named=named)
+    if free is not None and nbytes > free:
+        raise _no_memory(nbytes, errno.ENOSPC, free)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        if hasattr(os, "posix_fallocate"):
+            for start in range(0, nbytes, _STEP_NBYTES):
+                os.posix_fallocate(descriptor, start, min(_STEP_NBYTES, nbytes - start))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT, errno.EINVAL):
+            raise
+        raise _no_memory(nbytes, error.errno, free) from error
+
+
+def _free_nbytes(*, named: bool) -> int | None:
+    found = [limits.free_nbytes(), limits.free_in_folder(_NAMED_FOLDER) if named else None]
+    return min((nbytes for nbytes in found if nbytes is not None), default=None)
+
+
+def _no_memory(nbytes: int, number: int | None, free: int | None) -> SharedMemoryError:
+    left = "how much is free is not known" if free is None else f"{free} are free"
+    why = f" ({os.strerror(number)})" if number else ""
+    return SharedMemoryError(
+        f"{nbytes} bytes of shared memory must be free, and {left}{why}; ask for less, or raise the limit"
+    )

@@ -1,0 +1,43 @@
+"""What a process holds on to: descriptors, and names in the folder of shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SHARED = Path("/dev/shm")
+
+
+def descriptors() -> list[str]:
+    """List what the open descriptors lead to."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}").split(" ")[0])
+    return sorted(found)
+
+
+def names() -> set[str]:
+    """List what has a name in shared memory; nothing that the library makes has one for longer than a moment."""
+    return {path.name for path in SHARED.iterdir() if path.name.startswith("sb-")}
+
+
+@contextlib.contextmanager
+def nothing_left(grace_s: float = 5.0) -> Iterator[None]:
+    """Check that as many descriptors are open after the body as before, and no names are left."""
+    gc.collect()
+    before = descriptors()
+    yield
+    deadline = time.monotonic() + grace_s
+    while True:
+        gc.collect()
+        after = descriptors()
+        if len(after) <= len(before) or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    assert len(after) <= len(before), sorted(set(after) - set(before)) or after
+    assert not names()

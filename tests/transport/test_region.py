@@ -1,0 +1,324 @@
+"""Shared memory without a name: reserved when it is made, handed over by descriptor, and gone with its last user."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+
+import leaks
+import numpy as np
+import pytest
+import region_children
+
+from samplebatch.errors import FormatError, SharedMemoryError
+from samplebatch.transport import limits, region
+from samplebatch.transport.region import Region
+
+START_METHODS = ["fork", "forkserver", "spawn"]
+MIB = 1 << 20
+
+
+@pytest.fixture(params=[False, True], ids=["memfd", "named"])
+def make(request):
+    return lambda nbytes: Region._create(nbytes, named=request.param)
+
+
+def run(context, target, *arguments) -> int:
+    process = context.Process(target=target, args=arguments)
+    with warnings.catch_warnings():
+        # Other tests of the session may have started threads, which newer Pythons warn of at a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return process.pid
+
+
+def test_a_new_region_is_zero_writable_and_aligned(make) -> None:
+    with leaks.nothing_left(), make(5000) as made:
+        assert made.nbytes == len(made.memory) == made.array.size == 5000
+        assert not made.array.any()
+        assert made.address % 4096 == made.array.ctypes.data % 4096 == 0
+        made.array[:] = 7
+        assert bytes(made.memory[4998:]) == b"\x07\x07"
+
+
+def test_memory_lives_until_its_last_view(make) -> None:
+    with leaks.nothing_left():
+        made = make(MIB)
+        view, array = made.memory[10:20], made.array[30:40]
+        made.close()
+        made.close()
+        view[:] = b"0123456789"
+        array[:] = 3
+        assert bytes(view) == b"0123456789"
+        assert made.closed
+        del view, array
+
+
+def test_pages_are_unmapped_with_the_last_view() -> None:
+    def mapped() -> int:
+        with open("/proc/self/maps") as lines:
+            return sum("memfd:samplebatch" in line for line in lines)
+
+    before = mapped()
+    made = Region.create(MIB)
+    view = made.memory
+    made.close()
+    assert mapped() == before + 1
+    del view
+    assert mapped() == before
+
+
+def test_a_closed_region_says_so() -> None:
+    made = Region.create(10)
+    made.close()
+    for use in (lambda: made.memory, lambda: made.array, lambda: made.address, made.warm):
+        with pytest.raises(ValueError, match="the region is closed"):
+            use()
+    with pytest.raises(ValueError, match="descriptor is closed"):
+        made.fileno()
+    assert repr(made) == "<Region of 10 bytes, closed>"
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_child_writes_to_the_same_memory(method, make) -> None:
+    context = multiprocessing.get_context(method)
+    with make(64) as made:
+        pid = run(context, region_children.write_pid, made)
+        assert int.from_bytes(made.memory[:8], "little") == pid
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_it_goes_through_queues_and_back(method, make) -> None:
+    context = multiprocessing.get_context(method)
+    queue, done = context.Queue(), context.Queue()
+    made = make(64)
+    process = context.Process(target=region_children.write_pid_to_what_arrives, args=(queue, done))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    queue.put(made)
+    back = done.get(timeout=30)
+    queue.put("fetched")
+    process.join(60)
+    assert int.from_bytes(made.memory[:8], "little") == int.from_bytes(back.memory[:8], "little") == process.pid
+    back.memory[8] = 9
+    assert made.memory[8] == 9
+    for end in (queue, done):
+        end.close()
+        end.join_thread()
+
+
+def test_read_only_stays_so_in_a_child() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    with Region.create(64) as made, made.read_only() as seen:
+        made.memory[0] = 5
+        assert seen.memory[0] == 5
+        assert seen.memory.readonly
+        with pytest.raises(ValueError, match="read-only"):
+            seen.array[0] = 1
+        run(context, region_children.try_to_write, seen, there)
+        assert here.recv() == r"b'\x05\x00' cannot modify read-only memory"
+        here.close()
+        there.close()
+
+
+def test_peers_cannot_shrink_it() -> None:
+    with Region.create(8192) as made:
+        for size in (0, 4096, 16384):
+            with pytest.raises(OSError, match="not permitted") as refused:
+                os.ftruncate(made.fileno(), size)
+            assert refused.value.errno == errno.EPERM
+
+
+def handed_over(nbytes: int, **options) -> Region:
+    with Region._create(8192, named=options.pop("named", False)) as made:
+        return Region.attach(os.dup(made.fileno()), nbytes, **options)
+
+
+@pytest.mark.parametrize("claimed", [-1, 0, 1, 4096, 8191, 8193, 1 << 40])
+def test_a_wrong_size_is_refused(claimed) -> None:
+    with leaks.nothing_left(), pytest.raises(FormatError, match=rf"a file of {claimed} bytes, got one of 8192"):
+        handed_over(claimed)
+
+
+def test_memory_that_can_be_shrunk_is_refused() -> None:
+    with leaks.nothing_left():
+        with pytest.raises(FormatError, match="sealed against shrinking"):
+            handed_over(8192, named=True)
+        unsealed = os.memfd_create("unsealed")
+        os.ftruncate(unsealed, 8192)
+        with pytest.raises(FormatError, match="sealed against shrinking"):
+            Region.attach(unsealed, 8192)
+
+
+def test_what_is_no_memory_is_refused() -> None:
+    with leaks.nothing_left():
+        ends = os.pipe()
+        for end in ends:
+            with pytest.raises(FormatError, match="must be a file of 10 bytes"):
+                Region.attach(end, 10)
+
+
+def test_what_was_handed_over_is_the_same_memory(make) -> None:
+    with make(100) as made, Region.attach(os.dup(made.fileno()), 100, sealed=False) as other:
+        other.array[99] = 4
+        assert made.array[99] == 4
+
+
+def test_a_region_may_give_up_its_descriptor() -> None:
+    with Region.create(100) as made:
+        before = len(leaks.descriptors())
+        made.close_descriptor()
+        assert len(leaks.descriptors()) == before - 1
+        made.array[:] = 1
+        with pytest.raises(ValueError, match="descriptor is closed"):
+            multiprocessing.reduction.ForkingPickler.dumps(made)
+
+
+def test_other_programs_do_not_inherit_it(make) -> None:
+    with make(10) as made:
+        assert not os.get_inheritable(made.fileno())
+        code = f"import os; print(os.path.exists('/proc/self/fd/{made.fileno()}'))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, close_fds=False)
+        assert done.stdout.strip() == "False"
+
+
+def test_plain_pickle_refuses_it() -> None:
+    with Region.create(10) as made, pytest.raises(TypeError, match="by multiprocessing only"):
+        pickle.dumps(made)
+
+
+def test_warming_changes_nothing() -> None:
+    with Region.create(3 * MIB + 5) as made, made.read_only() as seen:
+        made.array[:] = np.arange(made.nbytes) % 251
+        before = made.array.copy()
+        for start, stop in ((0, None), (5000, 5001), (3 * MIB, 9 * MIB), (9 * MIB, None)):
+            made.warm(start, stop)
+            seen.warm(start, stop)
+        np.testing.assert_array_equal(seen.array, before)
+
+
+def test_warm_pages_are_mapped() -> None:
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    with Region.create(16 * MIB) as made:
+        made.warm()
+        array, before = made.array, faults()
+        array[:] = 1
+        assert faults() - before < 16 * MIB // 4096 // 4
+
+
+@pytest.mark.parametrize("nbytes", [0, -1])
+def test_an_empty_region_is_refused(nbytes) -> None:
+    with pytest.raises(ValueError, match=f"positive number of bytes, got {nbytes}"):
+        Region.create(nbytes)
+
+
+def test_more_than_the_machine_has_is_refused(make) -> None:
+    free = limits.free_nbytes()
+    with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=rf"^{1 << 50} bytes .* and \d+ are free"):
+        make(1 << 50)
+    assert free is None or free < 1 << 50
+
+
+def test_more_than_a_limit_allows_is_refused(make, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "free_nbytes", lambda: 3 * MIB)
+    with leaks.nothing_left():
+        make(3 * MIB).close()
+        with pytest.raises(
+            SharedMemoryError, match=f"^{4 * MIB} bytes of shared memory must be free, and {3 * MIB} are"
+        ):
+            make(4 * MIB)
+
+
+def test_what_the_kernel_refuses_is_an_error_that_names_the_size(make) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
+    try:
+        with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=rf"^{2 * MIB} bytes .*File too large"):
+            make(2 * MIB)
+        make(MIB).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_where_nobody_tells_what_is_free_the_error_says_so(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "free_nbytes", lambda: None)
+    monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.ENOSPC))
+    with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=r"how much is free is not known .*No space left"):
+        Region.create(MIB)
+
+
+def test_errors_of_another_kind_are_passed_on(monkeypatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.EIO))
+    with leaks.nothing_left(), pytest.raises(OSError, match="Input/output"):
+        Region.create(MIB)
+
+
+def fail_with(number: int):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+FULL_FOLDER = """
+import os, sys
+from samplebatch.errors import SharedMemoryError
+from samplebatch.transport import region
+from samplebatch.transport.region import Region
+full = sys.argv[1]
+if full == "told":
+    region._free_nbytes = lambda **_: None
+Region._create(600_000, named=True).memory[599_999] = 1
+kept = Region._create(600_000, named=True)
+try:
+    Region._create(600_000, named=True)
+except SharedMemoryError as error:
+    print(error)
+print(os.listdir("/dev/shm"))
+"""
+
+
+@pytest.mark.parametrize("full", ["foreseen", "told"])
+def test_a_full_folder_of_shared_memory_is_an_error_when_made(full) -> None:
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-m", "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    script = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"'
+    command = [unshare, "-m", "sh", "-c", script, "sh", sys.executable, "-c", FULL_FOLDER, full]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    message, left = done.stdout.splitlines()
+    assert message.startswith("600000 bytes of shared memory must be free, and ")
+    assert "No space left" in message
+    assert left == "[]"
+
+
+def test_many_regions_come_and_go() -> None:
+    with leaks.nothing_left():
+        for _ in range(300):
+            Region.create(70_000).array[:] = 1
+
+
+def test_dropping_a_region_closes_it() -> None:
+    with leaks.nothing_left():
+        kept = [Region.create(5000) for _ in range(20)]
+        assert len({made.fileno() for made in kept}) == 20
+        del kept
+
+
+def test_seals_are_those_that_matter() -> None:
+    import fcntl
+
+    assert region._SEALS == fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
