@@ -133,6 +133,7 @@ def _draw_returns(axes: Axes, policy: str, returns: npt.NDArray[Any]) -> None:
 def _draw_lengths(axes: Axes, lengths: npt.NDArray[np.int64]) -> None:
     axes.set_title("lengths", loc="left", fontsize="medium")
     axes.set_xlabel("steps")
+    axes.locator_params(axis="x", integer=True)
     if len(lengths):
         shortest, longest = int(lengths.min()), int(lengths.max())
         bins = min(longest - shortest + 1, 30)
