@@ -1,0 +1,176 @@
+"""Stores: rows of one column in slots that are written many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch.buffer.store import DenseStore, ObjectStore, Store, TorchStore, store_for, zeroed
+from samplebatch.column.memory import ALIGNMENT
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
+
+FIRST_ROWS: dict[str, Any] = {
+    "floats": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "flags": np.array([True, False, True]),
+    "half": np.array([1.5, 2.5, 3.5], np.float16),
+    "dates": np.array(["2024-01-01", "2024-01-02", "2024-01-03"], "M8[D]"),
+    "complex": np.array([1 + 2j, 0, 3j]),
+    "no elements": np.zeros((3, 0), np.int64),
+    "tensor": torch.arange(6).reshape(3, 2),
+    "bfloat16": torch.tensor([1.5, -2.0, 0.25], dtype=torch.bfloat16),
+    "objects": np.array([{"a": 1}, None, "x"], object),
+    "object rows": np.array([["a", 1], ["b", 2], ["c", None]], object),
+}
+
+
+def made(name: str, slots: int = 5) -> tuple[Store, Any]:
+    rows = FIRST_ROWS[name]
+    return store_for(name, rows, slots), rows
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
+
+
+@pytest.mark.parametrize("name", FIRST_ROWS)
+def test_what_is_written_is_taken(name: str) -> None:
+    store, rows = made(name)
+    store.write(np.array([3, 1, 0]), store.fit(rows, 3))
+    assert same(store.take(np.array([3, 1, 0])), rows)
+    grid = store.take(np.array([[1, 3], [0, 0]]))
+    assert same(grid[0, 1], rows[0]) if hasattr(rows[0], "shape") and rows.ndim > 1 else grid[0, 1] == rows[0]
+    assert tuple(grid.shape) == (2, 2, *rows.shape[1:])
+
+
+@pytest.mark.parametrize("name", FIRST_ROWS)
+def test_slices_single_slots_and_ranges(name: str) -> None:
+    store, rows = made(name)
+    store.write(slice(1, 4), store.fit(rows, 3))
+    store.write(0, store.fit(rows[2:], 1))
+    assert same(store.copy_range(1, 4), rows)
+    assert same(store.take(np.array([0])), rows[2:])
+    assert store.slots == len(store.values) == 5
+    assert same(store.values[1:4], rows)
+
+
+@pytest.mark.parametrize("name", FIRST_ROWS)
+def test_rows_return_from_a_column(name: str) -> None:
+    store, rows = made(name)
+    store.write(slice(1, 4), store.fit(rows, 3))
+    column = store.live(np.array([2, 3, 1]))
+    assert len(column) == 3
+    other, _ = made(name)
+    other.restore(np.array([2, 3, 1]), column)
+    assert same(other.copy_range(1, 4), rows)
+
+
+def test_taken_rows_are_their_own() -> None:
+    store, rows = made("floats")
+    store.write(slice(0, 3), store.fit(rows, 3))
+    for taken in (store.take(np.array([0, 1])), store.copy_range(0, 2)):
+        taken[...] = -1
+    assert same(store.copy_range(0, 3), rows)
+
+
+def test_the_last_of_several_rows_for_one_slot_stays() -> None:
+    store = store_for("act", np.zeros(1), 3)
+    store.write(np.array([1, 1, 1]), store.fit(np.array([5.0, 6.0, 7.0]), 3))
+    assert store.values.tolist() == [0.0, 7.0, 0.0]
+
+
+def test_memory_is_lazy_and_aligned() -> None:
+    array = zeroed("obs", (1 << 22, 1 << 6), np.dtype("f8"))
+    assert array.ctypes.data % ALIGNMENT == 0
+    assert array.shape == (1 << 22, 1 << 6)
+    assert not array[-1].any()
+
+
+def test_the_caller_may_bring_memory() -> None:
+    asked = []
+    mine = np.zeros((4, 2), np.float32)
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        asked.append((name, shape, dtype))
+        return mine
+
+    store = store_for("obs.speed", np.ones((1, 2), np.float32), 4, allocate)
+    assert asked == [("obs.speed", (4, 2), np.dtype("f4"))]
+    store.write(2, store.fit(np.ones((1, 2), np.float32), 1))
+    assert mine[2].tolist() == [1.0, 1.0]
+    assert store.values is mine
+    assert store.nbytes == mine.nbytes
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ([1, 2], DenseStore),
+        ([1, 2.5], DenseStore),
+        ([np.zeros(2), np.ones(2)], DenseStore),
+        ([np.zeros(2), np.ones(3)], ObjectStore),
+        (["a", "b"], ObjectStore),
+        (np.array(["a", "b"]), ObjectStore),
+        ([None], ObjectStore),
+        ([{"a": 1}], ObjectStore),
+        (torch.zeros(1, 2), TorchStore),
+    ],
+)
+def test_the_store_suits_the_first_rows(rows: Any, kind: type[Store]) -> None:
+    assert type(store_for("x", rows, 3)) is kind
+
+
+def test_byte_order_is_made_native() -> None:
+    rows = np.array([1.5, 2.5], ">f4")
+    store = store_for("x", rows, 3)
+    store.write(slice(0, 2), store.fit(rows, 2))
+    assert store.values.dtype == np.dtype("f4")
+    assert store.values.dtype.isnative
+    assert store.values.tolist() == [1.5, 2.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "error", "words"),
+    [
+        (np.zeros(2, np.int64), [0.7, 1.0], ColumnMismatchError, "'x' must hold its values without loss"),
+        (np.zeros(2, np.float32), np.array([0.1, 0.2]), ColumnMismatchError, "float64 for float32"),
+        (np.zeros(2, np.uint8), [256, 0], ColumnMismatchError, "without loss"),
+        (np.zeros(2, bool), [2, 0], ColumnMismatchError, "int64 for bool"),
+        (np.zeros((2, 3)), np.zeros((2, 4)), ColumnMismatchError, "rows of shape (3,), got (4,)"),
+        (np.zeros((2, 3)), np.zeros((1, 3)), ColumnLengthError, "must have 2 rows, got 1"),
+        (np.zeros(2), ["a", "b"], ColumnMismatchError, "object for float64"),
+        (np.zeros(2), 1.0, ColumnTypeError, "must have rows, got a single float"),
+        (["a", "b"], "ab", ColumnTypeError, "must have rows, got a single str"),
+        (["a", "b"], ["a"], ColumnLengthError, "must have 2 rows, got 1"),
+        (torch.zeros(2), torch.zeros(2, 1), ColumnMismatchError, "rows of shape (), got (1,)"),
+        (torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2), ColumnMismatchError, "tensors of torch.bfloat16"),
+        (torch.zeros(2), torch.full((2,), 0.1, dtype=torch.float64), ColumnMismatchError, "without loss"),
+    ],
+)
+def test_what_does_not_fit_is_refused(first: Any, later: Any, error: type[Exception], words: str) -> None:
+    store = store_for("x", first, 3)
+    store.write(slice(0, 2), store.fit(first, 2))
+    with pytest.raises(error) as raised:
+        store.fit(later, 2)
+    assert words in str(raised.value)
+    assert "'x'" in str(raised.value)
+    assert same(store.copy_range(0, 2), store.values[:2])
+
+
+def test_what_loses_nothing_is_converted() -> None:
+    store = store_for("x", np.zeros(1, np.float32), 3)
+    store.write(slice(0, 3), store.fit([1, True, 0.5], 3))
+    assert store.values.tolist() == [1.0, 1.0, 0.5]
+    tensors = store_for("x", torch.zeros(1), 3)
+    tensors.write(slice(0, 3), tensors.fit(np.array([1, 2, 3]), 3))
+    assert tensors.values.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("rows", [np.zeros(2, [("a", "f4")]), np.ma.masked_array([1, 2], [True, False])])
+def test_what_no_column_can_hold_is_refused(rows: Any) -> None:
+    with pytest.raises(ColumnTypeError, match="'x'"):
+        store_for("x", rows, 3)
