@@ -28,6 +28,9 @@ _HOMES = {
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
+    "read_parquet": "samplebatch.storage.parquet",
+    "write_parquet": "samplebatch.storage.parquet",
+    "ParquetDataset": "samplebatch.storage.parquet_dataset",
     "SampleBatchError": "samplebatch.errors",
 }
 
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from samplebatch.names import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
+    from samplebatch.storage.parquet import read_parquet as read_parquet
+    from samplebatch.storage.parquet import write_parquet as write_parquet
+    from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -52,7 +52,7 @@ def write_arrow(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[st
     [1.0, 2.0]
     """
     table = batch.to_arrow()
-    with _replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+    with replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
@@ -91,22 +91,43 @@ def read_arrow(
         about = metadata_of(table.schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
+    return batch_in(table, about, f"{name!r} must be a batch that write_arrow wrote", allow_pickle=allow_pickle)
+
+
+def batch_in(
+    table: pa.Table, about: dict[str, Any] | None, must: str, *, allow_pickle: bool
+) -> SampleBatch | MultiAgentBatch:
+    """View the table of a file as the batch that its metadata says it is.
+
+    Parameters
+    ----------
+    table
+        The table, which has been validated.
+    about
+        What `metadata_of` read in its schema.
+    must
+        What the file must be, for errors: the first half of a sentence, which names it.
+    allow_pickle
+        Whether columns may be unpickled.
+
+    Raises
+    ------
+    FormatError
+        If no batch wrote it, or it does not fit its own description.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    """
     kinds: dict[object, type[SampleBatch] | type[MultiAgentBatch]] = {
         "SampleBatch": SampleBatch,
         "MultiAgentBatch": MultiAgentBatch,
     }
     kind = kinds.get(about.get("type")) if about is not None else None
     if kind is None:
-        raise FormatError(
-            f"{name!r} must be a batch that write_arrow wrote, got another Arrow table; "
-            "SampleBatch.from_arrow may take it"
-        )
+        raise FormatError(f"{must}, got another Arrow table; SampleBatch.from_arrow may take it")
     try:
         return kind.from_arrow(table, allow_pickle=allow_pickle)
     except (pa.ArrowException, ColumnTypeError) as error:
-        raise FormatError(
-            f"{name!r} must be a batch that write_arrow wrote, and it does not fit its own description: {error}"
-        ) from error
+        raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -124,8 +145,14 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a temporary file that takes the path's place when the block ends well, and vanishes when it does not."""
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a temporary file that takes the path's place when the block ends well, and vanishes when it does not.
+
+    Raises
+    ------
+    OSError
+        If the path is a folder, or no file there can be written.
+    """
     target = _target(path)
     temporary, file = _open_beside(target)
     try:

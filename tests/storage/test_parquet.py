@@ -1,0 +1,238 @@
+"""Parquet files: what is written comes back; what is damaged is refused; other tools read it too."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_parquet
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
+from samplebatch.storage.parquet_layout import restored, stored, stored_type
+
+
+def objects(*rows: Any) -> np.ndarray:
+    return np.fromiter(rows, object, len(rows))
+
+
+def steps(n: int = 6) -> SampleBatch:
+    return SampleBatch(
+        obs={"camera": np.arange(4 * n, dtype=np.uint8).reshape(n, 2, 2), "arm": np.arange(n) / 7},
+        done=np.arange(n) % 2 == 0,
+        hit=np.arange(2 * n).reshape(n, 2) % 3 == 0,
+        half=np.arange(n).astype(np.float16),
+        when=np.arange(n).astype("M8[ms]"),
+        second=np.arange(n).astype("M8[s]") + np.timedelta64(2**62, "s"),
+        phase=np.arange(n) * 1j,
+        nothing=np.zeros((n, 0), np.float32),
+        words=RaggedColumn.from_rows([np.arange(i % 3, dtype=np.int16) for i in range(n)], "words")
+        if n
+        else np.zeros(0),
+        infos=[{"hit": bool(i % 2), "at": [i] * i, "empty": {}} for i in range(n)],
+        who=[f"agent_{i}" for i in range(n)],
+    )
+
+
+def recurrent() -> SampleBatch:
+    return SampleBatch(obs=np.arange(6).reshape(6, 1), infos=[{}] * 6, state_in_0=np.zeros((3, 2)), seq_lens=[1, 2, 3])
+
+
+def tensors() -> SampleBatch:
+    return SampleBatch(a=torch.ones(3, 2, dtype=torch.bfloat16), b=torch.tensor([True, False, True]))
+
+
+BATCHES: dict[str, Any] = {
+    "flat": steps,
+    "slice": lambda: steps()[1:4],
+    "no rows": lambda: steps()[:0],
+    "recurrent": recurrent,
+    "padded": lambda: recurrent().right_zero_pad(4),
+    "tensors": tensors,
+    "no columns": SampleBatch,
+    "infos that are empty": lambda: SampleBatch(t=[0, 1, 2], infos=objects({}, None, {})),
+    "infos that are strange": lambda: SampleBatch(infos=objects([{}], [], [{}, {}])),
+    "agents": lambda: MultiAgentBatch({"left": steps(3), "right": steps(5)}, 5),
+    "agents that differ": lambda: MultiAgentBatch(
+        {
+            "a": SampleBatch(obs=[1.0], second=np.zeros(1, "M8[s]")),
+            "b": SampleBatch(obs=[[1, 2]], infos=[{}], none=np.zeros((1, 0))),
+        },
+        1,
+    ),
+    "an agent without rows": lambda: MultiAgentBatch({"a": SampleBatch(obs=[1.0]), "b": SampleBatch()}, 1),
+    "no agents": lambda: MultiAgentBatch({}, 3),
+}
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_comes_back_as_it_was(tmp_path: Path, name: str, compression: str) -> None:
+    batch = BATCHES[name]()
+    write_parquet(batch, tmp_path / "batch.parquet", compression=compression)
+    back = read_parquet(tmp_path / "batch.parquet")
+    assert type(back) is type(batch)
+    assert back == batch
+    assert os.listdir(tmp_path) == ["batch.parquet"]
+
+
+SHAPES = ((), (3,), (2, 2), (0,), (1,))
+DTYPES = ("?", "i1", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16", "M8[D]", "M8[s]", "M8[ns]", "m8[s]", "S3", "U4")
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.integers(0, 4), st.integers(0, 2**32))
+def test_every_dtype_and_shape_comes_back_bit_by_bit(
+    tmp_path_factory: pytest.TempPathFactory, name: str, shape: tuple[int, ...], n: int, seed: int
+) -> None:
+    dtype, rng = np.dtype(name), np.random.default_rng(seed)
+    if dtype.kind in "bSU":
+        values = rng.integers(0, 2, (n, *shape)).astype(dtype)
+    else:
+        values = np.frombuffer(rng.bytes(int(np.prod((n, *shape))) * dtype.itemsize), dtype).reshape(n, *shape)
+    path = tmp_path_factory.getbasetemp() / "any.parquet"
+    write_parquet(MultiAgentBatch({"a": SampleBatch(x=values), "b": SampleBatch(t=[1, 2])}, 2), path)
+    back = read_parquet(path)["a"]["x"]
+    assert back.dtype == dtype
+    assert back.shape == values.shape
+    assert back.tobytes() == values.tobytes()
+
+
+def test_other_tools_read_plain_columns_and_skip_other_policies(tmp_path: Path) -> None:
+    path = tmp_path / "batch.parquet"
+    batch = MultiAgentBatch({"a": SampleBatch(t=[0, 1], x=[1.0, 2.0]), "b": SampleBatch(t=[2])}, 2)
+    write_parquet(batch, path)
+    table = parquet.read_table(path, filters=[("policy_id", "=", "a")])
+    assert table.column("policy_id").to_pylist() == ["a", "a"]
+    assert table.column("x").to_pylist() == [1.0, 2.0]
+    with parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        assert [group.num_rows for group in groups] == [2, 1]
+        assert {group.column(0).compression for group in groups} == {"ZSTD"}
+
+
+def test_layouts_of_slices_and_nulls_are_restored() -> None:
+    inner = pa.struct([pa.field("empty", pa.struct([])), pa.field("when", pa.timestamp("s"))])
+    rows = [
+        [{"empty": {}, "when": 5}, None],
+        None,
+        [],
+        [{"empty": None, "when": None}],
+        [{"empty": {}, "when": 2**62}, {"empty": {}, "when": 1}],
+    ]
+    array = pa.array(rows, pa.large_list(inner))
+    for start in range(5):
+        part = array.slice(start)
+        laid = stored(part)
+        assert (
+            laid.type
+            == stored_type(array.type)
+            == pa.large_list(pa.struct([pa.field("empty", pa.bool_()), pa.field("when", pa.int64())]))
+        )
+        laid.validate(full=True)
+        back = restored(laid, array.type)
+        back.validate(full=True)
+        assert back.equals(part)
+    fixed = pa.array([[{}, None], None, [None, {}]], pa.list_(pa.struct([]), 2)).slice(1)
+    assert restored(stored(fixed), fixed.type).equals(fixed)
+    with pytest.raises(FormatError, match="must be stored as bool"):
+        restored(pa.array([1]), pa.struct([]))
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "batch.parquet"
+    write_parquet(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
+    whole = path.read_bytes()
+    for length in [*range(0, 16), *range(16, len(whole), 397), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"batch\.parquet"):
+            read_parquet(path)
+
+
+def test_damage_to_the_values_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "batch.parquet"
+    batch = SampleBatch(obs=np.random.default_rng(0).normal(size=(500, 8)))
+    write_parquet(batch, path, compression="none")
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    for at in rng.integers(100, 30_000, 25).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+        with pytest.raises(FormatError, match=r"batch\.parquet"):
+            read_parquet(path)
+
+
+def test_a_damaged_description_is_refused_or_read_but_never_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "batch.parquet"
+    write_parquet(steps(), path)
+    whole = path.read_bytes()
+    footer = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(100):
+        bad = bytearray(whole)
+        for at in rng.integers(footer, len(whole), 3):
+            bad[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bad)
+        try:
+            batch = read_parquet(path)
+        except SampleBatchError:
+            refused += 1
+        else:
+            repr(batch), str(batch)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("content", [b"", b"ARROW1 not parquet", b"PAR1", b"PAR1" + bytes(50) + b"PAR1"])
+def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.parquet").write_bytes(content)
+    with pytest.raises(FormatError, match=r"x\.parquet"):
+        read_parquet(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {b"samplebatch": b"{"},
+        {b"samplebatch": b'{"version": 1, "type": "X"}'},
+        {b"samplebatch.arrow_schema": b"!"},
+        {b"samplebatch.arrow_schema": b"QUJD"},
+    ],
+)
+def test_a_table_that_no_batch_wrote_is_refused(tmp_path: Path, metadata: dict[bytes, bytes]) -> None:
+    parquet.write_table(pa.table({"a": [1, 2]}).replace_schema_metadata(metadata or None), tmp_path / "x.parquet")
+    with pytest.raises(FormatError, match=r"x\.parquet"):
+        read_parquet(tmp_path / "x.parquet")
+
+
+def test_pickled_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_parquet(SampleBatch(a=[1], infos=[{"x": {1, 2}}]), path)
+    with pytest.raises(UntrustedPickleError, match="'infos'"):
+        read_parquet(path)
+    assert list(read_parquet(path, allow_pickle=True)["infos"]) == [{"x": {1, 2}}]
+
+
+def test_pickles_are_no_files_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(FormatError):
+        read_parquet(tmp_path / "x.parquet")
+
+
+def test_wrong_arguments_are_named_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"codecs, got 'zstandard'; did you mean 'zstd'"):
+        write_parquet(SampleBatch(a=[1]), tmp_path / "x.parquet", compression="zstandard")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        write_parquet(SampleBatch(a=[1]), tmp_path / "missing" / "x.parquet")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_parquet(tmp_path / "nowhere.parquet")
+    assert os.listdir(tmp_path) == []
