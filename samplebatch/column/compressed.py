@@ -228,8 +228,14 @@ class CompressedColumn(Column):
         order = np.argsort(owners, kind="stable")
         cuts = np.flatnonzero(np.diff(owners[order])) + 1
         for places in np.split(order, cuts):
-            i = int(owners[places[0]])
-            out[places] = self._visible(i)[indices[places] - self.bounds[i]]
+            first = places[0]
+            i = int(owners[first])
+            rows = self._visible(i)
+            if len(places) > 1:
+                out[places] = rows[indices[places] - self.bounds[i]]
+            else:
+                # Without the copy between that picking rows by an array makes.
+                out[first] = rows[indices[first] - self.bounds[i]]
         return TensorColumn(out)
 
     def copy(self) -> Self:

@@ -1,0 +1,221 @@
+"""CompressedStore: rows of one shape in LZ4 chunks, for images."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.buffer.store import DenseStore, Slots, Store, as_rows, check_dtype
+from samplebatch.column import memory
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.errors import ColumnTypeError
+
+CHUNK_NBYTES = 1 << 15
+"""Bytes of rows in one chunk, at the most. A row that is sampled costs the decompression of its chunk: twice as many
+bytes cost nearly twice the time, and save a tenth of the memory."""
+
+_RESTORED_ROWS = 1 << 10
+
+
+class _Chunk:
+    """A chunk that is being written: its rows, and which of them were written since it was opened."""
+
+    __slots__ = ("left", "rows", "written")
+
+    def __init__(self, rows: npt.NDArray[Any]) -> None:
+        self.rows = rows
+        self.written = np.zeros(len(rows), np.bool_)
+        self.left = len(rows)
+
+
+class CompressedStore(Store):
+    """Rows of one shape in chunks of consecutive slots, each chunk one block of LZ4.
+
+    A chunk that is being written lies open, uncompressed. Once all its rows are written it is sealed; when its turn
+    comes again it is opened with the rows it has, so that those not yet overwritten stay readable. At most
+    `most_open` chunks are open, those written last; the others are sealed as they are.
+
+    Parameters
+    ----------
+    name
+        The column's dotted name.
+    slots
+        How many slots there are.
+    dtype, row_shape
+        What one row is.
+    most_open
+        How many chunks may lie open: two for each place at which rows are written in turn, and a few to spare.
+
+    Examples
+    --------
+    >>> store = CompressedStore("obs", 100, np.dtype(np.uint8), (84, 84))
+    >>> store.write(slice(0, 100), store.fit(np.ones((100, 84, 84), np.uint8), 100))
+    >>> store.take(np.array([3, 99])).shape, store.nbytes < 100 * 84 * 84 / 10
+    ((2, 84, 84), True)
+    """
+
+    __slots__ = ("_blocks", "_chunk", "_form", "_most_open", "_open", "_slots")
+    kind: ClassVar[str] = "compressed"
+
+    def __init__(
+        self, name: str, slots: int, dtype: np.dtype[Any], row_shape: tuple[int, ...], most_open: int = 8
+    ) -> None:
+        self.name = name
+        self.dtype = self.row_shape = None
+        # A store without slots, for what it knows of rows that fit.
+        self._form = DenseStore(name, np.empty((0, *row_shape), dtype))
+        self._slots = slots
+        self._chunk = max(1, min(slots, CHUNK_NBYTES // max(1, dtype.itemsize * prod(row_shape))))
+        self._blocks: list[Any] = [None] * -(-slots // self._chunk)
+        self._open: dict[int, _Chunk] = {}
+        self._most_open = most_open
+
+    @classmethod
+    def suiting(cls, name: str, first_rows: Any, slots: int, most_open: int = 8) -> CompressedStore:
+        """Make a store for rows such as these, which are not written. Tensors are kept as arrays.
+
+        Raises
+        ------
+        ColumnTypeError
+            If they are not numbers of one shape; names the column.
+        """
+        rows = as_rows(first_rows, name)
+        if rows.dtype.kind == "O":
+            raise ColumnTypeError(f"column {name!r} must have numbers of one shape to be compressed, got objects")
+        dtype = rows.dtype.newbyteorder("=")
+        check_dtype(name, dtype)
+        return cls(name, slots, dtype, rows.shape[1:], most_open)
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return self._slots
+
+    @property
+    def values(self) -> CompressedColumn:
+        """The rows of all slots as a compressed column of its own; it shares the sealed chunks."""
+        n, size = self._slots, self._chunk
+        form = self._form
+        if not n or not form.dtype.itemsize * prod(form.row_shape):
+            return CompressedColumn.compress(TensorColumn(np.empty((n, *form.row_shape), form.dtype)))
+        blocks = [self._seal(self._open[i].rows) if i in self._open else block for i, block in enumerate(self._blocks)]
+        blank = self._seal(self._blank(0))
+        last = self._seal(self._blank(len(blocks) - 1))
+        blocks = [blank if block is None else block for block in blocks[:-1]] + [
+            last if block is None else block for block in blocks[-1:]
+        ]
+        bounds = [*range(0, n, size), n]
+        rows = [size] * (len(blocks) - 1)
+        rows.append(n - bounds[-2])
+        return CompressedColumn(blocks, rows, [0] * len(blocks), bounds, form.dtype, form.row_shape, trusted=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the compressed chunks and of those that lie open."""
+        sealed = sum(len(block) for block in self._blocks if block is not None)
+        return sealed + sum(chunk.rows.nbytes for chunk in self._open.values())
+
+    def fit(self, rows: Any, n: int) -> npt.NDArray[Any]:
+        """Check n rows and convert them to the column's dtype; see `Store.fit`."""
+        return self._form.fit(rows, n)
+
+    def write(self, slots: Slots, rows: npt.NDArray[Any]) -> None:
+        """Write rows that `fit` returned."""
+        if not rows.nbytes:
+            return
+        if isinstance(slots, int):
+            chunk, row = divmod(slots, self._chunk)
+            self._write(chunk, np.array([row]), rows)
+            return
+        numbers = np.arange(self._slots)[slots] if isinstance(slots, slice) else slots
+        for chunk, places in _by_chunk(numbers // self._chunk):
+            self._write(chunk, numbers[places] - chunk * self._chunk, rows[places])
+
+    def _write(self, i: int, places: npt.NDArray[np.intp], rows: npt.NDArray[Any]) -> None:
+        """Write rows to places within chunk i, and seal it if that completes it."""
+        chunk = self._open.pop(i, None)
+        if chunk is None:
+            if self._blocks[i] is None or len(set(places.tolist())) == self._rows_in(i):
+                chunk = _Chunk(self._blank(i))
+            else:
+                chunk = _Chunk(self._sealed([i]).take(np.arange(self._rows_in(i))).values)
+        chunk.rows[places] = rows
+        chunk.written[places] = True
+        if chunk.written.all():
+            self._blocks[i] = self._seal(chunk.rows)
+            return
+        # The last in order is the one written last.
+        self._open[i] = chunk
+        if len(self._open) > self._most_open:
+            oldest = next(iter(self._open))
+            self._blocks[oldest] = self._seal(self._open.pop(oldest).rows)
+
+    def _rows_in(self, i: int) -> int:
+        return min(self._chunk, self._slots - i * self._chunk)
+
+    def _blank(self, i: int) -> npt.NDArray[Any]:
+        return np.zeros((self._rows_in(i), *self._form.row_shape), self._form.dtype)
+
+    @staticmethod
+    def _seal(rows: npt.NDArray[Any]) -> Any:
+        return CompressedColumn.compress(TensorColumn(rows), bulk=True).blocks[0]
+
+    def _sealed(self, chunks: list[int]) -> CompressedColumn:
+        """View sealed chunks as a column in which each begins at a multiple of the rows in a full one."""
+        rows = [self._rows_in(i) for i in chunks]
+        bounds = [*range(0, self._chunk * len(chunks), self._chunk), self._chunk * (len(chunks) - 1) + rows[-1]]
+        blocks = [self._blocks[i] for i in chunks]
+        form = self._form
+        return CompressedColumn(blocks, rows, [0] * len(chunks), bounds, form.dtype, form.row_shape, trusted=True)
+
+    def take(self, slots: npt.NDArray[np.intp]) -> Any:
+        """Decompress rows into new memory, each chunk that they lie in once; shape (*slots.shape, ...)."""
+        flat = slots.reshape(-1)
+        owners, positions = np.unique(flat // self._chunk, return_inverse=True)
+        chunks: list[int] = owners.tolist()
+        within = flat % self._chunk
+        closed = [j for j, i in enumerate(chunks) if i not in self._open and self._blocks[i] is not None]
+        if closed and len(closed) == len(chunks):
+            out = self._sealed(chunks).take(positions * self._chunk + within).values
+            return out.reshape(*slots.shape, *out.shape[1:])
+        out = memory.zeros((len(flat), *self._form.row_shape), self._form.dtype)
+        if closed:
+            order = np.full(len(chunks), -1)
+            order[closed] = np.arange(len(closed))
+            places = np.flatnonzero(order[positions] >= 0)
+            wanted = order[positions[places]] * self._chunk + within[places]
+            out[places] = self._sealed([chunks[j] for j in closed]).take(wanted).values
+        for j, i in enumerate(chunks):
+            if i in self._open:
+                places = np.flatnonzero(positions == j)
+                out[places] = self._open[i].rows[within[places]]
+        return out.reshape(*slots.shape, *out.shape[1:])
+
+    def live(self, slots: npt.NDArray[np.intp]) -> Column:
+        """Return rows as a column: compressed as they are where the slots follow each other in a few runs."""
+        cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+        if len(slots) and len(cuts) * self._chunk <= len(slots):
+            values = self.values
+            runs = np.split(slots, cuts)
+            return CompressedColumn.concat([values.slice(int(run[0]), int(run[-1]) + 1) for run in runs], self.name)
+        return TensorColumn(self.take(slots))
+
+    def restore(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        """Write the rows of a column that `live` made, a part of it at a time."""
+        for start in range(0, len(slots), _RESTORED_ROWS):
+            part = slots[start : start + _RESTORED_ROWS]
+            self.write(part, self.fit(column.slice(start, start + len(part)).to_numpy(), len(part)))
+
+
+def _by_chunk(owners: npt.NDArray[np.intp]) -> list[tuple[int, npt.NDArray[np.intp]]]:
+    """Group positions by the chunk that owns them, in order within each."""
+    if len(owners) == 1:
+        return [(int(owners[0]), np.zeros(1, np.intp))]
+    order = np.argsort(owners, kind="stable")
+    cuts = np.flatnonzero(np.diff(owners[order])) + 1
+    return [(int(owners[places[0]]), places) for places in np.split(order, cuts) if len(places)]
