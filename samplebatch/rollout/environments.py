@@ -1,24 +1,30 @@
-"""Environments by name: PettingZoo's parallel environments, and functions that make one."""
+"""Environments by name: Gymnasium's, PettingZoo's, and whatever a function makes."""
 
 from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from samplebatch.errors import EnvironmentSpecError, near_names, require
 
 DEFAULT_ENVIRONMENT = "mpe2/simple_spread_v3"
 
-_NUMBERED = re.compile(r"(?P<kind>.*[^_\d])_?\d+")
+Kind = Literal["gymnasium", "vector", "parallel", "aec"]
+"""How an environment is stepped: by one agent; many of that kind at once; by all of its agents at once; in turns."""
+
+_REGISTERED = re.compile(r"-v\d+$")
+_VERSION = re.compile(r"[-_]v\d+$")
+_FORMS = "'Name-v0', 'package/module' or 'module:function'"
 
 
 class ParallelEnvironment(Protocol):
-    """What is asked of an environment: PettingZoo's parallel interface."""
+    """PettingZoo's parallel interface: all agents act at once."""
 
     agents: list[Any]
     """Agents that act in the next step."""
@@ -42,18 +48,49 @@ class ParallelEnvironment(Protocol):
         ...
 
 
-Environment = str | Callable[[], ParallelEnvironment]
+class AECEnvironment(Protocol):
+    """PettingZoo's interface of agents that take turns ("agent environment cycle")."""
+
+    agents: list[Any]
+    """Agents that take part, those included that are dead and have their last turn to come."""
+    agent_selection: Any
+    """Whose turn it is."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Start an episode."""
+        ...
+
+    def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Return what the agent whose turn it is sees, its rewards since its last turn, its flags and its info."""
+        ...
+
+    def step(self, action: Any) -> None:
+        """Let the agent whose turn it is act; None takes a dead one out."""
+        ...
+
+    def action_space(self, agent: Any) -> Any:
+        """Return the space of an agent's actions."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the environment holds."""
+        ...
+
+
+Environment = str | Callable[[], Any]
 """An environment's name, or a function that makes it."""
 
 
-def environment_factory(environment: Environment) -> Callable[[], ParallelEnvironment]:
+def environment_factory(environment: Environment) -> Callable[[], Any]:
     """Find the function that makes an environment.
 
     Parameters
     ----------
     environment
-        `package/module`, such as `mpe2/simple_spread_v3`, for the module's `parallel_env`; `module:function` for any
-        function that returns a parallel environment; or such a function itself.
+        An id that Gymnasium or PettingZoo knows, such as `CartPole-v1`, `classic/tictactoe-v3` or, to import a module
+        first, `module:Name-v0`; `package/module`, such as `mpe2/simple_spread_v3`, for the PettingZoo environment that
+        the module's `parallel_env` makes, or its `env` where agents can only take turns; `module:function` for any
+        function that returns an environment of one of these kinds; or such a function itself.
 
     Returns
     -------
@@ -64,8 +101,8 @@ def environment_factory(environment: Environment) -> Callable[[], ParallelEnviro
     Raises
     ------
     EnvironmentSpecError
-        If there is no such module or function, naming the near ones, or if its module needs another that is not
-        installed.
+        If there is no such environment, module or function, naming the near ones, or if its module needs another that
+        is not installed.
     MissingExtraError
         If a package that the extra `envs` brings is not installed.
 
@@ -81,115 +118,128 @@ def environment_factory(environment: Environment) -> Callable[[], ParallelEnviro
     return partial(make_environment, environment)
 
 
-def make_environment(environment: Environment) -> ParallelEnvironment:
-    """Make an environment; see `environment_factory`.
+def make_environment(environment: Environment) -> Any:
+    """Make an environment; see `environment_factory`, and `environment_kind` for what it may be.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is none of that name, or what is made is not a parallel environment.
+        If there is none of that name, or what is made is no environment.
     MissingExtraError
         If a package that the extra `envs` brings is not installed.
 
     Examples
     --------
-    >>> env = make_environment("mpe2/simple_spread_v3")
-    >>> env.possible_agents
+    >>> make_environment("mpe2/simple_spread_v3").possible_agents
     ['agent_0', 'agent_1', 'agent_2']
     """
     made = (_find(environment) if isinstance(environment, str) else environment)()
-    word: str = (
-        repr(environment) if isinstance(environment, str) else getattr(environment, "__qualname__", repr(environment))
-    )
-    if hasattr(made, "agent_iter") or not all(hasattr(made, name) for name in ("reset", "step", "action_space")):
-        raise EnvironmentSpecError(
-            f"{word} must make a PettingZoo parallel environment, whose agents act together, "
-            f"got a {type(made).__name__}"
-        )
+    try:
+        environment_kind(made)
+    except EnvironmentSpecError as error:
+        named = isinstance(environment, str)
+        word = repr(environment) if named else getattr(environment, "__qualname__", repr(environment))
+        raise EnvironmentSpecError(f"{word} must make an environment: {error}") from None
     return made
 
 
-def policy_by_kind(environment: ParallelEnvironment) -> Callable[[Any], str]:
-    """Map the agents of one kind to one policy: an agent's id without the number at its end.
+def environment_kind(made: Any) -> Kind:
+    """Tell how an environment is stepped.
 
-    Agents whose ids differ in the number alone but whose spaces differ cannot share a batch, and get a policy each.
+    Raises
+    ------
+    EnvironmentSpecError
+        If it is no environment.
 
     Examples
     --------
-    >>> mapping = policy_by_kind(make_environment("mpe2/simple_tag_v3"))
-    >>> [mapping(agent) for agent in ("adversary_0", "adversary_2", "agent_0")]
-    ['adversary', 'adversary', 'agent']
+    >>> environment_kind(make_environment("CartPole-v1")), environment_kind(make_environment("mpe2/simple_spread_v3"))
+    ('gymnasium', 'parallel')
     """
-    spaces: dict[str, Any] = {}
-    mixed = set()
-    for agent in getattr(environment, "possible_agents", ()):
-        own = _spaces(environment, agent)
-        if spaces.setdefault(kind_of(agent), own) != own:
-            mixed.add(kind_of(agent))
-    return partial(_policy_of, mixed=frozenset(mixed))
+    if hasattr(made, "step") and hasattr(made, "reset"):
+        if hasattr(made, "agent_iter") or hasattr(made, "agent_selection"):
+            return "aec"
+        if hasattr(made, "num_envs") and hasattr(made, "single_action_space"):
+            return "vector"
+        # A space is no function: PettingZoo's agents have one each, Gymnasium's environments have one.
+        space = getattr(made, "action_space", None)
+        if space is not None:
+            return "parallel" if callable(space) else "gymnasium"
+    raise EnvironmentSpecError(
+        f"it must have Gymnasium's or one of PettingZoo's interfaces, got a {type(made).__name__}"
+    )
 
 
-def _policy_of(agent: Any, *, mixed: frozenset[str]) -> str:
-    kind = kind_of(agent)
-    return str(agent) if kind in mixed else kind
-
-
-def kind_of(agent: Any) -> str:
-    """Take the number off the end of an agent's id.
-
-    >>> [kind_of(agent) for agent in ("agent_0", "walker12", "red_knight", 3)]
-    ['agent', 'walker', 'red_knight', 'agent']
-    """
-    if isinstance(agent, int):
-        return "agent"
-    found = _NUMBERED.fullmatch(str(agent))
-    return found["kind"] if found else str(agent)
-
-
-def _spaces(environment: ParallelEnvironment, agent: Any) -> tuple[Any, Any]:
-    observation_space = getattr(environment, "observation_space", None)
-    return (observation_space(agent) if observation_space else None, environment.action_space(agent))
-
-
-def _find(name: str) -> Callable[[], ParallelEnvironment]:
+def _find(name: str) -> Callable[[], Any]:
+    if _REGISTERED.search(name):
+        return _registered(name)
     module_name, colon, function_name = name.partition(":")
     if colon:
         return _function(_import(module_name, name), function_name, name)
     package, slash, rest = name.replace(".", "/").rpartition("/")
     if not slash or not package:
-        raise EnvironmentSpecError(
-            f"an environment must be named as 'package/module' or 'module:function', got {name!r}{_hint_for_bare(name)}"
-        )
+        raise EnvironmentSpecError(f"an environment must be named as {_FORMS}, got {name!r}{_hint_for_bare(name)}")
     module = _import(f"{package}.{rest}".replace("/", "."), name)
-    if not hasattr(module, "parallel_env"):
-        turns = ", whose agents take turns, which is not supported" if hasattr(module, "env") else ""
-        raise EnvironmentSpecError(f"the module of {name!r} must have a function parallel_env, and has none{turns}")
-    return _function(module, "parallel_env", name)
+    for function_name in ("parallel_env", "env"):
+        if hasattr(module, function_name):
+            return _function(module, function_name, name)
+    raise EnvironmentSpecError(f"the module of {name!r} must have a function parallel_env or env, and has neither")
 
 
-def _function(module: ModuleType, function_name: str, name: str) -> Callable[[], ParallelEnvironment]:
+def _registered(name: str) -> Callable[[], Any]:
+    """Find an id in Gymnasium's registry, else in PettingZoo's, which it has since 1.27."""
+    gymnasium = require("gymnasium", "envs")
+    module_name, colon, rest = name.rpartition(":")
+    if colon:
+        _import(module_name, name)
+    try:
+        with warnings.catch_warnings():
+            # That there is a later version is said once, when the environment is made.
+            warnings.simplefilter("ignore")
+            gymnasium.spec(rest)
+        return partial(gymnasium.make, rest)
+    except gymnasium.error.Error as error:
+        known = list(gymnasium.registry)
+        for interface, registry in _pettingzoo_registries():
+            known += registry
+            if rest in registry:
+                return partial(import_module("pettingzoo").make, interface, rest)
+        raise EnvironmentSpecError(f"no environment {name!r}; {near_names(rest, dict.fromkeys(known))}") from error
+
+
+def _pettingzoo_registries() -> Iterator[tuple[str, Collection[str]]]:
+    try:
+        pettingzoo = import_module("pettingzoo")
+    except ImportError:
+        return
+    for interface in ("parallel", "aec"):
+        yield interface, getattr(pettingzoo, f"{interface}_registry", ())
+
+
+def _function(module: ModuleType, function_name: str, name: str) -> Callable[[], Any]:
     found: Any = getattr(module, function_name, None)
     if not callable(found):
         functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
         raise EnvironmentSpecError(
             f"no function {function_name!r} in module {module.__name__!r}; {near_names(function_name, functions)}"
         )
-    made: Callable[[], ParallelEnvironment] = found
+    made: Callable[[], Any] = found
     return made
 
 
 def _import(module_name: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise EnvironmentSpecError(
-            f"an environment must be named as 'package/module' or 'module:function', got {name!r}"
-        )
+        raise EnvironmentSpecError(f"an environment must be named as {_FORMS}, got {name!r}")
     root = module_name.partition(".")[0]
     if root == "mpe2":
         require("mpe2", "envs")
     elif root == "pettingzoo":
         require("pettingzoo", "envs")
     try:
-        return import_module(module_name)
+        with warnings.catch_warnings():
+            # PettingZoo's modules warn that they will go, in favour of its registry, which older releases do not have.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(missing + "."):
@@ -223,37 +273,37 @@ def _near_environments(module_name: str, name: str) -> str:
 def known_environments() -> list[str]:
     """List the environments of the packages that the extra `envs` brings, as far as they are installed.
 
-    >>> "mpe2/simple_spread_v3" in known_environments()
+    >>> {"mpe2/simple_spread_v3", "pettingzoo/classic/tictactoe_v3", "CartPole-v1"} <= set(known_environments())
     True
     """
     found: list[str] = []
-    for package_name in ("mpe2", "pettingzoo.butterfly", "pettingzoo.sisl", "pettingzoo.atari"):
+    packages = ("mpe2", *(f"pettingzoo.{name}" for name in ("classic", "butterfly", "sisl", "atari")))
+    for package_name in packages:
         try:
             package = import_module(package_name)
         except ImportError:
             continue
         modules = (module.name for module in pkgutil.iter_modules(package.__path__))
         found += [f"{package_name.replace('.', '/')}/{module}" for module in modules if re.search(r"_v\d+$", module)]
-    return found
+    try:
+        return [*found, *import_module("gymnasium").registry]
+    except ImportError:
+        return found
 
 
 def _hint_for_bare(name: str) -> str:
-    known = known_environments()
-    exact = [full for full in known if full.rpartition("/")[2] == name]
+    """Word a hint for a name without a package, or without a version."""
+    bare: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    for full in known_environments():
+        short = full.rpartition("/")[2]
+        if bare.setdefault(short, full) == full:
+            # The latest version is listed last.
+            versions[_VERSION.sub("", short)] = full
+    exact = bare.get(name) or versions.get(name)
     if exact:
-        return f"; did you mean {exact[0]!r}?"
-    bare = {full.rpartition("/")[2]: full for full in known}
+        return f"; did you mean {exact!r}?"
     hint = near_names(name, bare)
     for short in re.findall(r"'([^']+)'", hint):
         hint = hint.replace(repr(short), repr(bare[short]))
     return f"; {hint}"
-
-
-def agent_positions(environment: ParallelEnvironment) -> dict[Any, int]:
-    """Number the agents that the environment says are possible, in its order.
-
-    >>> agent_positions(make_environment("mpe2/simple_spread_v3"))
-    {'agent_0': 0, 'agent_1': 1, 'agent_2': 2}
-    """
-    possible: Iterable[Any] = getattr(environment, "possible_agents", ())
-    return {agent: position for position, agent in enumerate(possible)}

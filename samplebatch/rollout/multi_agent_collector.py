@@ -12,7 +12,8 @@ from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder, PolicyMapping
 from samplebatch.errors import EnvironmentSpecError
-from samplebatch.rollout.environments import ParallelEnvironment, agent_positions, policy_by_kind
+from samplebatch.rollout.agents import agent_positions, policy_by_kind
+from samplebatch.rollout.environments import ParallelEnvironment
 
 _DTYPES = {names.REWARDS: np.float64, names.TERMINATEDS: np.bool_, names.TRUNCATEDS: np.bool_}
 """Fixed, so that a reward of 0 in one fragment and 0.5 in the next can be joined."""

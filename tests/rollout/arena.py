@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import SyncVectorEnv
 from pettingzoo import ParallelEnv
 
 Step = tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]
@@ -170,3 +172,7 @@ def whose(agent: str) -> str:
 
 def not_an_environment() -> object:
     return object()
+
+
+def vector_of_carts() -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)

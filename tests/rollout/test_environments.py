@@ -7,16 +7,12 @@ import sys
 from pathlib import Path
 
 import arena
+import pettingzoo
 import pytest
 
 from samplebatch.errors import EnvironmentSpecError, MissingExtraError
-from samplebatch.rollout.environments import (
-    agent_positions,
-    environment_factory,
-    kind_of,
-    make_environment,
-    policy_by_kind,
-)
+from samplebatch.rollout.agents import agent_positions
+from samplebatch.rollout.environments import environment_factory, environment_kind, known_environments, make_environment
 
 
 @pytest.mark.parametrize(
@@ -44,14 +40,21 @@ def test_any_function_makes_an_environment() -> None:
         ("mpe/simple_spread_v3", "no environment 'mpe/simple_spread_v3'; did you mean 'mpe2/simple_spread_v3'"),
         ("simple_spread_v3", "'package/module'.*did you mean 'mpe2/simple_spread_v3'"),
         ("simple_spred_v3", "'package/module'.*did you mean 'mpe2/simple_spread_v3'"),
-        ("CartPole-v1", "'package/module' or 'module:function', got 'CartPole-v1'"),
+        ("tictactoe", "did you mean 'pettingzoo/classic/tictactoe_v3'"),
+        ("CartPole", "'Name-v0', .* got 'CartPole'; did you mean 'CartPole-v1'"),
+        ("CartPole-v9", "no environment 'CartPole-v9'; did you mean 'CartPole-v1'"),
+        ("CartPoel-v1", "no environment 'CartPoel-v1'; did you mean 'CartPole-v1'"),
+        ("ALE/Pong-v5", "no environment 'ALE/Pong-v5'"),
+        ("classic/tictatoe-v3", "no environment 'classic/tictatoe-v3'; "),
+        ("areena:Relay-v0", "no environment 'areena:Relay-v0'"),
+        ("../arena:Relay-v0", "'package/module' or 'module:function'"),
         ("", "'package/module' or 'module:function', got ''"),
         ("/", "'package/module' or 'module:function'"),
         ("mpe2/", "'package/module' or 'module:function'"),
         ("../arena:Relay", "'package/module' or 'module:function'"),
         ("arena:Rellay", "no function 'Rellay' in module 'arena'; did you mean 'Relay'"),
         ("areena:Relay", "no environment 'areena:Relay'"),
-        ("email/message", "must have a function parallel_env"),
+        ("email/message", "must have a function parallel_env or env"),
     ],
 )
 def test_a_wrong_name_is_answered_with_near_ones(name: str, words: str) -> None:
@@ -59,13 +62,39 @@ def test_a_wrong_name_is_answered_with_near_ones(name: str, words: str) -> None:
         environment_factory(name)
 
 
-def test_what_is_made_must_be_a_parallel_environment() -> None:
-    with pytest.raises(EnvironmentSpecError, match="'arena:not_an_environment' must make a PettingZoo parallel"):
+KINDS = {
+    "CartPole-v1": "gymnasium",
+    "gymnasium.envs.classic_control:MountainCar-v0": "gymnasium",
+    "arena:vector_of_carts": "vector",
+    "mpe2/simple_spread_v3": "parallel",
+    "arena:Relay": "parallel",
+    "mpe2.simple_spread_v3:env": "aec",
+    "pettingzoo/classic/tictactoe_v3": "aec",
+    "pettingzoo/classic/rps_v2": "parallel",
+    "pettingzoo.classic.rps_v2:env": "aec",
+}
+if hasattr(pettingzoo, "make"):
+    KINDS |= {"classic/tictactoe-v3": "aec", "classic/rps-v2": "parallel"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_environment_is_made_by_name_in_any_process(name: str) -> None:
+    made = pickle.loads(pickle.dumps(environment_factory(name)))()
+    assert environment_kind(made) == KINDS[name]
+    made.close()
+
+
+def test_what_is_made_must_be_an_environment() -> None:
+    with pytest.raises(EnvironmentSpecError, match=r"'arena:not_an_environment' must make an env.*got a object"):
         make_environment("arena:not_an_environment")
-    with pytest.raises(EnvironmentSpecError, match="agents act together"):
-        make_environment("mpe2.simple_spread_v3:env")
     with pytest.raises(EnvironmentSpecError, match="not_an_environment must make"):
         make_environment(arena.not_an_environment)
+
+
+def test_known_environments_are_named_as_they_are_made() -> None:
+    known = known_environments()
+    assert {"mpe2/simple_tag_v3", "pettingzoo/classic/connect_four_v3", "CartPole-v1"} <= set(known)
+    assert len(known) == len(set(known))
 
 
 def test_modules_that_cannot_be_imported_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,16 +112,3 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "mpe2", None)
     with pytest.raises(MissingExtraError, match=r"samplebatch\[envs\]"):
         environment_factory("mpe2/simple_spread_v3")
-
-
-def test_agents_of_one_kind_share_a_policy_unless_their_spaces_differ() -> None:
-    mapping = pickle.loads(pickle.dumps(policy_by_kind(arena.Mixed())))
-    assert [mapping(agent) for agent in arena.Mixed.possible_agents] == ["robot_0", "robot_1", "lamp", "lamp"]
-    assert [kind_of(agent) for agent in ("agent", "first_0", 7, "7", "team_1_agent_22", "a1b")] == [
-        "agent",
-        "first",
-        "agent",
-        "7",
-        "team_1_agent",
-        "a1b",
-    ]
