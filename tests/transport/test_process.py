@@ -1,0 +1,118 @@
+"""Whether another process still runs: also if it waits for its parent, or its number belongs to another by now."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import leaks
+import pytest
+
+from samplebatch.transport import process
+from samplebatch.transport.process import Identity, Watch
+
+SLEEPER = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(SLEEPER, stdout=subprocess.PIPE) as started:
+        started.stdout.readline()
+        yield started
+        started.kill()
+
+
+def identity_of(pid: int) -> Identity:
+    return Identity(pid, process._state_of(pid)[1])
+
+
+@pytest.fixture(params=["descriptor", "number"])
+def way(request, monkeypatch):
+    """Watch by a descriptor of the process, and by its number alone."""
+    if request.param == "number":
+        monkeypatch.delattr(os, "pidfd_open")
+
+
+def kill_and_leave_unburied(child) -> None:
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_child_lives_until_it_is_killed(child) -> None:
+    watch = Watch(identity_of(child.pid))
+    assert watch.is_alive()
+    kill_and_leave_unburied(child)
+    assert not watch.is_alive()
+    child.wait()
+    assert not watch.is_alive()
+    watch.close()
+    assert not watch.is_alive()
+
+
+@pytest.mark.usefixtures("way")
+def test_one_that_has_ended_before_is_not_alive(child) -> None:
+    identity = identity_of(child.pid)
+    kill_and_leave_unburied(child)
+    assert not Watch(identity).is_alive()
+    assert not process.is_alive(identity)
+    child.wait()
+    assert not Watch(identity).is_alive()
+    assert not process.is_alive(identity)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_later_process_with_the_same_number_is_another() -> None:
+    own = Identity.own()
+    assert Watch(own).is_alive()
+    assert process.is_alive(own)
+    assert not Watch(own._replace(started=own.started + 1)).is_alive()
+    assert not process.is_alive(own._replace(started=own.started + 1))
+
+
+@pytest.mark.parametrize("pid", [0, -1, -(1 << 31)])
+def test_no_number_is_no_process(pid) -> None:
+    assert not Watch(Identity(pid, 0)).is_alive()
+    assert not process.is_alive(Identity(pid, 0))
+
+
+def test_somebody_elses_process_is_alive(monkeypatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert process.is_alive(Identity.own())
+
+
+@pytest.mark.usefixtures("child")
+def test_where_the_system_tells_nothing_the_number_counts(monkeypatch, tmp_path, child) -> None:
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+    monkeypatch.delattr(os, "pidfd_open")
+    assert Identity.own() == (os.getpid(), 0)
+    watch = Watch(Identity(child.pid, 0))
+    assert watch.fileno() == -1
+    assert watch.is_alive()
+    child.kill()
+    child.wait()
+    assert not watch.is_alive()
+
+
+def test_the_descriptor_is_readable_once_the_process_has_ended(child) -> None:
+    with leaks.nothing_left():
+        watch = Watch(identity_of(child.pid))
+        assert select.select([watch], [], [], 0)[0] == []
+        child.kill()
+        assert select.select([watch], [], [], 30)[0] == [watch]
+        watch.close()
+        watch.close()
+        del watch
+
+
+def test_a_programs_name_may_hold_anything(tmp_path, monkeypatch) -> None:
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "stat").write_text("5 (a) b) c) S " + " ".join(map(str, range(4, 53))))
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+    assert process._state_of(5) == ("S", 22)
