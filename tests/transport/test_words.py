@@ -1,0 +1,113 @@
+"""Numbers in shared memory: whole, in order, and waited for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+import words_children
+
+from samplebatch.transport import words
+from samplebatch.transport.region import Region
+from samplebatch.transport.words import Words, fence
+
+
+@pytest.fixture(params=["kernel", "naps"])
+def way(request, monkeypatch):
+    """Wait with the kernel's help, and without."""
+    if request.param == "naps":
+        monkeypatch.setattr(words, "_FUTEX", None)
+    return request.param
+
+
+@pytest.fixture
+def region():
+    with Region.create(4096) as made:
+        yield made
+
+
+def test_words_are_what_was_written_last(region) -> None:
+    here, there = Words(region.array, 8), Words(region.read_only().array, 8)
+    for value in (1, 2**32, 2**64 - 1, 0):
+        here[7] = value
+        assert there[7] == value
+    with pytest.raises(TypeError, match="read-only"):
+        there[7] = 1
+    with pytest.raises(IndexError):
+        here[8]
+    with pytest.raises(ValueError, match="invalid value"):
+        here[0] = 2**64
+
+
+def test_words_keep_their_memory(region) -> None:
+    kept = Words(region.array, 8)
+    region.close()
+    kept[1] = 5
+    assert kept[1] == 5
+
+
+@pytest.mark.usefixtures("way")
+def test_a_wait_ends_in_time(region) -> None:
+    begun = time.monotonic()
+    Words(region.array, 1).wait(0, seen=0, timeout_s=0.05)
+    assert 0.04 < time.monotonic() - begun < 5
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("seen", [0, 8, 1 << 31])
+def test_what_has_changed_before_is_not_waited_for(region, seen) -> None:
+    shared = Words(region.array, 1)
+    shared[0] = 7
+    begun = time.monotonic()
+    shared.wait(0, seen=seen, timeout_s=30)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.usefixtures("way")
+def test_all_who_wait_are_woken(region) -> None:
+    shared = Words(region.array, 2)
+    seen = Words(region.read_only().array, 2)
+    ended: list[int] = []
+
+    def wait() -> None:
+        while seen[1] == 0:
+            seen.wait(1, seen=0, timeout_s=30)
+        ended.append(seen[1])
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    shared[1] = 1 << 33 | 1
+    shared.wake(1)
+    for thread in threads:
+        thread.join(20)
+    assert ended == [1 << 33 | 1] * 3
+
+
+def test_a_child_process_is_woken(region) -> None:
+    context = multiprocessing.get_context("forkserver")
+    shared = Words(region.array, 2)
+    process = context.Process(target=words_children.answer, args=(region.read_only(), region))
+    process.start()
+    for turn in range(1, 101):
+        shared[0] = turn
+        shared.wake(0)
+        while shared[1] != turn:
+            shared.wait(1, seen=turn - 1, timeout_s=30)
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def test_a_fork_in_the_midst_of_a_fence_leaves_the_child_its_own() -> None:
+    with words._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            fence()
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
