@@ -10,12 +10,17 @@
     ├── ColumnMismatchError   (ValueError)   batches that cannot be joined: names, dtypes or row shapes differ
     ├── RowIndexError         (IndexError)   a row outside the batch
     ├── SequenceError         (ValueError)   seq_lens, padding or time layout do not allow it
+    ├── PriorityError         (ValueError)   a weight or priority that nothing can be drawn by
     ├── CompressedColumnError (ValueError)   compressed blocks that do not decompress to what they claim
     ├── FormatError           (ValueError)   bytes from a file or another process that are not what they claim
     ├── UntrustedPickleError  (ValueError)   reading it means unpickling, which the caller has not allowed
     ├── DeviceError           (ValueError)   memory on a device where host memory is needed
     ├── SharedMemoryError     (MemoryError)  shared memory that is not to be had
+    ├── StorageError          (OSError)      a buffer's folder that is open elsewhere, closed or full
+    ├── EmptyBufferError      (ValueError)   rows drawn from a buffer that has none
+    ├── RingError             (ValueError)   buffer_ids or an interval that do not fit a buffer's rings
     ├── EnvironmentSpecError  (ValueError)   an environment that cannot be made or stepped as asked
+    ├── PolicySpecError       (ValueError)   a policy that cannot be asked for actions, or gives none that fit
     ├── WorkerError           (RuntimeError) a rollout worker failed or died
     └── MissingExtraError     (ImportError)  an optional dependency is not installed
 
@@ -66,6 +71,10 @@ class SequenceError(SampleBatchError, ValueError):
     """The sequence lengths, the padding or the time layout do not allow the operation."""
 
 
+class PriorityError(SampleBatchError, ValueError):
+    """A weight or priority that is no finite number from 0, or weights by which nothing can be drawn."""
+
+
 class CompressedColumnError(SampleBatchError, ValueError):
     """Compressed blocks that do not decompress to what they claim to hold."""
 
@@ -86,8 +95,24 @@ class SharedMemoryError(SampleBatchError, MemoryError):
     """Shared memory that is not to be had: the machine, a limit or a file system has too little left."""
 
 
+class StorageError(SampleBatchError, OSError):
+    """A buffer's folder cannot be used: it is open elsewhere, closed, or the disk is full."""
+
+
+class EmptyBufferError(SampleBatchError, ValueError):
+    """Rows were drawn from a buffer that has none, or none that may be drawn."""
+
+
+class RingError(SampleBatchError, ValueError):
+    """Rows for rings that a buffer does not have, or an interval that is not of one ring."""
+
+
 class EnvironmentSpecError(SampleBatchError, ValueError):
     """An environment that cannot be made, or cannot be stepped as asked."""
+
+
+class PolicySpecError(SampleBatchError, ValueError):
+    """A policy that cannot be asked for actions, or that gives none that fit."""
 
 
 class WorkerError(SampleBatchError, RuntimeError):
