@@ -1,0 +1,538 @@
+"""Rings: where the next rows go, which slots hold rows, and where episodes run, for n rings at once.
+
+A ring is a run of slots that are written in turn, round and round. This module does the arithmetic and holds no rows;
+whether an episode ended with a step is read from the array of flags that every question about neighbours brings.
+
+As long as all rings are written together, one cursor serves them all, and a step of all environments costs no more
+arithmetic than a step of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.errors import EmptyBufferError, FormatError, RingError
+
+Ints = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+Added = tuple[Ints, npt.NDArray[Any], Ints, Ints]
+"""Slots of new steps, returns and lengths of the episodes that ended with them (zero for others), first slots."""
+
+_count = np.count_nonzero
+_zeros = np.zeros
+_INTP = np.dtype(np.intp)
+
+
+class Rings:
+    """Cursors, sizes and running episodes of n rings, which lie one after the other in the slots.
+
+    Parameters
+    ----------
+    maxsizes
+        Slots of each ring.
+
+    Attributes
+    ----------
+    n
+        How many rings there are.
+    edges
+        First slot of each ring, and the number of slots of all; shape (n + 1,).
+    capacity
+        The number of slots.
+    even
+        The slots of one ring if all have as many, else 0.
+    together
+        Whether all rings have been written together so far, so that `cursor` and `size` are those of each.
+
+    Examples
+    --------
+    >>> rings = Rings([3, 3])
+    >>> for _ in range(4):
+    ...     slots, *_ = rings.advance(None, np.zeros(2, bool), np.ones(2))
+    >>> slots, len(rings), rings.chronological()
+    (array([0, 3]), 6, array([1, 2, 0, 4, 5, 3]))
+    >>> rings.advance(np.array([1]), np.array([True]), np.ones(1))
+    (array([4]), array([5.]), array([5]), array([3]))
+    """
+
+    __slots__ = (
+        "bases",
+        "began",
+        "capacity",
+        "cursor",
+        "cursors",
+        "edges",
+        "ep_return",
+        "ep_start",
+        "even",
+        "maxsizes",
+        "n",
+        "nothing",
+        "size",
+        "sizes",
+        "together",
+        "writes",
+        "written",
+    )
+
+    def __init__(self, maxsizes: Sequence[int]) -> None:
+        self.n = len(maxsizes)
+        self.maxsizes: Ints = np.array(maxsizes, _INTP)
+        self.edges: Ints = np.concatenate([_zeros(1, _INTP), np.cumsum(self.maxsizes)])
+        self.bases: Ints = self.edges[:-1]
+        self.capacity = int(self.edges[-1])
+        self.even = int(maxsizes[0]) if len(set(maxsizes)) == 1 else 0
+        self.together = bool(self.even) or self.n == 1
+        # Where the rings go together, the numbers of each; else those of every ring, shape (n,).
+        self.cursor = self.size = self.writes = 0
+        self.cursors: Ints = _zeros(0, _INTP)
+        self.sizes: Ints = _zeros(0, _INTP)
+        self.written: Ints = _zeros(0, _INTP)
+        # The running episodes: their returns, the writes of their rings when they began, their first slots. Of a
+        # single ring they are plain numbers.
+        self.nothing: Any = 0.0
+        self.ep_return: Any = 0.0 if self.n == 1 else _zeros(self.n)
+        self.began: Any = 0 if self.n == 1 else _zeros(self.n, _INTP)
+        self.ep_start: Any = 0 if self.n == 1 else self.bases.copy()
+        if not self.together:
+            self._part()
+
+    def __len__(self) -> int:
+        return self.size * self.n if self.together else int(self.sizes.sum())
+
+    def _part(self) -> None:
+        """Let every ring have a cursor of its own."""
+        self.cursors = np.full(self.n, self.cursor, _INTP)
+        self.sizes = np.full(self.n, self.size, _INTP)
+        self.written = np.full(self.n, self.writes, _INTP)
+        self.together = False
+
+    def expect(self, row_shape: tuple[int, ...]) -> None:
+        """Take rewards of a shape from now on; returns begin anew."""
+        self.nothing = _zeros(row_shape) if row_shape else 0.0
+        self.ep_return = self.nothing if self.n == 1 else _zeros((self.n, *row_shape))
+
+    def sizes_of_all(self) -> Ints:
+        """Return how many slots of each ring hold rows, shape (n,)."""
+        return np.full(self.n, self.size, _INTP) if self.together else self.sizes.copy()
+
+    def cursors_of_all(self) -> Ints:
+        """Return where in each ring the next row goes, shape (n,)."""
+        return np.full(self.n, self.cursor, _INTP) if self.together else self.cursors.copy()
+
+    def ring_of(self, slots: Ints) -> Ints:
+        """Return the ring of each slot in [0, capacity)."""
+        if self.even:
+            return slots // self.even
+        return np.searchsorted(self.edges, slots, "right") - 1
+
+    # Writing
+
+    def targets(self, rings: Ints | None) -> Ints | slice | int:
+        """Return the slots that the next step of some rings, or of all, goes to; nothing is changed.
+
+        The rings may repeat: the second time stands for the step after.
+        """
+        if rings is None:
+            if self.together:
+                return self.cursor if self.n == 1 else slice(self.cursor, self.capacity, self.even)
+            return self.bases + self.cursors
+        places = self.cursors_of_all()[rings]
+        repeats = _repeats(rings)
+        if repeats is not None:
+            places = (places + repeats) % self.maxsizes[rings]
+        return self.bases[rings] + places
+
+    def advance_one(self, done: bool, rew: Any) -> tuple[int, Any, int, int]:
+        """Count a step of the only ring as written.
+
+        Returns
+        -------
+        tuple
+            The slot it went to; the return (zero) and length (0) of its episode, and the episode's first slot.
+        """
+        slot = self.cursor
+        self.writes = writes = self.writes + 1
+        after = slot + 1
+        if after > self.size:
+            self.size = after
+        if after == self.capacity:
+            after = 0
+        self.cursor = after
+        total = self.ep_return + rew
+        start = self.ep_start
+        if not done:
+            self.ep_return = total
+            return slot, self.nothing, 0, start
+        length = writes - self.began
+        self.began = writes
+        self.ep_start = after
+        self.ep_return = self.nothing
+        return slot, total, length, start
+
+    def advance(self, rings: Ints | None, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
+        """Count a step of some rings, or of all, as written.
+
+        Parameters
+        ----------
+        rings
+            Numbers of k rings, shape (k,); None for all in order. A ring may repeat.
+        done
+            Whether an episode ended with the step, shape (k,).
+        rew
+            Rewards, shape (k, ...).
+        """
+        if self.n == 1:
+            return self._advance_single(done, rew)
+        if rings is None:
+            return self._advance_all(done, rew)
+        if _repeats(rings) is not None:
+            found = [self.advance(rings[i : i + 1], done[i : i + 1], rew[i : i + 1]) for i in range(len(rings))]
+            slots, returns, lengths, starts = (np.concatenate(part) for part in zip(*found, strict=True))
+            return slots, returns, lengths, starts
+        if self.together:
+            self._part()
+        places = self.cursors[rings]
+        maxsizes, bases = self.maxsizes[rings], self.bases[rings]
+        after = (places + 1) % maxsizes
+        self.cursors[rings] = after
+        self.sizes[rings] = np.minimum(self.sizes[rings] + 1, maxsizes)
+        self.written[rings] += 1
+        totals = self.ep_return[rings] + rew
+        self.ep_return[rings] = totals
+        starts = self.ep_start[rings]
+        if not _count(done):
+            return bases + places, _zeros(totals.shape), _zeros(len(rings), _INTP), starts
+        ended = rings[done]
+        returns, lengths = _zeros(totals.shape), _zeros(len(rings), _INTP)
+        returns[done] = totals[done]
+        lengths[done] = self.written[ended] - self.began[ended]
+        self.began[ended] = self.written[ended]
+        self.ep_start[ended] = bases[done] + after[done]
+        self.ep_return[ended] = 0.0
+        return bases + places, returns, lengths, starts
+
+    def _advance_single(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
+        found = [self.advance_one(*step) for step in zip(done.tolist(), rew, strict=True)]
+        slots, returns, lengths, starts = zip(*found, strict=True)
+        return np.array(slots), np.array(returns), np.array(lengths), np.array(starts)
+
+    def _advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
+        written: Any
+        after: Any
+        if self.together:
+            slots = self.bases + self.cursor
+            self.writes = written = self.writes + 1
+            after = self.cursor + 1
+            if after > self.size:
+                self.size = after
+            self.cursor = after = after if after < self.even else 0
+        else:
+            slots = self.bases + self.cursors
+            self.written = written = self.written + 1
+            after = (self.cursors + 1) % self.maxsizes
+            self.cursors = after
+            self.sizes = np.minimum(self.sizes + 1, self.maxsizes)
+        totals = self.ep_return
+        np.add(totals, rew, totals)
+        starts = self.ep_start.copy()
+        returns, lengths = _zeros(totals.shape), _zeros(self.n, _INTP)
+        if _count(done):
+            returns[done] = totals[done]
+            lengths[done] = (written - self.began)[done]
+            np.copyto(self.began, written, where=done)
+            np.copyto(self.ep_start, self.bases + after, where=done)
+            totals[done] = 0.0
+        return slots, returns, lengths, starts
+
+    def append(self, ring: int, count: int) -> Ints:
+        """Count rows of one ring as written that belong to no running episode; return their slots.
+
+        The running episode is neither ended nor lengthened.
+        """
+        base, maxsize = int(self.bases[ring]), int(self.maxsizes[ring])
+        if self.n == 1:
+            place, self.size = self.cursor, min(self.size + count, maxsize)
+            self.cursor = (place + count) % maxsize if maxsize else 0
+            self.writes += count
+            self.began += count
+        else:
+            if self.together:
+                self._part()
+            place = int(self.cursors[ring])
+            self.sizes[ring] = min(int(self.sizes[ring]) + count, maxsize)
+            self.cursors[ring] = (place + count) % maxsize if maxsize else 0
+            self.written[ring] += count
+            self.began[ring] += count
+        return base + np.arange(place, place + count) % max(maxsize, 1)
+
+    def reset(self, rings: Iterable[int] | None = None, *, keep_statistics: bool = False) -> None:
+        """Empty some rings, or all.
+
+        Parameters
+        ----------
+        rings
+            Their numbers.
+        keep_statistics
+            Whether the running episodes go on, though their steps are gone.
+        """
+        chosen = list(range(self.n) if rings is None else rings)
+        if len(chosen) == self.n:
+            # With one number of writes for all, the rings can go together again.
+            lengths = (self.writes if self.together else self.written) - self.began
+            written = _anew(np.full(self.n, self.writes, _INTP) if self.together else self.written, self.maxsizes)
+            self.cursor = self.size = 0
+            self.writes = int(written.max())
+            self.together = bool(self.even) or self.n == 1
+            if not self.together:
+                self._part()
+                self.written = written
+            begun = written if not self.together else self.writes
+            self.began = begun - lengths if keep_statistics else begun + 0 * self.began
+            self.ep_start = 0 if self.n == 1 else self.bases.copy()
+            if not keep_statistics:
+                self.expect(np.shape(self.nothing))
+            return
+        if self.together:
+            self._part()
+        for ring in chosen:
+            length = int(self.written[ring] - self.began[ring])
+            self.cursors[ring] = self.sizes[ring] = 0
+            self.written[ring] = _anew(self.written[ring], self.maxsizes[ring])
+            self.began[ring] = self.written[ring] - (length if keep_statistics else 0)
+            self.ep_start[ring] = self.bases[ring]
+            if not keep_statistics:
+                self.ep_return[ring] = 0.0
+
+    # Neighbours
+
+    def prev(self, slots: Ints, done: Flags) -> Ints:
+        """Return the slot of the step before each, in its episode; of an episode's first step, that step's own."""
+        base, place, size, last = self._places(slots)
+        before = (place - 1) % size
+        first = done.take(before + base) | (before == last)
+        found: Ints = (before + first) % size + base
+        return found
+
+    def next(self, slots: Ints, done: Flags) -> Ints:
+        """Return the slot of the step after each, in its episode; of the last one that is there, that step's own."""
+        base, place, size, last = self._places(slots)
+        final = done.take(place + base) | (place == last)
+        found: Ints = (place + 1 - final) % size + base
+        return found
+
+    def frames(self, slots: Ints, count: int, done: Flags) -> Ints:
+        """Return the slots of the `count` newest steps up to each, oldest first; shape (..., count).
+
+        An episode's first step is repeated where the episode has fewer.
+        """
+        return self._back(slots, count, done)[0]
+
+    def has_frames(self, slots: Ints, count: int, done: Flags) -> Flags:
+        """Tell of each slot whether its episode has `count` steps up to it."""
+        reach: Flags = self._back(slots, count, done)[1] >= count - 1
+        return reach
+
+    def _back(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints]:
+        """Return what `frames` does, and how many of the `count - 1` steps before are in the episode."""
+        base, place, size, last = (np.asarray(part)[..., None] for part in self._places(slots))
+        earlier = (place - np.arange(1, count)) % size
+        first = done.take(earlier + base) | (earlier == last)
+        reach = np.logical_and.accumulate(~first, -1).sum(-1, keepdims=True)
+        back = np.minimum(np.arange(count - 1, -1, -1), reach)
+        return (place - back) % size + base, reach[..., 0]
+
+    def _places(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
+        """Return, for each slot, its ring's first slot, its place there, how many places count, and the last one."""
+        if self.n == 1:
+            return 0, slots, self.size or 1, (self.cursor or self.capacity) - 1
+        slots = slots % self.capacity
+        if self.together:
+            place = slots % self.even
+            return slots - place, place, self.size or 1, (self.cursor or self.even) - 1
+        ring = self.ring_of(slots)
+        base = self.bases[ring]
+        last = (self.cursors[ring] - 1) % self.maxsizes[ring]
+        return base, slots - base, self.sizes[ring].clip(1), last
+
+    @property
+    def last_index(self) -> Ints:
+        """The slot written last in each ring, the first one if there is none; shape (n,)."""
+        if self.together:
+            return self.bases + ((self.cursor or (self.capacity // self.n)) - 1 if self.size else 0)
+        return self.bases + np.where(self.sizes, (self.cursors - 1) % self.maxsizes.clip(1), 0)
+
+    def unfinished(self, done: Flags) -> Ints:
+        """Return the slots written last of those rings whose episode runs on."""
+        last = self.last_index[self.sizes_of_all() > 0]
+        return last[~done[last]]
+
+    def generation(self, slots: Ints) -> Ints:
+        """Return how often each slot has been written over since the beginning: -1 if it never was written.
+
+        Emptying a ring counts as writing over all of its slots.
+        """
+        if self.together:
+            maxsize = self.capacity // self.n
+            found: Ints = (self.writes - 1 - slots % maxsize) // maxsize
+            return found
+        ring = self.ring_of(slots)
+        found = (self.written[ring] - 1 - (slots - self.bases[ring])) // self.maxsizes[ring]
+        return found
+
+    # All rows
+
+    def stretches(self, ring: int) -> list[tuple[int, int]]:
+        """Return where the rows of one ring lie, oldest first: as one or two pairs of start and stop."""
+        base = int(self.bases[ring])
+        cursor, size = self._cursor_and_size(ring)
+        if not size:
+            return []
+        if size < self.maxsizes[ring] or not cursor:
+            return [(base, base + size)]
+        return [(base + cursor, base + size), (base, base + cursor)]
+
+    def _cursor_and_size(self, ring: int) -> tuple[int, int]:
+        if self.together:
+            return self.cursor, self.size
+        return int(self.cursors[ring]), int(self.sizes[ring])
+
+    def chronological(self, ring: int | None = None) -> Ints:
+        """Return the slots of all rows of one ring, or of all rings one after the other, oldest first."""
+        if ring is None and self.together:
+            order = np.concatenate([_zeros(0, _INTP), *(np.arange(*pair) for pair in self.stretches(0))])
+            return order if self.n == 1 else (self.bases[:, None] + order).ravel()
+        rings = range(self.n) if ring is None else (ring,)
+        pairs = [np.arange(*pair) for one in rings for pair in self.stretches(one)]
+        return np.concatenate([_zeros(0, _INTP), *pairs])
+
+    def newest(self, count: int, ring: int | None = None) -> Ints:
+        """Return the slots of the newest rows, at most `count` of each ring, oldest first."""
+        rings = range(self.n) if ring is None else (ring,)
+        parts = [self.chronological(one) for one in rings]
+        return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
+
+    def stored(self) -> Ints:
+        """Return the slots of all rows as they lie."""
+        if self.capacity == len(self):
+            return np.arange(self.capacity)
+        if self.together:
+            return (self.bases[:, None] + np.arange(self.size)).ravel()
+        return np.concatenate([base + np.arange(size) for base, size in zip(self.bases, self.sizes, strict=True)])
+
+    def draw(self, count: int, rng: np.random.Generator, ring: int | None = None) -> Ints:
+        """Draw slots of rows, each as likely as any other, with replacement.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there are no rows, and any are asked for.
+        """
+        if ring is not None:
+            size = self._cursor_and_size(ring)[1]
+            self._check_rows(size, count)
+            return int(self.bases[ring]) + rng.integers(0, size, count, _INTP)
+        total = len(self)
+        self._check_rows(total, count)
+        picked = rng.integers(0, total, count, _INTP)
+        if total == self.capacity or self.n == 1:
+            return picked
+        if self.together:
+            ring_of, place = np.divmod(picked, self.size)
+            return ring_of * self.even + place
+        ends = np.cumsum(self.sizes)
+        ring_of = np.searchsorted(ends, picked, "right")
+        found: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
+        return found
+
+    @staticmethod
+    def _check_rows(rows: int, count: int) -> None:
+        if count and not rows:
+            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+
+    def interval(self, start: int, stop: int) -> Ints:
+        """Return the slots from `start` up to `stop`, both of one ring; past the ring's end they go on at its start.
+
+        Raises
+        ------
+        RingError
+            If the two are not of one ring.
+        """
+        if start == stop and 0 <= start <= self.capacity:
+            return _zeros(0, _INTP)
+        inside = 0 <= start < self.capacity and 0 < stop <= self.capacity
+        ring, ring_of_stop = self.ring_of(np.array([start, stop - 1])) if inside else (0, 1)
+        if ring != ring_of_stop:
+            raise RingError(f"start and stop must lie within one ring, got {start} and {stop}")
+        if start <= stop:
+            return np.arange(start, stop)
+        return np.concatenate([np.arange(start, self.edges[ring + 1]), np.arange(self.edges[ring], stop)])
+
+    # Carrying on elsewhere
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the rings know as plain numbers and arrays; `restore` takes it back.
+
+        Examples
+        --------
+        >>> rings = Rings([4])
+        >>> rings.advance_one(False, 1.5)
+        (0, 0.0, 0, 0)
+        >>> again = Rings([4])
+        >>> again.restore(rings.state())
+        >>> again.advance_one(True, 1.0)
+        (1, 2.5, 2, 0)
+        """
+        written = np.full(self.n, self.writes, _INTP) if self.together else self.written.copy()
+        return {
+            "maxsizes": self.maxsizes.copy(),
+            "cursors": self.cursors_of_all(),
+            "sizes": self.sizes_of_all(),
+            "writes": written,
+            "began": np.array(self.began).reshape(self.n),
+            "starts": np.array(self.ep_start).reshape(self.n),
+            "returns": np.array(self.ep_return).reshape(self.n, *np.shape(self.nothing)),
+            "together": self.together,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned.
+
+        Raises
+        ------
+        FormatError
+            If it is of rings of other sizes.
+        """
+        if not np.array_equal(state["maxsizes"], self.maxsizes):
+            found, wanted = np.asarray(state["maxsizes"]).tolist()[:8], self.maxsizes.tolist()[:8]
+            raise FormatError(f"the state must be of rings of {wanted} slots, got one of {found}")
+        cursors, sizes, writes = (np.array(state[name], _INTP) for name in ("cursors", "sizes", "writes"))
+        self.together = bool(state["together"])
+        if self.together:
+            self.cursor, self.size, self.writes = int(cursors[0]), int(sizes[0]), int(writes[0])
+        else:
+            self.cursors, self.sizes, self.written = cursors, sizes, writes
+        self.began, self.ep_start = np.array(state["began"], _INTP), np.array(state["starts"], _INTP)
+        returns = np.array(state["returns"], np.float64)
+        self.expect(returns.shape[1:])
+        self.ep_return = returns
+        if self.n == 1:
+            self.began, self.ep_start = int(self.began[0]), int(self.ep_start[0])
+            self.ep_return = returns[0] if returns.ndim > 1 else float(returns[0])
+
+
+def _anew(written: Any, maxsizes: Any) -> Any:
+    """Return the number of writes at which rings begin anew, so that no slot has the generation it had before."""
+    return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes
+
+
+def _repeats(rings: Ints) -> Ints | None:
+    """Return how often each ring stands before in the list, or None if none repeats."""
+    numbers = rings.tolist()
+    if len(set(numbers)) == len(numbers):
+        return None
+    return np.array([numbers[:i].count(ring) for i, ring in enumerate(numbers)])
