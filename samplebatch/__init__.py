@@ -25,6 +25,7 @@ _HOMES = {
     "get_len_of_dist": "samplebatch.batch.nested.distributions",
     "dist_to_atleast_2d": "samplebatch.batch.nested.distributions",
     "collate": "samplebatch.batch.nested.loader",
+    "SegmentTree": "samplebatch.buffer.sum_tree",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.loader import collate as collate
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
+    from samplebatch.buffer.sum_tree import SegmentTree as SegmentTree
     from samplebatch.errors import SampleBatchError as SampleBatchError
     from samplebatch.names import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
     from samplebatch.storage.arrow_file import read_arrow as read_arrow

@@ -19,6 +19,14 @@
     ├── StorageError          (OSError)      a buffer's folder that is open elsewhere, closed or full
     ├── EmptyBufferError      (ValueError)   rows drawn from a buffer that has none
     ├── RingError             (ValueError)   buffer_ids or an interval that do not fit a buffer's rings
+    ├── CapacityError         (ValueError)   a batch that is larger than what is to carry it
+    ├── ChannelTimeoutError   (TimeoutError) a channel that had no room, or nothing to receive, in the time given
+    ├── ChannelClosedError    (BrokenPipeError) an end of a channel that is closed
+    ├── EndOfStreamError      (EOFError)     nothing more to receive: the producer has closed its end
+    ├── PeerDiedError         (ConnectionError) the process at the other end died without closing it
+    ├── OwnershipError        (RuntimeError) an end of a channel that another process has used
+    ├── LeaseError            (BufferError)  memory that cannot be given back while others look at it
+    ├── ReleasedError         (ValueError)   a batch whose memory has been given back
     ├── EnvironmentSpecError  (ValueError)   an environment that cannot be made or stepped as asked
     ├── PolicySpecError       (ValueError)   a policy that cannot be asked for actions, or gives none that fit
     ├── WorkerError           (RuntimeError) a rollout worker failed or died
@@ -105,6 +113,38 @@ class EmptyBufferError(SampleBatchError, ValueError):
 
 class RingError(SampleBatchError, ValueError):
     """Rows for rings that a buffer does not have, or an interval that is not of one ring."""
+
+
+class CapacityError(SampleBatchError, ValueError):
+    """A batch is larger than what is to carry it."""
+
+
+class ChannelTimeoutError(SampleBatchError, TimeoutError):
+    """A channel had no room for a batch, or none to receive, in the time given."""
+
+
+class ChannelClosedError(SampleBatchError, BrokenPipeError):
+    """An end of a channel is closed: this one, or the consumer that a batch is sent to."""
+
+
+class EndOfStreamError(SampleBatchError, EOFError):
+    """There is nothing more to receive: the producer has closed its end."""
+
+
+class PeerDiedError(SampleBatchError, ConnectionError):
+    """The process at the other end of a channel died without closing it."""
+
+
+class OwnershipError(SampleBatchError, RuntimeError):
+    """An end of a channel is used in a second process."""
+
+
+class LeaseError(SampleBatchError, BufferError):
+    """Memory cannot be given back while there are other views of it."""
+
+
+class ReleasedError(SampleBatchError, ValueError):
+    """A batch is used after its memory was given back."""
 
 
 class EnvironmentSpecError(SampleBatchError, ValueError):

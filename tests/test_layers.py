@@ -48,7 +48,7 @@ HAND_OVERS = {
 EAGER = {"numpy", "pyarrow"}
 """What importing a module may load; every other package is imported inside the function that needs it."""
 
-ON_DEMAND = {"samplebatch.batch.device": {"torch"}}
+ON_DEMAND = {"samplebatch.batch.device": {"torch"}, "samplebatch.kernels": {"numba"}}
 """Modules that load more, and are therefore imported inside functions only."""
 
 
