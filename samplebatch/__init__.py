@@ -27,6 +27,7 @@ _HOMES = {
     "collate": "samplebatch.batch.nested.loader",
     "SegmentTree": "samplebatch.buffer.sum_tree",
     "DEFAULT_POLICY_ID": "samplebatch.names",
+    "channel": "samplebatch.transport.channel",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
     "read_parquet": "samplebatch.storage.parquet",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
+    from samplebatch.transport.channel import channel as channel
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,86 @@
+"""channel: a Pipe for batches."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import reduction
+from typing import Any, Final
+
+from samplebatch.column.memory import ALIGNMENT
+from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.end import HEADER_NBYTES
+from samplebatch.transport.producer import Producer
+from samplebatch.transport.region import Region
+
+DEFAULT_NBYTES: Final = 64 << 20
+
+
+def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False) -> tuple[Producer, Consumer]:
+    """Make a channel that carries batches from one process to another, in shared memory.
+
+    Both ends go to other processes as the ends of a `multiprocessing.Pipe` do: as arguments of a process under every
+    start method, through queues and through pipes. An end belongs to the first process that uses it.
+
+    Parameters
+    ----------
+    capacity_bytes
+        Size of the arena that batches lie in: those that are under way, and those that the consumer still has arrays
+        of. It is reserved at once.
+    allow_pickle
+        Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the sender chose: only for
+        producers that you trust.
+
+    Returns
+    -------
+    producer
+        The end to send from.
+    consumer
+        The end to receive at.
+
+    Raises
+    ------
+    ValueError
+        If the capacity is not positive.
+    SharedMemoryError
+        If so much memory is not free.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> producer, consumer = channel(1 << 20)
+    >>> with producer, consumer:
+    ...     producer.send(SampleBatch(obs=[[1.0, 2.0], [3.0, 4.0]]))
+    ...     consumer.recv()["obs"]
+    array([[1., 2.],
+           [3., 4.]])
+    """
+    if capacity_bytes <= 0:
+        raise ValueError(f"capacity_bytes must be positive, got {capacity_bytes}")
+    region = Region.create(HEADER_NBYTES + -(-capacity_bytes // ALIGNMENT) * ALIGNMENT)
+    pipe_reader, pipe_writer = _pipe()
+    back_reader, back_writer = _pipe()
+    return (
+        Producer(region, pipe_writer, back_reader, allow_pickle=allow_pickle),
+        Consumer(region, pipe_reader, back_writer, allow_pickle=allow_pickle),
+    )
+
+
+def _pipe() -> tuple[int, int]:
+    """Make a pipe of which neither end ever waits."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    return reader, writer
+
+
+def _attach(cls: type[Producer | Consumer], region: Region, pipe: Any, back: Any, allow_pickle: bool) -> Any:
+    return cls(region, pipe.detach(), back.detach(), allow_pickle=allow_pickle)
+
+
+def _reduce(end: Producer | Consumer) -> tuple[Any, ...]:
+    region, pipe, back = end._handed_over()
+    return _attach, (type(end), region, reduction.DupFd(pipe), reduction.DupFd(back), end._allow_pickle)
+
+
+reduction.register(Producer, _reduce)
+reduction.register(Consumer, _reduce)

@@ -1,0 +1,339 @@
+"""Consumer: the end of a channel that batches are received at."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final, Literal, Self
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.column.memory import ALIGNMENT
+from samplebatch.errors import ChannelTimeoutError, EndOfStreamError, FormatError, SampleBatchError, WorkerError
+from samplebatch.transport.end import (
+    CONSUMER,
+    FAILURE_START,
+    HEADER_NBYTES,
+    LOOK_S,
+    PRODUCER,
+    WATCHED,
+    End,
+)
+from samplebatch.transport.frame import AnyBatch, count_of, decode
+from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Lease, Returns
+from samplebatch.transport.message import (
+    BATCH,
+    DEFINES,
+    END,
+    FAILURE,
+    HELLO,
+    MESSAGE_NBYTES,
+    Message,
+    pack,
+    unpack,
+    unpack_note,
+)
+from samplebatch.transport.poller import Poller
+from samplebatch.transport.producer import ROOMS, ROWS, SCHEMA
+from samplebatch.transport.region import Region
+from samplebatch.transport.schema import Rows, Schema, aligned
+
+_FLUSH_S = 0.005
+"""Seconds after which slots that the pipe did not take are offered again."""
+
+_MOST_SCHEMAS = 1 << 12
+_BYTE: Final = np.dtype(np.uint8)
+_HELLO: Final = pack(HELLO)
+
+_monotonic = time.monotonic
+_read = os.read
+
+
+class Consumer(End):
+    """The end of a channel that batches are received at; `samplebatch.channel` makes it.
+
+    It belongs to the first process that uses it, and to one thread of it at a time; what it hands out may go to any
+    thread. Iterating over it gives every batch until the producer closes its end.
+    """
+
+    _side = CONSUMER
+    _peer_side = PRODUCER
+
+    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool) -> None:
+        super().__init__(region, allow_pickle=allow_pickle)
+        self._pipe = pipe
+        self._back = back
+
+    def _bound(self) -> None:
+        self._returns = Returns(self._back)
+        self._schemas: dict[int, Schema] = {}
+        self._ident = 0
+        self._end: Literal["", "closed", "died", "damaged"] = ""
+        self._poller = Poller(self._pipe)
+        self._returns.give(HELLO_IDENT)
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def recv(self, timeout_s: float | None = None) -> AnyBatch:
+        """Receive the next batch, whose arrays lie where the producer wrote them.
+
+        They are the caller's own, to be written to as well. Their memory goes back to the producer when the last of
+        them, and of what was made of them without a copy, is gone.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds to wait for it, None for as long as it takes.
+
+        Raises
+        ------
+        ChannelTimeoutError
+            If none came in time.
+        EndOfStreamError
+            If the producer has closed its end, and everything that it sent has been received.
+        PeerDiedError
+            If its process has died, and everything that it sent has been received. A batch that it had not sent as a
+            whole is lost.
+        WorkerError
+            If it says that it cannot go on; gives its reason, and its details as a note.
+        FormatError
+            If what came is no message of a channel, or damaged. Nothing can be received after that.
+        UntrustedPickleError
+            If a column is pickled and the channel does not allow it; that batch is lost.
+        OwnershipError
+            If another process has used this end.
+        ChannelClosedError
+            If this end is closed.
+        """
+        self._own()
+        raw = self._next()
+        if raw is None:
+            raw = self._await(timeout_s)
+        return self._open(raw)
+
+    def poll(self, timeout_s: float | None = 0.0) -> bool:
+        """Tell whether `recv` has something to say: a batch, or the end of the stream.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds to wait for that, None for as long as it takes.
+        """
+        self._own()
+        return bool(self._end) or self._wait(None if timeout_s is None else _monotonic() + timeout_s)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `recv` has something to say.
+
+        `multiprocessing.connection.wait`, `select` and asyncio take it. It may be readable for nothing once, when a
+        producer that is not sending yet has made its first reservation: call `recv(timeout_s=0)` then.
+        """
+        self._own()
+        self._watch()
+        if not self._peer_is_bound():
+            self._words[CONSUMER + WATCHED] = 1
+            # It may have come in between.
+            self._watch()
+        return self._poller.fileno()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> AnyBatch:
+        try:
+            return self.recv()
+        except EndOfStreamError:
+            raise StopIteration from None
+
+    def _next(self) -> bytes | None:
+        """Read the next message if there is one."""
+        while not self._end:
+            try:
+                raw = _read(self._pipe, MESSAGE_NBYTES)
+            except BlockingIOError:
+                return None
+            if not raw:
+                bound = self._peer_is_bound() and not self._peer_is_closed()
+                self._finish("died" if bound else "closed")
+            elif raw == _HELLO:
+                self._watch()
+            else:
+                return raw
+        raise self._ended()
+
+    def _await(self, timeout_s: float | None) -> bytes:
+        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        while True:
+            ready = self._wait(deadline)
+            raw = self._next()
+            if raw is not None:
+                return raw
+            if self._peer_dead or self._peer_is_closed():
+                # What it had sent before is in the pipe by now.
+                raw = self._next()
+                if raw is not None:
+                    return raw
+                self._finish("closed" if self._peer_is_closed() else "died")
+            elif not ready:
+                raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did")
+
+    def _wait(self, deadline: float | None) -> bool:
+        """Wait until there is something to read, or the producer is gone; tell whether that is so."""
+        while True:
+            self._watch()
+            if self._peer_dead or self._peer_is_closed():
+                return True
+            left = None if deadline is None else max(0.0, deadline - _monotonic())
+            flushed = self._returns.flush()
+            wait_s = left
+            if self._peer_fd is None or not flushed:
+                most_s = LOOK_S if flushed else _FLUSH_S
+                wait_s = most_s if left is None else min(left, most_s)
+            ready = self._poller.poll(wait_s)
+            if ready:
+                self._peer_dead = self._peer_dead or self._peer_fd in ready
+                return True
+            if wait_s == left:
+                return False
+            self._returns.recover()
+            self._peer_has_died()
+
+    def _watch(self) -> None:
+        """Watch the producer's process if there is one and that is not done yet."""
+        if self._peer_fd is None:
+            descriptor = self._look()
+            if descriptor is not None:
+                self._poller.register(descriptor)
+
+    # -- opening what came ---------------------------------------------------------------------------------------------
+
+    def _open(self, raw: bytes) -> AnyBatch:
+        try:
+            message = unpack(raw)
+            if message.kind == BATCH:
+                return self._batch(message)
+            if message.kind == END:
+                self._finish("closed")
+                raise self._ended()
+            if message.kind == FAILURE:
+                raise self._failure(message)
+            raise FormatError(f"a message must be of a known kind, got {message.kind}")
+        except FormatError:
+            self._finish("damaged")
+            raise
+
+    def _batch(self, message: Message) -> AnyBatch:
+        _, flags, number, ident, start, nbytes, note_start, note_nbytes, note_sum, rows = message
+        memory = self._memory
+        if start % ALIGNMENT or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
+            raise FormatError(
+                f"a message's slot must lie within the {self.capacity_bytes} bytes of the arena, it does not"
+            )
+        if ident <= self._ident:
+            raise FormatError(f"a message must have a number greater than {self._ident}, got {ident}")
+        self._ident = ident
+        lease = Lease((nbytes,), _BYTE, memory, start)
+        lease.ident = ident
+        lease.returns = self._returns
+        note: dict[str, Any] = {}
+        cut = _no_buffers
+        if note_nbytes:
+            note = unpack_note(self._note_bytes(note_start, note_nbytes, HEADER_NBYTES), note_sum)
+            cut = _Cut(lease, memory, start, nbytes, note_start + aligned(note_nbytes)).cut
+        if flags & DEFINES:
+            if number >= _MOST_SCHEMAS:
+                raise FormatError(f"a schema must have a number below {_MOST_SCHEMAS}, got {number}")
+            schema = self._schemas[number] = Schema.read(note.get(SCHEMA))
+        else:
+            known = self._schemas.get(number)
+            if known is None:
+                raise FormatError(f"a message must have a schema that was sent before, and number {number} was not")
+            schema = known
+        used: Rows = (rows,)
+        rooms = used
+        if note:
+            if ROWS in note:
+                used = rooms = _rows(note[ROWS])
+            if ROOMS in note:
+                rooms = _rows(note[ROOMS])
+        try:
+            plan = schema.plan(rooms, used)
+        except ValueError as error:
+            raise FormatError(f"a message must have rows that fit its schema, it has others: {error}") from error
+        if plan.nbytes > nbytes:
+            raise FormatError(f"a message's columns must fit in its slot of {nbytes} bytes, they take {plan.nbytes}")
+        batch = decode(schema, plan, note, lease, cut, allow_pickle=self._allow_pickle)
+        lease.batch = ref(batch)
+        self._returns.lent[ident] = ref(lease)
+        return batch
+
+    def _note_bytes(self, start: int, nbytes: int, first: int) -> bytes:
+        if start % ALIGNMENT or start < first or start + nbytes > self._memory.nbytes:
+            raise FormatError("a message's note must lie where notes do, it does not")
+        return self._memory[start : start + nbytes].tobytes()
+
+    def _failure(self, message: Message) -> WorkerError:
+        raw = self._note_bytes(message.note_start, message.note_nbytes, FAILURE_START)
+        note = unpack_note(raw, message.note_sum)
+        error = WorkerError(str(note.get("reason")))
+        error.add_note(str(note.get("details")))
+        return error
+
+    # -- the end of it -------------------------------------------------------------------------------------------------
+
+    def _finish(self, how: Literal["closed", "died", "damaged"]) -> None:
+        """Note that nothing more will come, and why."""
+        self._end = how
+        self._poller.unregister(self._pipe)
+        os.close(self._pipe)
+        # A pipe that nobody can write to is readable for ever, as the end of a stream is.
+        self._pipe, writer = os.pipe()
+        os.close(writer)
+        self._poller.register(self._pipe)
+
+    def _ended(self) -> SampleBatchError:
+        if self._end == "closed":
+            return EndOfStreamError("the producer must be open to send more, and it has closed its end")
+        if self._end == "died":
+            return self._peer_died()
+        return FormatError("a channel must not have been damaged to be received from, and a message was")
+
+    def _shut(self, *, told: bool) -> None:
+        if self._owner:
+            if told:
+                self._returns.give(GOODBYE_IDENT)
+            self._poller.close()
+            # Arrays that are still held keep the pipe that they go back through.
+            del self._returns
+        else:
+            os.close(self._back)
+        os.close(self._pipe)
+
+
+class _Cut:
+    """Cuts the buffers of loose columns, each behind the other at an aligned place.
+
+    They lie behind the note, which lies in the message's slot, or in another slot of the same message.
+    """
+
+    def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:
+        if start <= at <= start + nbytes:
+            self._root, self._at = lease, at - start
+            return
+        self._root, self._at = Lease((memory.nbytes - at,), _BYTE, memory, at), 0
+        self._root.first = lease
+
+    def cut(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        cut: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._root, self._at)
+        self._at += aligned(nbytes)
+        return cut
+
+
+def _no_buffers(nbytes: int) -> npt.NDArray[np.uint8]:
+    raise FormatError(f"a message with a buffer of {nbytes} bytes must have a note, it has none")
+
+
+def _rows(plain: Any) -> Rows:
+    return tuple([tuple(map(count_of, rows)) if isinstance(rows, list) else count_of(rows) for rows in plain])

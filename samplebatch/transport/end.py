@@ -1,0 +1,264 @@
+"""End: what both ends of a channel have in common.
+
+The arena begins with a header, in which each end says which process has taken hold of it, and whether it was closed.
+Nobody but that process writes there. A pipe that ends does not tell that a process has died, because processes forked
+from it, and from those before it, have the same descriptors: so each end watches the other's process as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import util
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError
+from samplebatch.transport.region import Region
+
+HEADER_NBYTES: Final = 1 << 14
+"""Bytes of the header, at the beginning of the region; the slots follow."""
+
+FAILURE_START: Final = 1 << 12
+FAILURE_NBYTES: Final = HEADER_NBYTES - FAILURE_START
+"""Where in the header a producer writes why it cannot go on: that must not wait for a slot."""
+
+PRODUCER: Final = 8
+CONSUMER: Final = 16
+"""Where in the header the words of each end begin."""
+
+_STATE, _PID, _STARTED, WATCHED = range(4)
+_FREE, _BOUND, CLOSED = range(3)
+
+LOOK_S: Final = 0.1
+"""Seconds after which a process that has taken hold of the other end is noticed at the latest."""
+
+_NAMES = {PRODUCER: "producer", CONSUMER: "consumer"}
+_getpid = os.getpid
+
+
+class End:
+    """One end of a channel. It belongs to the first process that uses it, and to no other."""
+
+    _side: int
+    _peer_side: int
+    _pipe: int
+    _back: int
+
+    def __init__(self, region: Region, *, allow_pickle: bool) -> None:
+        self._region: Region | None = region
+        self._memory: npt.NDArray[np.uint8] = region.array
+        self._words = region.memory[:FAILURE_START].cast("Q")
+        self._allow_pickle = allow_pickle
+        self._owner = 0
+        """The process that this end was used in, once it was."""
+        self._peer_fd: int | None = None
+        self._peer_dead = False
+        self._at_exit: Callable[[], Any] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called in this process."""
+        return self._region is None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the arena: what all batches that are under way or held by the consumer may have together."""
+        return int(self._memory.nbytes) - HEADER_NBYTES
+
+    # -- whose end it is -----------------------------------------------------------------------------------------------
+
+    def _own(self) -> None:
+        """Take hold of this end for this process, or see that it has done so already.
+
+        Raises
+        ------
+        OwnershipError
+            If another process has.
+        ChannelClosedError
+            If this end is closed.
+        """
+        if self._owner != _getpid():
+            self._bind()
+
+    def _bind(self) -> None:
+        name = _NAMES[self._side]
+        region = self._region
+        if region is None:
+            raise ChannelClosedError(f"the {name} must be open to be used, and it is closed")
+        words, side, pid = self._words, self._side, _getpid()
+        with _claimed(region.fileno(), side):
+            state = words[side + _STATE]
+            if state == _FREE:
+                words[side + _STARTED] = _started(pid) or 0
+                words[side + _PID] = pid
+                words[side + _STATE] = _BOUND
+        if state != _FREE:
+            raise OwnershipError(
+                f"a {name} belongs to the first process that uses it, which is process {words[side + _PID]}, and "
+                f"cannot be used by process {pid} too; give each process a channel of its own"
+            )
+        self._owner = pid
+        at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
+        self._at_exit = at_exit.cancel
+        self._bound()
+
+    def _bound(self) -> None:
+        """Do what there is to do when this process has taken hold of the end."""
+
+    def _handed_over(self) -> tuple[Region, int, int]:
+        """Return what another process needs to have this end, unless a process has used it already."""
+        if self._region is None:
+            raise ChannelClosedError(f"the {_NAMES[self._side]} must be open to be sent to a process, and it is closed")
+        if self._words[self._side + _STATE] != _FREE:
+            raise OwnershipError(
+                f"the {_NAMES[self._side]} must be sent to another process before it is used, and process "
+                f"{self._words[self._side + _PID]} has used it; make another channel"
+            )
+        return self._region, self._pipe, self._back
+
+    # -- the other end -------------------------------------------------------------------------------------------------
+
+    def _peer_is_bound(self) -> bool:
+        return bool(self._words[self._peer_side + _STATE] != _FREE)
+
+    def _peer_is_closed(self) -> bool:
+        return bool(self._words[self._peer_side + _STATE] == CLOSED)
+
+    def _peer_pid(self) -> int:
+        return int(self._words[self._peer_side + _PID])
+
+    def _look(self) -> int | None:
+        """Begin to watch the process that has the other end, if there is one and nobody does so yet.
+
+        Returns
+        -------
+        A descriptor that is readable once that process has died, when it is new.
+        """
+        if self._peer_fd is not None or self._peer_dead or not self._peer_is_bound():
+            return None
+        pid = self._peer_pid()
+        if pid == self._owner or not hasattr(os, "pidfd_open"):
+            return None
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._peer_dead = True
+            return None
+        started = self._words[self._peer_side + _STARTED]
+        if started and _started(pid) != started:
+            # The number is another process's by now.
+            os.close(descriptor)
+            self._peer_dead = True
+            return None
+        self._peer_fd = descriptor
+        return descriptor
+
+    def _peer_has_died(self) -> bool:
+        """Ask the system whether the other end's process is alive."""
+        if self._peer_dead or not self._peer_is_bound():
+            return self._peer_dead
+        pid = self._peer_pid()
+        if pid != self._owner:
+            try:
+                os.kill(pid, 0)
+                started = self._words[self._peer_side + _STARTED]
+                self._peer_dead = bool(started) and _started(pid) != started
+            except ProcessLookupError:
+                self._peer_dead = True
+            except PermissionError:
+                pass
+        return self._peer_dead
+
+    def _peer_died(self) -> PeerDiedError:
+        name = _NAMES[self._peer_side]
+        return PeerDiedError(
+            f"the {name} must close its end when it is done, and its process {self._peer_pid()} died before it did"
+        )
+
+    # -- the end of it -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close this end. Safe to call twice."""
+        if self._region is None:
+            return
+        if self._owner == _getpid():
+            self._words[self._side + _STATE] = CLOSED
+            if self._at_exit is not None:
+                self._at_exit()
+        self._shut(told=self._owner == _getpid())
+        descriptor, self._peer_fd = self._peer_fd, None
+        if descriptor is not None:
+            os.close(descriptor)
+        self._owner = 0
+        self._region = None
+
+    def _shut(self, *, told: bool) -> None:
+        """Close the pipes, after telling the other end so if that is to be told."""
+        raise NotImplementedError
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the other end what ended this process, as far as there is a way to."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            self._fail(error)
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_region", None) is not None:
+            self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} goes to other processes by multiprocessing only, and cannot be pickled otherwise"
+        )
+
+
+def _close_at_exit(reference: weakref.ref[End]) -> None:
+    """Close an end whose process ends in order, so that it is not taken for dead; say so if an error ends it."""
+    end = reference()
+    if end is not None:
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        end.__exit__(None if error is None else type(error), error, None)
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """Word an error in one line, and in full."""
+    return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+
+
+@contextlib.contextmanager
+def _claimed(descriptor: int, side: int) -> Iterator[None]:
+    """Keep other processes from taking hold of an end for a moment; the system ends it if this process dies."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, side)
+    except OSError:
+        # Memory that cannot be locked: then two that use one end at the very same moment go unnoticed.
+        yield
+        return
+    try:
+        yield
+    finally:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, side)
+
+
+def _started(pid: int) -> int | None:
+    """Return when a process was started, in the system's ticks; None if it is dead, or the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return None if fields[0] in b"ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,62 @@
+"""Poller: descriptors that are waited on together, and one that stands for all of them."""
+
+from __future__ import annotations
+
+import select
+import sys
+from typing import Any, Final
+
+_HAS_EPOLL: Final = sys.platform == "linux"
+
+
+class Poller:
+    """Descriptors to be waited on until one of them is readable.
+
+    Parameters
+    ----------
+    descriptor
+        The first of them.
+
+    Examples
+    --------
+    >>> import os
+    >>> reader, writer = os.pipe()
+    >>> poller = Poller(reader)
+    >>> poller.poll(0.0)
+    []
+    >>> _ = os.write(writer, b"x")
+    >>> poller.poll(None) == [reader]
+    True
+    >>> poller.close(), os.close(reader), os.close(writer)
+    (None, None, None)
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._first = descriptor
+        self._poll: Any = select.epoll() if _HAS_EPOLL else select.poll()
+        self.register(descriptor)
+
+    def register(self, descriptor: int) -> None:
+        """Wait on one more."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def unregister(self, descriptor: int) -> None:
+        """Wait on one less."""
+        self._poll.unregister(descriptor)
+
+    def poll(self, timeout_s: float | None) -> list[int]:
+        """Wait until one or more are readable, for at most so many seconds, and return which."""
+        if timeout_s is None:
+            found = self._poll.poll()
+        else:
+            found = self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
+        return [descriptor for descriptor, _ in found]
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when one of them is; without epoll, the first of them."""
+        return int(self._poll.fileno()) if _HAS_EPOLL else self._first
+
+    def close(self) -> None:
+        """Wait on none of them any more; they stay open."""
+        if _HAS_EPOLL:
+            self._poll.close()

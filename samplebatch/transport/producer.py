@@ -1,0 +1,357 @@
+"""Producer: the end of a channel that batches are sent from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from functools import partial
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.column import cores
+from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, PeerDiedError
+from samplebatch.transport.arena import Arena, slot_nbytes
+from samplebatch.transport.end import (
+    CLOSED,
+    CONSUMER,
+    FAILURE_NBYTES,
+    FAILURE_START,
+    HEADER_NBYTES,
+    LOOK_S,
+    PRODUCER,
+    End,
+    described,
+)
+from samplebatch.transport.frame import AnyBatch, Encoder, Frame
+from samplebatch.transport.message import BATCH, DEFINES, END, FAILURE, pack, pack_note
+from samplebatch.transport.region import Region
+from samplebatch.transport.schema import Plan, Schema, aligned
+from samplebatch.transport.split import halves
+
+SCHEMA: Final = "s"
+ROWS: Final = "r"
+ROOMS: Final = "m"
+
+_WATCH_S = 0.05
+"""Seconds after which it is noticed at the latest that the consumer's process has died while slots are still free."""
+
+_MOST_BACK = 4096
+_MOST_REASON, _MOST_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
+"""Characters: JSON may take six bytes for one, and twelve where it takes two of Python's."""
+
+Slot = tuple[int, int]
+"""Where a slot begins and its size."""
+
+_monotonic = time.monotonic
+_write = os.write
+
+
+class Producer(End):
+    """The end of a channel that batches are sent from; `samplebatch.channel` makes it.
+
+    It belongs to the first process that uses it, and to one thread of it at a time. As a context manager it closes
+    itself; if an exception ends the block, the consumer is told that and what it was.
+    """
+
+    _side = PRODUCER
+    _peer_side = CONSUMER
+
+    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool) -> None:
+        super().__init__(region, allow_pickle=allow_pickle)
+        self._pipe = pipe
+        self._back = back
+
+    def _bound(self) -> None:
+        self._arena = Arena(HEADER_NBYTES, self._memory.nbytes)
+        self._encoder = Encoder(allow_pickle=self._allow_pickle)
+        self._lent: dict[int, tuple[Slot, ...]] = {}
+        self._ident = 0
+        self._poll = select.poll()
+        self._poll.register(self._back, select.POLLIN)
+        self._poll.register(self._pipe, 0)
+        self._watched_at = _monotonic()
+
+    def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
+        """Copy a batch into a slot, and send it.
+
+        Parameters
+        ----------
+        batch
+            A `SampleBatch`, `MultiAgentBatch` or `Batch`. Whatever becomes of it after that, the consumer has what it
+            was.
+        timeout_s
+            Seconds to wait for a slot to be free, None for as long as it takes. This is the back-pressure.
+        split
+            Whether a batch that is larger than the arena may go as several, of fewer rows each.
+
+        Raises
+        ------
+        CapacityError
+            If it does not fit in the arena, and may not or cannot be split; names both sizes.
+        ChannelTimeoutError
+            If no slot was free in time. Nothing was sent then.
+        ChannelClosedError
+            If the consumer has closed its end, or this end is closed.
+        PeerDiedError
+            If the consumer's process has died.
+        OwnershipError
+            If another process has used this end.
+        UntrustedPickleError
+            If a column has to be pickled and the channel does not allow it; names the column.
+        ColumnTypeError
+            If it is no batch, or holds a value that cannot be sent; names the value.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch, channel
+        >>> producer, consumer = channel(1 << 20)
+        >>> producer.send(SampleBatch(rewards=[1.0, 2.0]))
+        >>> consumer.recv()["rewards"]
+        array([1., 2.])
+        >>> producer.close(), consumer.close()
+        (None, None)
+        """
+        self._own()
+        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        frame = self._encoder.encode(batch)
+        rows = frame.rows
+        plan = frame.schema.plan(rows, rows)
+        note = self._note(frame.schema, rows, rows, frame.note)
+        nbytes = plan.nbytes
+        if note or frame.buffers:
+            nbytes += aligned(len(note)) + sum([aligned(buffer.nbytes) for buffer in frame.buffers])
+        if nbytes > self._arena.nbytes:
+            if not split:
+                raise self._too_large(nbytes, "send it with split=True, in smaller parts or through a larger channel")
+            for part in halves(batch, self._too_large(nbytes, "make the channel larger")):
+                self.send(part, None if deadline is None else max(0.0, deadline - _monotonic()), split=True)
+            return
+        slot = self._take(nbytes, deadline)
+        try:
+            self._fill(slot[0], plan, frame)
+            note_start = slot[0] + plan.nbytes
+            if note:
+                self._put_note(note_start, note, frame.buffers)
+        except BaseException:
+            self._give((slot,))
+            raise
+        self._commit(frame.schema, rows, slot, (slot,), note_start, note, deadline)
+
+    # -- the parts of it -----------------------------------------------------------------------------------------------
+
+    def _note(self, schema: Schema, rows: Any, rooms: Any, note: dict[str, Any]) -> bytes:
+        """Write what the consumer must know beside the schema's number and one number of rows; empty if nothing."""
+        simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
+        if schema.number is not None and simple:
+            return pack_note(note) if note else b""
+        whole = dict(note)
+        if schema.number is None:
+            whole[SCHEMA] = schema.describe()
+        if not simple:
+            whole[ROWS] = rows
+            if rooms != rows:
+                whole[ROOMS] = rooms
+        return pack_note(whole)
+
+    def _fill(self, start: int, plan: Plan, frame: Frame) -> None:
+        """Copy the fixed columns into their slot."""
+        targets = plan.targets(self._memory, start)
+        if plan.nbytes < cores.WORTHWHILE:
+            for target, source in zip(targets, frame.arrays, strict=True):
+                target[...] = source
+            return
+        jobs: list[cores.Job] = []
+        for target, source in zip(targets, frame.arrays, strict=True):
+            if target.ndim:
+                jobs += [
+                    (target[part].nbytes, partial(np.copyto, target[part], source[part]))
+                    for part in cores.pieces(len(target), target.nbytes)
+                ]
+            else:
+                target[...] = source
+        cores.share(jobs)
+
+    def _put_note(self, start: int, note: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
+        """Write a note, and the buffers of loose columns behind it."""
+        memory = self._memory
+        memory[start : start + len(note)] = np.frombuffer(note, np.uint8)
+        at = start + aligned(len(note))
+        for buffer in buffers:
+            memory[at : at + buffer.nbytes] = buffer
+            at += aligned(buffer.nbytes)
+
+    def _commit(
+        self,
+        schema: Schema,
+        rows: Any,
+        slot: Slot,
+        slots: tuple[Slot, ...],
+        note_start: int,
+        note: bytes,
+        deadline: float | None,
+    ) -> None:
+        """Send the message that makes a slot the consumer's. Where it cannot be sent, the slots are free again."""
+        number = schema.number
+        ident = self._ident + 1
+        raw = pack(
+            BATCH,
+            DEFINES if number is None else 0,
+            self._encoder.next_number if number is None else number,
+            ident,
+            slot[0],
+            slot[1],
+            note_start if note else 0,
+            len(note),
+            crc32(note) if note else 0,
+            rows[0] if len(rows) == 1 and type(rows[0]) is int else 0,
+        )
+        # From here on they may be the consumer's: an exception in between leaves them taken rather than shared.
+        self._ident = ident
+        self._lent[ident] = slots
+        try:
+            self._write(raw, deadline)
+        except (ChannelTimeoutError, ChannelClosedError, PeerDiedError):
+            self._give(self._lent.pop(ident))
+            raise
+        if number is None:
+            self._encoder.told(schema)
+
+    def _write(self, raw: bytes, deadline: float | None) -> None:
+        """Write a message; wait while the pipe is full."""
+        if self._words[CONSUMER] == CLOSED:
+            raise self._consumer_closed()
+        now = _monotonic()
+        if now - self._watched_at > _WATCH_S:
+            self._watched_at = now
+            self._wait(0.0)
+        while True:
+            try:
+                _write(self._pipe, raw)
+                return
+            except BlockingIOError:
+                self._wait_until(deadline, select.POLLOUT, "the consumer has more messages waiting than a pipe holds")
+            except BrokenPipeError:
+                raise (self._peer_died() if self._peer_has_died() else self._consumer_closed()) from None
+
+    def _take(self, nbytes: int, deadline: float | None) -> Slot:
+        """Take a slot; wait while none is free."""
+        arena = self._arena
+        size = min(slot_nbytes(nbytes), arena.nbytes)
+        if not arena.is_warm(size):
+            self._collect()
+        start = arena.take(size)
+        while start is None:
+            self._wait_until(
+                deadline, 0, f"the consumer holds {len(self._lent)} messages, and no {size} bytes are free"
+            )
+            self._collect()
+            start = arena.take(size)
+        return start, size
+
+    def _give(self, slots: tuple[Slot, ...]) -> None:
+        for start, nbytes in slots:
+            self._arena.give(start, nbytes)
+
+    def _collect(self) -> None:
+        """Take back the slots that the consumer has given back."""
+        while True:
+            try:
+                raw = os.read(self._back, _MOST_BACK)
+            except BlockingIOError:
+                return
+            for ident in memoryview(raw).cast("Q"):
+                # One that is not lent was given back twice, or says that the consumer has come or gone.
+                self._give(self._lent.pop(ident, ()))
+            if len(raw) < _MOST_BACK:
+                return
+
+    def _wait_until(self, deadline: float | None, events: int, why: str) -> None:
+        """Wait for the consumer to do something: to give back a slot, or to make room in the pipe.
+
+        Raises
+        ------
+        ChannelTimeoutError
+            If there is no time left.
+        ChannelClosedError
+            If the consumer has closed its end.
+        PeerDiedError
+            If its process has died.
+        """
+        left = None if deadline is None else deadline - _monotonic()
+        if left is not None and left <= 0:
+            raise ChannelTimeoutError(f"a batch must find room in the time given, and there was none: {why}")
+        if self._peer_fd is None:
+            left = LOOK_S if left is None else min(left, LOOK_S)
+        self._poll.modify(self._pipe, events)
+        try:
+            self._wait(left)
+        finally:
+            self._poll.modify(self._pipe, 0)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Wait for the consumer to do something, and see whether it is still there; raises as `_wait_until` does."""
+        if self._words[CONSUMER] == CLOSED:
+            raise self._consumer_closed()
+        watched = self._look()
+        if watched is not None:
+            self._poll.register(watched, select.POLLIN)
+        if self._peer_dead or (watched is None and self._peer_fd is None and self._peer_has_died()):
+            raise self._peer_died()
+        for descriptor, found in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
+            if descriptor == self._peer_fd:
+                self._peer_dead = True
+                # It may have closed its end in order, just before.
+                raise self._consumer_closed() if self._peer_is_closed() else self._peer_died()
+            if descriptor == self._pipe and found & select.POLLERR:
+                raise self._peer_died() if self._peer_has_died() else self._consumer_closed()
+
+    def _consumer_closed(self) -> ChannelClosedError:
+        return ChannelClosedError("the consumer must be open to be sent anything, and it has closed its end")
+
+    def _too_large(self, nbytes: int, hint: str) -> CapacityError:
+        return CapacityError(
+            f"a batch must fit in the channel's arena of {self._arena.nbytes} bytes, and it takes {nbytes}; {hint}"
+        )
+
+    # -- the end of it -------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: str, details: str = "") -> None:
+        """Tell the consumer that this process cannot go on; it gets that as `WorkerError`, after all batches sent.
+
+        Does not wait for anything but room in the pipe, for at most a second. Nothing can be sent after it.
+
+        Parameters
+        ----------
+        reason
+            What happened, in one line.
+        details
+            More of it, such as a traceback; what is too long loses its beginning.
+
+        Raises
+        ------
+        ChannelClosedError, PeerDiedError, ChannelTimeoutError, OwnershipError
+            As `send` does.
+        """
+        self._own()
+        text = pack_note({"reason": reason[-_MOST_REASON:], "details": details[-_MOST_DETAILS:]})
+        self._memory[FAILURE_START : FAILURE_START + len(text)] = np.frombuffer(text, np.uint8)
+        self._ident += 1
+        raw = pack(FAILURE, ident=self._ident, note_start=FAILURE_START, note_nbytes=len(text), note_sum=crc32(text))
+        self._write(raw, _monotonic() + 1)
+
+    def _fail(self, error: BaseException) -> None:
+        with contextlib.suppress(OSError):
+            self.fail(*described(error))
+
+    def _shut(self, *, told: bool) -> None:
+        if told:
+            with contextlib.suppress(OSError):
+                # A pipe that is full is no harm: who has read it looks at the header before it waits for more.
+                os.write(self._pipe, pack(END, ident=self._ident + 1))
+        os.close(self._pipe)
+        os.close(self._back)

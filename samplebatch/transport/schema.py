@@ -1,0 +1,308 @@
+"""Schema: what the columns of a message are, apart from how many rows they have.
+
+A schema goes to the other process once, and is referred to by number from then on. Columns whose rows have one shape
+are fixed: their places in a slot follow from the number of rows alone (`Plan`). All others are loose: what they are
+like is said anew in every message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.tree import Structure, leaf_names
+from samplebatch.column.memory import ALIGNMENT
+from samplebatch.column.types import named_dtype
+from samplebatch.errors import FormatError, SampleBatchError
+
+SAMPLE_BATCH: Final = "SampleBatch"
+MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
+NESTED_BATCH: Final = "Batch"
+
+WHOLE: Final = "0"
+"""Form of a column without an axis of rows: an array of no dimension."""
+SCALAR: Final = "s"
+"""Form of a NumPy scalar, carried as an array of no dimension."""
+GRADIENT: Final = "g"
+"""Form of a tensor that asks for a gradient."""
+
+_MOST_PLANS = 64
+_MOST_TARGETS = 256
+_UP = ALIGNMENT - 1
+_ndarray = np.ndarray
+
+Rows = tuple[Any, ...]
+"""For each part of a schema its number of rows, or one for each of its counted columns where they differ."""
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to what the next column can begin at.
+
+    >>> aligned(0), aligned(1), aligned(64)
+    (0, 64, 64)
+    """
+    return nbytes + _UP & ~_UP
+
+
+class Fixed(NamedTuple):
+    """A column whose rows have one shape.
+
+    Attributes
+    ----------
+    name
+        Its dotted name; empty in a nested batch, whose structure has the names.
+    dtype
+        Of the bytes in the slot.
+    row_shape
+        Shape of one row; of the whole if it has no axis of rows.
+    torch
+        Name of the torch dtype if it is a tensor.
+    form
+        `WHOLE`, `SCALAR`, `GRADIENT`, several of them, or nothing.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...]
+    torch: str | None = None
+    form: str = ""
+
+    @property
+    def counted(self) -> bool:
+        """Whether it has an axis of rows."""
+        return WHOLE not in self.form and SCALAR not in self.form
+
+
+class Loose(NamedTuple):
+    """A column that every message describes anew."""
+
+    name: str
+
+
+class Part(NamedTuple):
+    """The columns of one batch of a message.
+
+    Attributes
+    ----------
+    label
+        The policy's id in a `MultiAgentBatch`, else empty.
+    columns
+        The columns, in order.
+    structure
+        How they are put together. Of a `SampleBatch` the JSON of its nested columns; of a `Batch` pairs of a name and
+        what stands under it: None for the next column, or such pairs.
+    nested
+        The structure of a `SampleBatch`'s nested columns, read.
+    has_loose
+        Whether a column is loose.
+    """
+
+    label: str
+    columns: tuple[Fixed | Loose, ...]
+    structure: Any
+    nested: dict[str, Structure]
+    has_loose: bool
+
+    @classmethod
+    def of(cls, label: str, columns: tuple[Fixed | Loose, ...], structure: Any) -> Part:
+        """Complete a part.
+
+        Raises
+        ------
+        ValueError
+            If the structure does not fit the columns.
+        """
+        nested = _nested(structure, columns) if isinstance(structure, str) and structure else {}
+        return cls(label, columns, structure, nested, any(isinstance(column, Loose) for column in columns))
+
+
+class Place(NamedTuple):
+    """Where a fixed column lies in its slot, and what it is."""
+
+    column: Fixed
+    shape: tuple[int, ...]
+    offset: int
+
+
+class Plan:
+    """Where the fixed columns of a message lie, each at an aligned offset in its slot.
+
+    Attributes
+    ----------
+    parts
+        The places of each part's fixed columns, in order.
+    nbytes
+        Bytes from the slot's beginning to the last column's end, rounded up.
+    """
+
+    __slots__ = ("_targets", "nbytes", "parts")
+
+    def __init__(self, parts: list[list[Place]], nbytes: int) -> None:
+        self.parts = parts
+        self.nbytes = nbytes
+        self._targets: dict[int, list[npt.NDArray[Any]]] = {}
+
+    def arrays(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
+        """Make an array over the place of each column, in a slot that begins at `start`."""
+        return [
+            _ndarray(shape, column.dtype, memory, start + offset)
+            for places in self.parts
+            for column, shape, offset in places
+        ]
+
+    def targets(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
+        """Give the same arrays as `arrays`, remembered: slots are used over and over."""
+        found = self._targets.get(start)
+        if found is None:
+            if len(self._targets) >= _MOST_TARGETS:
+                self._targets.clear()
+            found = self._targets[start] = self.arrays(memory, start)
+        return found
+
+
+class Schema:
+    """The kind of batch and the parts of a message.
+
+    Attributes
+    ----------
+    kind
+        `SAMPLE_BATCH`, `MULTI_AGENT_BATCH` or `NESTED_BATCH`.
+    parts
+        One part; in a `MultiAgentBatch` one for each policy.
+    number
+        By which messages refer to it, once the other process knows it.
+    """
+
+    __slots__ = ("_plans", "kind", "number", "parts")
+
+    def __init__(self, kind: str, parts: Sequence[Part]) -> None:
+        self.kind = kind
+        self.parts = tuple(parts)
+        self.number: int | None = None
+        self._plans: dict[tuple[Rows, Rows], Plan] = {}
+
+    def plan(self, rooms: Rows, rows: Rows) -> Plan:
+        """Lay out the columns of a message.
+
+        Parameters
+        ----------
+        rooms
+            Rows that there is room for.
+        rows
+            Rows that are in use, from the first on.
+        """
+        plan = self._plans.get((rooms, rows))
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[rooms, rows] = self._lay_out(rooms, rows)
+        return plan
+
+    def _lay_out(self, rooms: Rows, rows: Rows) -> Plan:
+        parts = []
+        at = 0
+        for part, room, used in zip(self.parts, rooms, rows, strict=True):
+            places = []
+            columns = [column for column in part.columns if isinstance(column, Fixed)]
+            for column, most, count in zip(columns, _counts(columns, room), _counts(columns, used), strict=True):
+                if count > most:
+                    raise ValueError(f"{count} rows where there is room for {most}")
+                shape = (count, *column.row_shape) if column.counted else column.row_shape
+                places.append(Place(column, shape, at))
+                at += aligned(most * prod(column.row_shape) * column.dtype.itemsize)
+            parts.append(places)
+        return Plan(parts, at)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what JSON can hold of it; `read` is the inverse."""
+        return {
+            "kind": self.kind,
+            "parts": [[part.label, [_plain(column) for column in part.columns], part.structure] for part in self.parts],
+        }
+
+    @classmethod
+    def read(cls, described: Any) -> Schema:
+        """Build a schema from what another process says.
+
+        Raises
+        ------
+        FormatError
+            If it is not what `describe` gives.
+        """
+        try:
+            kind = described["kind"]
+            parts = [
+                Part.of(_string(label), tuple(map(_column, columns)), structure)
+                for label, columns, structure in described["parts"]
+            ]
+        except (SampleBatchError, TypeError, ValueError, LookupError, RecursionError) as error:
+            raise FormatError(
+                f"a message must have a schema that describes its columns, it has not: {error}"
+            ) from error
+        if kind not in (SAMPLE_BATCH, MULTI_AGENT_BATCH, NESTED_BATCH) or (
+            kind != MULTI_AGENT_BATCH and len(parts) != 1
+        ):
+            raise FormatError(f"a message must hold a batch of a known kind, got {len(parts)} parts of {kind!r}")
+        if len({part.label for part in parts}) < len(parts):
+            raise FormatError("a message must have one part for each policy, it has two for one")
+        return cls(kind, parts)
+
+
+def _counts(columns: Sequence[Fixed], rows: Any) -> Iterator[int]:
+    """Yield the number of rows of each column; 1 for those that have no axis of rows."""
+    if isinstance(rows, int):
+        for column in columns:
+            yield rows if column.counted else 1
+        return
+    counts = iter(rows)
+    for column in columns:
+        yield next(counts) if column.counted else 1
+    if next(counts, None) is not None:
+        raise ValueError("more counts of rows than columns")
+
+
+def _plain(column: Fixed | Loose) -> list[Any]:
+    if isinstance(column, Loose):
+        return [column.name]
+    return [column.name, column.dtype.str, column.row_shape, column.torch, column.form]
+
+
+def _column(plain: Any) -> Fixed | Loose:
+    if len(plain) == 1:
+        return Loose(_string(plain[0]))
+    name, dtype, row_shape, torch, form = plain
+    if not all(type(extent) is int and extent >= 0 for extent in row_shape):
+        raise ValueError("a row's shape has other extents than counts")
+    if torch is not None:
+        _string(torch)
+    return Fixed(_string(name), named_dtype(_string(dtype)), tuple(row_shape), torch, _string(form))
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__} where a string must be")
+    return value
+
+
+def _nested(structure: str, columns: Sequence[Fixed | Loose]) -> dict[str, Structure]:
+    nested = json.loads(structure)
+    if not isinstance(nested, dict):
+        raise TypeError("nested columns that have no names")
+    leaves = [leaf for top, own in nested.items() for leaf in leaf_names(top, own)]
+    if not set(leaves) <= {column.name for column in columns} or len(set(leaves)) < len(leaves):
+        raise ValueError("nested columns of which not all are there")
+    return nested
+
+
+def frozen(nested: dict[str, Any]) -> str:
+    """Turn the structure of nested columns into JSON, which can be compared; empty if there are none.
+
+    >>> frozen({}), frozen({"obs": {"camera": None}})
+    ('', '{"obs": {"camera": null}}')
+    """
+    return json.dumps(nested) if nested else ""
