@@ -1,0 +1,108 @@
+"""Files of a folder: locked, reserved, written whole."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from samplebatch.errors import FormatError, StorageError
+
+_MOST_PARTS = 512
+"""Parts that one call writes, at the most: half of what Linux takes."""
+
+
+def locked(path: Path) -> int:
+    """Open a file and lock it: until it is closed, or the process ends in whatever way.
+
+    Raises
+    ------
+    StorageError
+        If it is locked already, here or in another process.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise StorageError(
+            f"{str(path.parent)!r} must not be open elsewhere, and another buffer has it open"
+        ) from error
+    return fd
+
+
+def reserve(fd: int, nbytes: int, what: str) -> None:
+    """Give a file a size, and the blocks on the disk for it: a disk that is full shall say so here.
+
+    Raises
+    ------
+    StorageError
+        If the disk has no room; says what needs it.
+    """
+    if not nbytes:
+        return
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)
+        else:
+            blank = memoryview(bytes(1 << 20))
+            for at in range(0, nbytes, len(blank)):
+                write_at(fd, [blank[: nbytes - at]], at)
+    except OSError as error:
+        hint = "; free some, or make the buffer smaller" if error.errno in (errno.ENOSPC, errno.EFBIG) else ""
+        raise StorageError(
+            error.errno, f"{what} must have room for {nbytes} bytes on the disk: {error.strerror}{hint}"
+        ) from error
+
+
+def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
+    """Write parts one after the other from a place on, all of them."""
+    for first in range(0, len(parts), _MOST_PARTS):
+        some = list(parts[first : first + _MOST_PARTS])
+        while some:
+            written = os.pwritev(fd, some, at)
+            at += written
+            while some and written >= some[0].nbytes:
+                written -= some.pop(0).nbytes
+            if written:
+                some[0] = some[0][written:]
+
+
+def write_plain(path: Path, plain: Any) -> None:
+    """Write JSON to a file that is there whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(plain, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises
+    ------
+    FormatError
+        If the file is not there, or is none.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{str(path)!r} must be a whole file of a buffer, it is not: {error}") from error
+    if not isinstance(plain, dict):
+        raise FormatError(f"{str(path)!r} must be a file of a buffer, it is another")
+    return plain
+
+
+def sync(folder: Path) -> None:
+    """Wait until what a folder lists is on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,409 @@
+"""MappedFolder: a folder that holds a buffer, its columns mapped into memory and its state committed step by step.
+
+::
+
+    buffer.json              what the buffer is; written once
+    layout.<n>.json          name, dtype, shape and file of each column, and what the buffer notes about them
+    <n>.column               the rows of one column in all slots, as they lie in memory
+    lock                     locked by the process that has the folder open
+    commit.0  .1, intent, undo   see `commits`
+
+A step copies the rows that it will overwrite to `undo`, says so in `intent`, writes the columns, and commits. What is
+mapped or written belongs to the system and outlives the process: whenever that is killed, everything it had written is
+there. On opening, the newest whole commit says what the state was; if an intent followed it, the columns may be written
+in part, and the rows are put back. So no torn row is ever read, and no committed one is missing. A machine that goes
+down, as opposed to a process, loses what the system had not yet written to the disk; `flush` waits for that.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import weakref
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.buffer.commits import FILES, VERSION, Commits
+from samplebatch.buffer.folder_files import locked, read_plain, reserve, sync, write_plain
+from samplebatch.buffer.store import Slots
+from samplebatch.column.types import named_dtype
+from samplebatch.errors import ColumnTypeError, FormatError, StorageError
+
+_ABOUT, _LOCK = "buffer.json", "lock"
+_LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
+_ENTRY = struct.Struct("<QQ")
+"""In an intent: the file of a column, and how many slots follow."""
+
+Overwritten = Sequence[tuple[Iterable[str], Slots]]
+"""Which rows a step overwrites: names of columns, and slots of each of them."""
+
+_open_folders: weakref.WeakSet[MappedFolder] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for folder in list(_open_folders):
+        folder._abandon("only the process that opened it can, and this one was forked from it")
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class _Column(NamedTuple):
+    """The number of a column's file, its array, and the mapping below that."""
+
+    file: int
+    values: npt.NDArray[Any]
+    mapping: mmap.mmap | None
+
+
+class MappedFolder:
+    """A folder of mapped columns and committed states; `create` and `open` make one.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    about
+        What the buffer said about itself when the folder was made: plain values.
+    notes
+        What the buffer says about its columns: plain values, set by `note`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> folder = MappedFolder.create(path, {"size": 4}, b"no rows")
+    >>> obs = folder.allocate("obs", (4, 2), np.dtype(np.float32))
+    >>> folder.begin([])
+    >>> obs[0] = 1.0, 2.0
+    >>> folder.commit(b"one row")
+    >>> folder.close()
+    >>> folder = MappedFolder.open(path)
+    >>> folder.about, folder.state, folder.columns["obs"][0]
+    ({'size': 4}, b'one row', array([1., 2.], dtype=float32))
+    >>> folder.close()
+    """
+
+    def __init__(self, path: Path, lock: int, commits: Commits, about: dict[str, Any]) -> None:
+        self.path = path
+        self.about = about
+        self.notes: Any = None
+        self._commits = commits
+        self._closed = ""
+        self._columns: dict[str, _Column] = {}
+        self._layout = 0
+        self._layout_changed = False
+        self._next_file = 0
+        self._committed: frozenset[int] = frozenset()
+        self._unlock = weakref.finalize(self, os.close, lock)
+        _open_folders.add(self)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], about: dict[str, Any], state: bytes) -> Self:
+        """Make a folder for a buffer, and lock it.
+
+        Parameters
+        ----------
+        path
+            A folder that does not exist, or has nothing in it. The folder it lies in must exist.
+        about
+            What the buffer says about itself, plain enough for JSON.
+        state
+            What is committed first.
+
+        Raises
+        ------
+        StorageError
+            If there is something in the folder, another process makes a buffer in it, or the disk is full.
+        OSError
+            If it cannot be made.
+        """
+        folder = Path(path).absolute()
+        folder.mkdir(exist_ok=True)
+        _check_free(folder)
+        lock = locked(folder / _LOCK)
+        try:
+            # Another process may have been faster.
+            _check_free(folder)
+            for entry in folder.iterdir():
+                if entry.name != _LOCK:
+                    entry.unlink()
+            write_plain(folder / _LAYOUT.format(0), {"columns": {}, "notes": None})
+            files = Commits.create(folder, 0, state)
+            write_plain(folder / _ABOUT, {"version": VERSION, "about": about})
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(folder, lock, files, about)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Lock a folder, check it, and bring it to the state after the last step that was committed.
+
+        Raises
+        ------
+        StorageError
+            If another process has it open, or there is no buffer in it.
+        FormatError
+            If its files are not what they claim to be: a size, a checksum, a dtype or a version is wrong.
+        """
+        folder = Path(path).absolute()
+        if not (folder / _ABOUT).is_file():
+            raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {_ABOUT!r} in it")
+        lock = locked(folder / _LOCK)
+        try:
+            about = _read_about(folder / _ABOUT)
+            files = Commits.open(folder)
+        except BaseException:
+            os.close(lock)
+            raise
+        made = cls(folder, lock, files, about)
+        try:
+            made._map_layout(files.last.layout)
+            made._undo()
+            made._remove_strays()
+        except BaseException:
+            made._abandon("it could not be opened")
+            raise
+        return made
+
+    # Columns
+
+    @property
+    def state(self) -> bytes:
+        """What was committed last."""
+        return self._commits.last.payload
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays by name."""
+        return {name: column.values for name, column in self._columns.items()}
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Make a column of zeros in a file of its own; it belongs to the buffer from the next commit on.
+
+        The whole file is reserved, so that a disk that is full says so here, and not by a signal when rows are written.
+        A column takes the place of another of its name from the next commit on.
+
+        Raises
+        ------
+        StorageError
+            If the disk has no room for it, or the folder is closed.
+        """
+        self._check_open()
+        path = self.path / _COLUMN.format(self._next_file)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            reserve(fd, dtype.itemsize * prod(shape), f"column {name!r}")
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
+        self._columns[name] = column = self._map(name, self._next_file, shape, dtype)
+        self._next_file += 1
+        self._layout_changed = True
+        return column.values
+
+    def note(self, notes: Any) -> None:
+        """Say something about the columns, plain enough for JSON; it is committed together with them."""
+        if notes != self.notes:
+            self.notes = notes
+            self._layout_changed = True
+
+    def _map(self, name: str, file: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Column:
+        nbytes = dtype.itemsize * prod(shape)
+        path = self.path / _COLUMN.format(file)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise FormatError(f"{str(path)!r} must hold column {name!r}, and it is not there; damaged") from error
+        try:
+            size = os.fstat(fd).st_size
+            if size != nbytes:
+                raise FormatError(f"{str(path)!r} must have the {nbytes} bytes of column {name!r}, got {size}")
+            # An empty file cannot be mapped.
+            mapping = mmap.mmap(fd, nbytes) if nbytes else None
+        finally:
+            os.close(fd)
+        return _Column(file, np.ndarray(shape, dtype, mapping) if mapping else np.empty(shape, dtype), mapping)
+
+    def _map_layout(self, number: int) -> None:
+        path = self.path / _LAYOUT.format(number)
+        layout = read_plain(path)
+        if not isinstance(layout.get("columns"), dict):
+            raise FormatError(f"{str(path)!r} must list columns, it does not; it is damaged")
+        self.notes = layout.get("notes")
+        for name, entry in layout["columns"].items():
+            try:
+                dtype = named_dtype(str(entry["dtype"]))
+                file, shape = int(entry["file"]), tuple(map(int, entry["shape"]))
+                if min(file, *shape) < 0:
+                    raise ValueError("a number is below zero")
+            except (ColumnTypeError, KeyError, TypeError, ValueError) as error:
+                raise FormatError(f"{str(path)!r} must describe column {name!r}, it does not: {error}") from error
+            self._columns[name] = self._map(name, file, shape, dtype)
+        self._layout = number
+        self._committed = frozenset(column.file for column in self._columns.values())
+        self._next_file = max(self._committed, default=-1) + 1
+
+    def _write_layout(self) -> None:
+        columns = {
+            name: {"file": column.file, "dtype": column.values.dtype.str, "shape": column.values.shape}
+            for name, column in self._columns.items()
+        }
+        write_plain(self.path / _LAYOUT.format(self._layout), {"columns": columns, "notes": self.notes})
+
+    def _remove_strays(self) -> None:
+        """Remove the files of a layout that is no longer, or never was, committed."""
+        kept = {_LAYOUT.format(self._layout), *(_COLUMN.format(file) for file in self._committed)}
+        for entry in self.path.iterdir():
+            ours = entry.name.startswith("layout.") or entry.name.endswith((".column", ".tmp"))
+            if ours and entry.name not in kept:
+                entry.unlink()
+
+    # Steps
+
+    def begin(self, overwritten: Overwritten) -> None:
+        """Keep the rows that the step to come will overwrite, so that they can be put back.
+
+        If the step before was not committed, because something was raised, its rows are put back first.
+
+        Parameters
+        ----------
+        overwritten
+            The rows, as far as the last state shows them: others need not be kept.
+
+        Raises
+        ------
+        StorageError
+            If the disk is full, or the folder is closed. Nothing has changed then.
+        """
+        self._check_open()
+        self._undo()
+        entries: list[bytes] = []
+        rows: list[memoryview] = []
+        for names, slots in overwritten:
+            for name in names:
+                column = self._columns[name]
+                if column.file not in self._committed:
+                    continue
+                numbers = np.arange(len(column.values))[slots] if isinstance(slots, slice) else slots
+                numbers = np.atleast_1d(np.asarray(numbers, np.int64))
+                kept = column.values[numbers]
+                if kept.nbytes:
+                    rows.append(kept.reshape(-1).view(np.uint8).data)
+                    entries.append(_ENTRY.pack(column.file, len(numbers)) + numbers.tobytes())
+        if entries:
+            self._commits.keep(b"".join(entries), rows)
+
+    def commit(self, state: bytes) -> None:
+        """Say that the columns are written, and what the state is now.
+
+        Raises
+        ------
+        StorageError
+            If that cannot be written. The folder is closed then, and opens in the state of the last commit.
+        """
+        self._check_open()
+        changed = self._layout_changed
+        try:
+            if changed:
+                self._layout += 1
+                self._write_layout()
+            self._commits.commit(self._layout, state)
+        except OSError as error:
+            self._abandon("a step could not be committed")
+            raise StorageError(
+                error.errno, f"{str(self.path)!r} must take a step, and could not, and is closed: {error.strerror}"
+            ) from error
+        if changed:
+            self._layout_changed = False
+            self._committed = frozenset(column.file for column in self._columns.values())
+            self._remove_strays()
+
+    def _undo(self) -> None:
+        """Put rows back that a step overwrote which was not committed; that may be done again and again."""
+        entries = self._commits.pending
+        if entries is None:
+            return
+        by_file = {column.file: column.values for column in self._columns.values()}
+        at = place = 0
+        while place < len(entries):
+            file, count = _ENTRY.unpack_from(entries, place)
+            slots = np.frombuffer(entries, np.int64, count, place + _ENTRY.size)
+            place += _ENTRY.size + slots.nbytes
+            values = by_file[file]
+            nbytes = values.itemsize * prod(values.shape[1:]) * count
+            rows = np.frombuffer(self._commits.kept(at, nbytes), values.dtype)
+            values[slots] = rows.reshape(count, *values.shape[1:])
+            at += nbytes
+        self._commits.withdraw()
+
+    # Closing
+
+    def flush(self) -> None:
+        """Wait until everything that was committed is on the disk: the columns first.
+
+        Raises
+        ------
+        StorageError
+            If the folder is closed.
+        OSError
+            If the disk fails.
+        """
+        self._check_open()
+        for column in self._columns.values():
+            if column.mapping is not None:
+                column.mapping.flush()
+        self._commits.flush()
+        sync(self.path)
+
+    def close(self) -> None:
+        """Flush and unlock the folder; closing again does nothing. Arrays that are still around can be read."""
+        if not self._closed:
+            self._undo()
+            self.flush()
+            self._commits.forget_rows()
+            self._abandon("it was closed")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the folder takes no more steps."""
+        return bool(self._closed)
+
+    def _abandon(self, why: str) -> None:
+        """Let go of lock and files, in whatever state they are."""
+        self._closed = self._closed or why
+        self._commits.close()
+        self._unlock()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageError(f"the buffer in {str(self.path)!r} must be open to be written to: {self._closed}")
+
+
+def _check_free(folder: Path) -> None:
+    if (folder / _ABOUT).exists():
+        raise StorageError(f"{str(folder)!r} must be a new folder, and it holds a buffer; open that with open()")
+    # What is left of a folder whose making was cut short may go.
+    ours = {_LOCK, *FILES, _LAYOUT.format(0), _LAYOUT.format(0) + ".tmp", _ABOUT + ".tmp"}
+    strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
+    if strange:
+        raise StorageError(f"{str(folder)!r} must be a new folder or an empty one, and it holds {strange[0]!r}")
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    plain = read_plain(path)
+    if plain.get("version") != VERSION:
+        raise FormatError(f"{str(path)!r} is of version {plain.get('version')}, this library reads {VERSION}")
+    about = plain.get("about")
+    if not isinstance(about, dict):
+        raise FormatError(f"{str(path)!r} must describe a buffer, it does not; it is damaged")
+    return about

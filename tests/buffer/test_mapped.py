@@ -1,0 +1,468 @@
+"""MappedFolder: columns in files, committed step by step, whatever happens to the process."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folder_writer import SLOTS, WIDTHS, create
+from nursery import ROOT, nursery, payload
+
+from samplebatch.buffer.mapped import MappedFolder
+from samplebatch.errors import FormatError, StorageError
+
+I8 = np.dtype(np.int64)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "buffer"
+
+
+def filled(path: Path) -> MappedFolder:
+    """Make a folder of one column with three rows, the last step of which overwrote one."""
+    folder = MappedFolder.create(path, {"size": 3}, b"0")
+    folder.allocate("a", (3,), I8)[:] = 1, 2, 3
+    folder.note({"kinds": ["dense"]})
+    folder.commit(b"1")
+    folder.begin([(["a"], 0)])
+    folder.columns["a"][0] = 4
+    folder.commit(b"2")
+    return folder
+
+
+def crash(folder: MappedFolder) -> None:
+    """Let go of a folder as a process that dies does."""
+    folder._abandon("crashed")
+
+
+def test_a_folder_comes_back_as_it_was_closed(path: Path) -> None:
+    filled(path).close()
+    folder = MappedFolder.open(path)
+    assert (folder.about, folder.state, folder.notes) == ({"size": 3}, b"2", {"kinds": ["dense"]})
+    assert folder.columns["a"].tolist() == [4, 2, 3]
+    folder.close()
+
+
+def test_columns_of_every_dtype_come_back(path: Path) -> None:
+    folder = MappedFolder.create(path, {}, b"")
+    dtypes = ["?", "i1", "u2", "f2", "f8", "c16", "M8[ns]", "m8[s]"]
+    for dtype in dtypes:
+        folder.allocate(dtype, (2, 3), np.dtype(dtype))[1] = np.arange(3).astype(dtype)
+    folder.allocate("empty", (0, 5), I8)
+    folder.commit(b"")
+    folder.close()
+    folder = MappedFolder.open(path)
+    for dtype in dtypes:
+        assert folder.columns[dtype].dtype == dtype
+        assert np.array_equal(folder.columns[dtype], np.stack([np.zeros(3), np.arange(3)]).astype(dtype))
+    assert folder.columns["empty"].shape == (0, 5)
+    folder.close()
+
+
+def test_a_step_that_was_not_committed_is_undone(path: Path) -> None:
+    folder = filled(path)
+    folder.begin([(["a"], np.array([2, 1])), (["a"], slice(0, 1))])
+    folder.columns["a"][:] = 7, 8, 9
+    crash(folder)
+    for _ in range(2):
+        folder = MappedFolder.open(path)
+        assert (folder.state, folder.columns["a"].tolist()) == (b"2", [4, 2, 3])
+        crash(folder)
+
+
+def test_rows_are_put_back_also_when_the_recovery_itself_is_cut_short(path: Path) -> None:
+    folder = filled(path)
+    folder.begin([(["a"], slice(0, 3))])
+    folder.columns["a"][:] = 7, 8, 9
+    folder.columns["a"][1] = 2
+    crash(folder)
+    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3]
+
+
+def test_a_step_that_raised_is_undone_before_the_next(path: Path) -> None:
+    folder = filled(path)
+    folder.begin([(["a"], 1)])
+    folder.columns["a"][1] = 8
+    folder.begin([(["a"], 2)])
+    assert folder.columns["a"].tolist() == [4, 2, 3]
+    folder.columns["a"][2] = 9
+    crash(folder)
+    folder = MappedFolder.open(path)
+    assert folder.columns["a"].tolist() == [4, 2, 3]
+    folder.begin([(["a"], 1)])
+    folder.columns["a"][1] = 8
+    folder.close()
+    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3]
+
+
+def test_columns_of_a_step_that_was_not_committed_are_gone(path: Path) -> None:
+    folder = filled(path)
+    folder.allocate("b", (3,), I8)
+    folder.allocate("a", (5,), I8)
+    folder.note("other")
+    crash(folder)
+    folder = MappedFolder.open(path)
+    assert (list(folder.columns), folder.columns["a"].tolist(), folder.notes) == (
+        ["a"],
+        [4, 2, 3],
+        {"kinds": ["dense"]},
+    )
+    assert sorted(entry.name for entry in path.glob("*.column")) == ["0.column"]
+    folder.close()
+
+
+def test_a_column_can_grow(path: Path) -> None:
+    folder = filled(path)
+    old = folder.columns["a"]
+    folder.allocate("a", (5,), I8)[:3] = old
+    folder.begin([(["a"], slice(0, 5))])
+    folder.columns["a"][4] = 5
+    folder.commit(b"3")
+    assert len(list(path.glob("*.column"))) == 1
+    assert old.tolist() == [4, 2, 3]
+    folder.close()
+    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3, 0, 5]
+
+
+def test_a_commit_that_is_torn_leaves_the_one_before(path: Path) -> None:
+    folder = filled(path)
+    folder.begin([(["a"], slice(0, 3))])
+    folder.columns["a"][:] = 7, 8, 9
+    folder.commit(b"3")
+    crash(folder)
+    newest = max(path.glob("commit.*"), key=lambda file: file.read_bytes()[16:24])
+    data = bytearray(newest.read_bytes())
+    data[40] ^= 1
+    newest.write_bytes(data)
+    folder = MappedFolder.open(path)
+    assert (folder.state, folder.columns["a"].tolist()) == (b"2", [4, 2, 3])
+    folder.close()
+
+
+def damage_size(path: Path) -> None:
+    os.truncate(path / "0.column", 23)
+
+
+def damage_missing(path: Path) -> None:
+    (path / "0.column").unlink()
+
+
+def damage_commits(path: Path) -> None:
+    for file in path.glob("commit.*"):
+        file.write_bytes(file.read_bytes().replace(b"SB", b"XX"))
+
+
+def damage_one_commit(path: Path) -> None:
+    """Take away the commit that the intent follows."""
+    newest = max(path.glob("commit.*"), key=lambda file: file.read_bytes()[16:24])
+    newest.write_bytes(bytes(100))
+
+
+def damage_version(path: Path) -> None:
+    (path / "buffer.json").write_text('{"version": 99, "about": {}}')
+
+
+def damage_commit_version(path: Path) -> None:
+    for file in path.glob("commit.*"):
+        data = bytearray(file.read_bytes())
+        data[8] = 99
+        file.write_bytes(data)
+
+
+def damage_about(path: Path) -> None:
+    (path / "buffer.json").write_text('{"version": 1')
+
+
+def damage_about_kind(path: Path) -> None:
+    (path / "buffer.json").write_text('{"version": 1, "about": 3}')
+
+
+def damage_layout(path: Path) -> None:
+    next(path.glob("layout.*")).write_text('{"columns": [1]}')
+
+
+def damage_no_object(path: Path) -> None:
+    next(path.glob("layout.*")).write_text("[]")
+
+
+def damage_dtype(path: Path) -> None:
+    (file,) = path.glob("layout.*")
+    file.write_text(file.read_text().replace("<i8", "|O"))
+
+
+def damage_shape(path: Path) -> None:
+    (file,) = path.glob("layout.*")
+    file.write_text(file.read_text().replace("[3]", "[-3]"))
+
+
+def damage_no_intent(path: Path) -> None:
+    (path / "intent").unlink()
+
+
+def damage_undo(path: Path) -> None:
+    os.truncate(path / "undo", 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (damage_size, "must have the 24 bytes of column 'a', got 23"),
+        (damage_missing, "must hold column 'a', and it is not there"),
+        (damage_commits, "must have one whole commit, and has none"),
+        (damage_one_commit, "must have the commit of step 3, and it has that of step 2"),
+        (damage_version, "is of version 99, this library reads 1"),
+        (damage_commit_version, "is of version 99, this library reads 1"),
+        (damage_about, "must be a whole file of a buffer"),
+        (damage_about_kind, "must describe a buffer, it does not"),
+        (damage_layout, "must list columns, it does not"),
+        (damage_no_object, "must be a file of a buffer, it is another"),
+        (damage_dtype, "must describe column 'a', it does not"),
+        (damage_shape, "must describe column 'a', it does not"),
+        (damage_no_intent, "intent' must be there, and it is not"),
+        (damage_undo, "must have 8 bytes more than it has"),
+    ],
+)
+def test_damage_is_found_on_opening(path: Path, damage: Any, found: str) -> None:
+    folder = filled(path)
+    folder.begin([(["a"], 2)])
+    crash(folder)
+    damage(path)
+    with pytest.raises(FormatError, match=found):
+        MappedFolder.open(path)
+    # What could not be opened is not locked either.
+    with pytest.raises(FormatError):
+        MappedFolder.open(path)
+
+
+def test_a_folder_is_open_once(path: Path) -> None:
+    folder = filled(path)
+    with pytest.raises(StorageError, match="must not be open elsewhere"):
+        MappedFolder.open(path)
+    with pytest.raises(StorageError, match="and it holds a buffer; open that with open"):
+        MappedFolder.create(path, {}, b"")
+    folder.close()
+    MappedFolder.open(path).close()
+
+
+def test_a_folder_that_is_garbage_is_unlocked(path: Path) -> None:
+    filled(path)
+    gc.collect()
+    MappedFolder.open(path).close()
+
+
+def test_another_process_is_refused_until_the_first_is_gone(path: Path) -> None:
+    create(str(path))
+    code = f"from samplebatch.buffer.mapped import MappedFolder\nMappedFolder.open({str(path)!r})\nprint('opened')\n"
+    with nursery("folder_writer") as children:
+        pid = children.start("write", str(path))
+        other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert "must not be open elsewhere, and another buffer has it open" in other.stderr
+        assert children.kill(pid) == 9
+    MappedFolder.open(path).close()
+
+
+def test_a_forked_child_reads_but_does_not_write_and_holds_no_lock(path: Path) -> None:
+    folder = filled(path)
+    pid = os.fork()
+    if not pid:
+        try:
+            ok = folder.columns["a"].tolist() == [4, 2, 3]
+            try:
+                folder.begin([])
+                ok = False
+            except StorageError as error:
+                ok = ok and "this one was forked from it" in str(error)
+            os.read(0, 0)
+            os._exit(0 if ok else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    folder.begin([])
+    folder.commit(b"3")
+    folder.close()
+
+
+def test_a_closed_folder_takes_nothing(path: Path) -> None:
+    folder = filled(path)
+    values = folder.columns["a"]
+    folder.close()
+    folder.close()
+    assert folder.closed
+    for call in (
+        lambda: folder.begin([]),
+        lambda: folder.commit(b""),
+        folder.flush,
+        lambda: folder.allocate("b", (1,), I8),
+    ):
+        with pytest.raises(StorageError, match="must be open to be written to: it was closed"):
+            call()
+    assert values.tolist() == [4, 2, 3]
+
+
+def test_only_folders_of_its_own_are_taken(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"must be the folder of a buffer, and there is no 'buffer\.json' in it"):
+        MappedFolder.open(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(StorageError, match=r"must be a new folder or an empty one, and it holds 'thesis\.tex'"):
+        MappedFolder.create(tmp_path, {}, b"")
+    with pytest.raises(FileExistsError):
+        MappedFolder.create(tmp_path / "thesis.tex", {}, b"")
+    with pytest.raises(FileNotFoundError):
+        MappedFolder.create(tmp_path / "no" / "such", {}, b"")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_whose_making_was_cut_short_is_made_anew(path: Path) -> None:
+    filled(path).close()
+    for name in ("buffer.json", "0.column", "layout.1.json"):
+        (path / name).unlink()
+    (path / "buffer.json.tmp").write_text("{")
+    folder = MappedFolder.create(path, {"size": 1}, b"new")
+    assert (folder.columns, folder.state) == ({}, b"new")
+    folder.close()
+    assert MappedFolder.open(path).state == b"new"
+
+
+def test_a_full_disk_is_an_error_and_nothing_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = filled(path)
+
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(StorageError, match="column 'b' must have room for 800 bytes on the disk") as found:
+            folder.allocate("b", (100,), I8)
+    assert found.value.errno == errno.ENOSPC
+    assert not (path / "1.column").exists()
+    folder.commit(b"3")
+    assert list(folder.columns) == ["a"]
+
+
+def test_a_file_larger_than_allowed_is_an_error_and_no_signal(path: Path) -> None:
+    code = (
+        "import resource, signal, sys, numpy as np\n"
+        "from samplebatch.buffer.mapped import MappedFolder\n"
+        f"folder = MappedFolder.create({str(path)!r}, {{}}, b'')\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    folder.allocate('obs', (1 << 20,), np.dtype('f8'))\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "column 'obs' must have room for 8388608 bytes on the disk" in done.stdout, done.stderr
+    assert done.returncode == 0
+
+
+def test_rows_that_cannot_be_kept_are_not_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = filled(path)
+
+    def full(fd: int, parts: Any, at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        with pytest.raises(StorageError, match="must have room for the rows that a step overwrites"):
+            folder.begin([(["a"], 0)])
+    folder.begin([(["a"], 0)])
+    folder.columns["a"][0] = 9
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        with pytest.raises(StorageError, match="must take a step, and could not, and is closed"):
+            folder.commit(b"3")
+    with pytest.raises(StorageError, match="a step could not be committed"):
+        folder.begin([])
+    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3]
+
+
+def test_columns_take_no_memory_of_the_process(path: Path) -> None:
+    """A process that may have 300 MB of its own writes to columns of 1 GB."""
+    code = (
+        "import resource, numpy as np\n"
+        "from samplebatch.buffer.mapped import MappedFolder\n"
+        f"folder = MappedFolder.create({str(path)!r}, {{}}, b'')\n"
+        "limit = 300 << 20\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
+        "try:\n"
+        "    np.ones(1 << 27)\n"
+        "except MemoryError:\n"
+        "    values = folder.allocate('obs', (1 << 27,), np.dtype('f8'))\n"
+        "    values[:: 1 << 17] = 1\n"
+        "    print(int(values[:: 1 << 17].sum()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "1024\n", done.stderr
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY or done.returncode == 0
+
+
+def test_large_states_and_many_columns_are_written_whole(path: Path) -> None:
+    folder = MappedFolder.create(path, {}, b"")
+    names = [f"c{i}" for i in range(700)]
+    for name in names:
+        folder.allocate(name, (2,), I8)[:] = 1
+    folder.commit(b"s" * 100_000)
+    folder.begin([(names, slice(0, 2))])
+    for values in folder.columns.values():
+        values[:] = 2
+    crash(folder)
+    folder = MappedFolder.open(path)
+    assert folder.state == b"s" * 100_000
+    assert all(values.tolist() == [1, 1] for values in folder.columns.values())
+    folder.close()
+
+
+def test_room_for_rows_kept_is_given_back_on_closing(path: Path) -> None:
+    folder = MappedFolder.create(path, {}, b"")
+    folder.allocate("a", (100_000,), I8)
+    folder.commit(b"")
+    folder.begin([(["a"], slice(0, 100_000))])
+    folder.commit(b"")
+    assert (path / "undo").stat().st_size == 800_000
+    folder.close()
+    assert (path / "undo").stat().st_size <= 4096
+
+
+def test_about_is_plain(path: Path) -> None:
+    filled(path).close()
+    assert json.loads((path / "buffer.json").read_text())["about"] == {"size": 3}
+
+
+def test_a_process_killed_at_any_moment_leaves_every_committed_row_and_no_torn_one(path: Path) -> None:
+    create(str(path))
+    rng = np.random.default_rng()
+    undone = before = 0
+    with nursery("folder_writer") as children:
+        for _ in range(60):
+            assert children.kill_after(float(rng.uniform(0, 0.02)), "write", str(path)) == 9
+            undo = MappedFolder._undo
+
+            def counting(self: MappedFolder, undo: Any = undo) -> None:
+                nonlocal undone
+                undone += self._commits.pending is not None
+                undo(self)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(MappedFolder, "_undo", counting)
+                folder = MappedFolder.open(path)
+            (count,) = struct.unpack("<q", folder.state)
+            assert count >= before
+            before = count
+            rows = np.arange(max(0, count - SLOTS), count)
+            for name, values in folder.columns.items():
+                assert np.array_equal(values[rows % SLOTS], payload(rows, WIDTHS[name])), name
+            crash(folder)
+    assert before > 10 * SLOTS
+    assert undone > 5
