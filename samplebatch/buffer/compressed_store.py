@@ -124,6 +124,10 @@ class CompressedStore(Store):
         """Check n rows and convert them to the column's dtype; see `Store.fit`."""
         return self._form.fit(rows, n)
 
+    def blank(self, n: int) -> npt.NDArray[Any]:
+        """Return n rows of zeros."""
+        return self._form.blank(n)
+
     def write(self, slots: Slots, rows: npt.NDArray[Any]) -> None:
         """Write rows that `fit` returned."""
         if not rows.nbytes:

@@ -110,6 +110,11 @@ class RaggedStore(Store):
             )
         return RaggedColumn(exact, column.offsets - column.offsets[0], column.shapes)
 
+    def blank(self, n: int) -> RaggedColumn:
+        """Return n rows without elements."""
+        shapes = np.zeros((n, self.ndim), np.int64) if self.ndim > 1 else None
+        return RaggedColumn(memory.empty((0,), self.item), np.zeros(n + 1, np.int64), shapes)
+
     def write(self, slots: Slots, rows: RaggedColumn) -> None:
         """Write rows that `fit` returned."""
         count = len(rows.flat)

@@ -6,8 +6,10 @@ them ready, `write` puts them into their slots and cannot fail.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.node import ARRAY, KINDS, NUMBER, TENSOR
-from samplebatch.column import memory
+from samplebatch.column import cores, memory
 from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 Slots = npt.NDArray[np.intp] | slice | int
 """Slots to be written: their numbers, shape (n,), in any order; a slice of them; or one."""
+
+Range = tuple[int, int]
+"""Slots that follow each other: the first one, and the one after the last."""
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """Makes the array of all slots, zeroed: takes the column's dotted name, the shape (slots, ...) and the dtype.
@@ -102,6 +107,10 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def blank(self, n: int) -> Any:
+        """Return n rows ready to be written that stand for rows not given: zeros, None, rows without elements."""
+
+    @abstractmethod
     def write(self, slots: Slots, rows: Any) -> None:
         """Write rows that `fit` returned; of several rows for one slot the last stays."""
 
@@ -123,9 +132,10 @@ class Store(ABC):
             As `fit` does.
         """
 
-    def copy_range(self, start: int, stop: int) -> Any:
-        """Copy the rows of slots `start` to `stop` into new memory."""
-        return self.take(np.arange(start, stop))
+    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
+        """Return room for the rows of ranges of slots, one after the other, and the jobs that copy them there."""
+        pairs = [np.arange(start, stop) for start, stop in ranges]
+        return self.take(np.concatenate([np.zeros(0, np.intp), *pairs])), []
 
 
 class DenseStore(Store):
@@ -184,11 +194,17 @@ class DenseStore(Store):
             return array
         exact = cast_exactly(array, self.dtype)
         if exact is None:
+            exact = narrowed(array, self.dtype)
+        if exact is None:
             raise ColumnMismatchError(
                 f"column {self.name!r} must hold its values without loss, got {array.dtype} for {self.dtype}; "
                 "convert them, or give the first row the wider dtype"
             )
         return exact
+
+    def blank(self, n: int) -> npt.NDArray[Any]:
+        """Return n rows of zeros."""
+        return np.zeros((n, *self.row_shape), self.dtype)
 
     def write(self, slots: Slots, rows: npt.NDArray[Any]) -> None:
         """Write rows that `fit` returned."""
@@ -198,9 +214,9 @@ class DenseStore(Store):
         """Gather rows into new memory; shape (*slots.shape, ...)."""
         return gathered(self._values, slots)
 
-    def copy_range(self, start: int, stop: int) -> Any:
-        """Copy the rows of slots `start` to `stop`."""
-        return memory.copy_of(self._values[start:stop])
+    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
+        """Allocate room for ranges of slots, and cut the copying into jobs."""
+        return copying(self._values, ranges)
 
     def live(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather rows into a column."""
@@ -265,9 +281,10 @@ class TorchStore(DenseStore):
         """Gather rows into a new tensor; shape (*slots.shape, ...)."""
         return self._tensor(gathered(self._values, slots))
 
-    def copy_range(self, start: int, stop: int) -> torch.Tensor:
-        """Copy the rows of slots `start` to `stop`."""
-        return self._tensor(memory.copy_of(self._values[start:stop]))
+    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
+        """Allocate room for ranges of slots, and cut the copying into jobs."""
+        out, jobs = copying(self._values, ranges)
+        return self._tensor(out), jobs
 
     def live(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather rows into a column."""
@@ -327,6 +344,10 @@ class ObjectStore(Store):
         array = object_rows(rows, self.name) if not self.shape else as_rows(rows, self.name)
         check_rows(self.name, array, n, self.shape)
         return array
+
+    def blank(self, n: int) -> npt.NDArray[Any]:
+        """Return n rows of None."""
+        return np.empty((n, *self.shape), object)
 
     def write(self, slots: Slots, rows: npt.NDArray[Any]) -> None:
         """Write rows that `fit` returned."""
@@ -454,6 +475,36 @@ def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
         import torch
 
         return plain.cpu().contiguous().view({1: torch.uint8, 2: torch.int16}[plain.element_size()]).numpy()
+
+
+def narrowed(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Convert numbers to a dtype of a narrower kind, or give None if a value would change.
+
+    >>> narrowed(np.array([2.0, 0.0]), np.dtype("i8")), narrowed(np.array([0.7]), np.dtype("i8"))
+    (array([2, 0]), None)
+    """
+    if array.dtype.kind not in "biufc" or dtype.kind not in "biufc":
+        return None
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        cast = array.astype(dtype)
+        back = cast.astype(array.dtype)
+    return cast if np.array_equal(back, array) else None
+
+
+def copying(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[cores.Job]]:
+    """Allocate room for the rows of ranges of an array, one after the other, and cut the copying into jobs."""
+    rows = sum([stop - start for start, stop in ranges])
+    out = memory.empty((rows, *values.shape[1:]), values.dtype)
+    jobs: list[cores.Job] = []
+    at = 0
+    for start, stop in ranges:
+        nbytes = (stop - start) * (values.nbytes // len(values))
+        for part in cores.pieces(stop - start, nbytes):
+            source = values[start + part.start : start + part.stop]
+            jobs.append((source.nbytes, partial(np.copyto, out[at + part.start : at + part.stop], source)))
+        at += stop - start
+    return out, jobs
 
 
 def gathered(values: npt.NDArray[Any], slots: npt.NDArray[np.intp]) -> npt.NDArray[Any]:

@@ -195,5 +195,5 @@ def test_a_compressed_store_reads_as_a_dense_one_does(store: CompressedStore) ->
         rows = frames(rng.integers(0, 60_000, 7))
         store.write(slots, store.fit(rows, 7))
         dense.write(slots, dense.fit(rows, 7))
-    assert np.array_equal(store.copy_range(10, 70), dense.copy_range(10, 70))
+    assert np.array_equal(store.copying([(10, 70)])[0], dense.take(np.arange(10, 70)))
     assert np.array_equal(store.values.to_numpy(), dense.values)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from samplebatch.buffer.store import DenseStore, ObjectStore, Store, TorchStore, store_for, zeroed
+from samplebatch.column import cores
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
@@ -29,6 +30,12 @@ FIRST_ROWS: dict[str, Any] = {
 def made(name: str, slots: int = 5) -> tuple[Store, Any]:
     rows = FIRST_ROWS[name]
     return store_for(name, rows, slots), rows
+
+
+def copied(store: Store, *ranges: tuple[int, int]) -> Any:
+    out, jobs = store.copying(ranges)
+    cores.share(jobs)
+    return out
 
 
 def same(a: Any, b: Any) -> bool:
@@ -52,7 +59,8 @@ def test_slices_single_slots_and_ranges(name: str) -> None:
     store, rows = made(name)
     store.write(slice(1, 4), store.fit(rows, 3))
     store.write(0, store.fit(rows[2:], 1))
-    assert same(store.copy_range(1, 4), rows)
+    assert same(copied(store, (1, 4)), rows)
+    assert same(copied(store, (3, 4), (0, 0), (1, 3)), rows[[2, 0, 1]])
     assert same(store.take(np.array([0])), rows[2:])
     assert store.slots == len(store.values) == 5
     assert same(store.values[1:4], rows)
@@ -66,15 +74,24 @@ def test_rows_return_from_a_column(name: str) -> None:
     assert len(column) == 3
     other, _ = made(name)
     other.restore(np.array([2, 3, 1]), column)
-    assert same(other.copy_range(1, 4), rows)
+    assert same(copied(other, (1, 4)), rows)
+
+
+@pytest.mark.parametrize("name", FIRST_ROWS)
+def test_blank_rows_are_those_of_slots_never_written(name: str) -> None:
+    store, rows = made(name)
+    never = store.take(np.array([0, 1]))
+    store.write(slice(0, 3), store.fit(rows, 3))
+    store.write(slice(0, 2), store.blank(2))
+    assert same(store.take(np.array([0, 1])), never)
 
 
 def test_taken_rows_are_their_own() -> None:
     store, rows = made("floats")
     store.write(slice(0, 3), store.fit(rows, 3))
-    for taken in (store.take(np.array([0, 1])), store.copy_range(0, 2)):
+    for taken in (store.take(np.array([0, 1])), copied(store, (0, 2))):
         taken[...] = -1
-    assert same(store.copy_range(0, 3), rows)
+    assert same(copied(store, (0, 3)), rows)
 
 
 def test_the_last_of_several_rows_for_one_slot_stays() -> None:
@@ -138,6 +155,9 @@ def test_byte_order_is_made_native() -> None:
     [
         (np.zeros(2, np.int64), [0.7, 1.0], ColumnMismatchError, "'x' must hold its values without loss"),
         (np.zeros(2, np.float32), np.array([0.1, 0.2]), ColumnMismatchError, "float64 for float32"),
+        (np.zeros(2, np.int64), [np.nan, 1.0], ColumnMismatchError, "without loss"),
+        (np.zeros(2, np.int64), [2.0**63, 1.0], ColumnMismatchError, "without loss"),
+        (np.zeros(2), [1j, 1.0], ColumnMismatchError, "without loss"),
         (np.zeros(2, np.uint8), [256, 0], ColumnMismatchError, "without loss"),
         (np.zeros(2, bool), [2, 0], ColumnMismatchError, "int64 for bool"),
         (np.zeros((2, 3)), np.zeros((2, 4)), ColumnMismatchError, "rows of shape (3,), got (4,)"),
@@ -158,13 +178,19 @@ def test_what_does_not_fit_is_refused(first: Any, later: Any, error: type[Except
         store.fit(later, 2)
     assert words in str(raised.value)
     assert "'x'" in str(raised.value)
-    assert same(store.copy_range(0, 2), store.values[:2])
+    assert same(copied(store, (0, 2)), store.values[:2])
 
 
 def test_what_loses_nothing_is_converted() -> None:
     store = store_for("x", np.zeros(1, np.float32), 3)
     store.write(slice(0, 3), store.fit([1, True, 0.5], 3))
     assert store.values.tolist() == [1.0, 1.0, 0.5]
+    whole = store_for("x", np.zeros(1, np.int8), 3)
+    whole.write(slice(0, 3), whole.fit([1.0, -2.0, 3 + 0j], 3))
+    assert whole.values.tolist() == [1, -2, 3]
+    flags = store_for("x", np.zeros(1, bool), 2)
+    flags.write(slice(0, 2), flags.fit([1, 0], 2))
+    assert flags.values.tolist() == [True, False]
     tensors = store_for("x", torch.zeros(1), 3)
     tensors.write(slice(0, 3), tensors.fit(np.array([1, 2, 3]), 3))
     assert tensors.values.tolist() == [1.0, 2.0, 3.0]
