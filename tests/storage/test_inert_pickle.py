@@ -1,0 +1,191 @@
+"""Pickles read as data: what plain values need, and nothing that runs."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samplebatch.errors import FormatError, SampleBatchError
+from samplebatch.storage.inert_pickle import Foreign, is_plain, read_pickle, resolved
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False).map(str)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.sets(st.integers())
+        | st.frozensets(st.text())
+    ),
+    max_leaves=20,
+)
+
+
+@given(VALUES, st.sampled_from([4, 5]))
+@settings(max_examples=150, deadline=None)
+def test_plain_values_come_back(value: Any, protocol: int) -> None:
+    found = read_pickle(pickle.dumps(value, protocol))
+    assert is_plain(found)
+    assert found == value
+
+
+ARRAYS = [
+    np.arange(6).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.array(3.5),
+    np.zeros((0, 4), np.float16),
+    np.array([True, False]),
+    np.array([1 + 2j], np.complex64),
+    np.array(["2020-01-01", "NaT"], "M8[D]"),
+    np.array([3, 5], "m8[25s]"),
+    np.array(["ab", "c"]),
+    np.array([b"ab", b"c"]),
+    np.arange(3, dtype=">i4"),
+    np.array([None, "a", {"b": np.arange(2)}], object),
+    np.array([[1, None]], object),
+]
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.dtype))
+def test_arrays_come_back(array: np.ndarray[Any, Any], protocol: int) -> None:
+    found = read_pickle(pickle.dumps(array, protocol))
+    assert is_plain(found)
+    assert found.dtype == array.dtype.newbyteorder("=")
+    assert found.shape == array.shape
+    assert repr(found) == repr(array.astype(found.dtype))
+    assert found.flags.writeable
+
+
+def test_numbers_and_dtypes_of_numpy_come_back() -> None:
+    values = [np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64("2020-01-01", "s"), np.dtype("f4")]
+    found = read_pickle(pickle.dumps(values))
+    assert found == values
+    assert [type(value) for value in found] == [type(value) for value in values]
+
+
+def test_what_is_shared_stays_shared() -> None:
+    inner = [1]
+    loop: list[Any] = [inner, inner]
+    loop.append(loop)
+    array = np.arange(3)
+    found = read_pickle(pickle.dumps([loop, array, (array,)]))
+    assert found[0][0] is found[0][1]
+    assert found[0][2] is found[0]
+    assert found[1] is found[2][0]
+
+
+class Malice:
+    """Deletes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.remove, (str(self.path),)
+
+
+class Rebuilt:
+    def __setstate__(self, state: Any) -> None:
+        raise AssertionError("was unpickled")
+
+    def __getstate__(self) -> Any:
+        return {"a": np.arange(2), "b": 1}
+
+
+def test_nothing_is_called(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.touch()
+    found = read_pickle(pickle.dumps({"a": [Malice(victim)]}))
+    assert victim.exists()
+    assert found["a"][0].name == "posix.remove"
+    assert found["a"][0].args == (str(victim),)
+    assert not is_plain(found)
+    assert not is_plain(np.array([1, found], object))
+
+
+def test_objects_stay_foreign_with_their_states() -> None:
+    found = read_pickle(pickle.dumps(Rebuilt()))
+    assert isinstance(found, Foreign)
+    assert found.name.endswith("Rebuilt")
+    assert resolved(found.state["a"]).tolist() == [0, 1]
+    assert repr(found) == f"<{found.name}, not made>"
+    for value in (collections.OrderedDict(a=1), datetime.date(2020, 1, 1), random.Random(3), 1j, print, range(3)):
+        assert not is_plain(read_pickle(pickle.dumps(value)))
+    recordarray = np.zeros(2, [("a", "i4")])
+    assert not is_plain(read_pickle(pickle.dumps(recordarray.dtype)))
+
+
+def test_nothing_is_imported() -> None:
+    data = b"cno_such_module\nno_such_name\n."
+    assert read_pickle(data).name == "no_such_module.no_such_name"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80",
+        b"not a pickle",
+        pickle.dumps([1, 2, 3])[:-1],
+        pickle.dumps([1, 2, 3])[:5],
+        b"]a.",
+        b"}a.",
+        b"(.",
+        b"e.",
+        b"0.",
+        b"h\x05.",
+        b"]}b.",
+        b"P1\n.",
+        b"\x82\x01.",
+        b"N\x93.",
+        b"]" * 20_000 + b"a" * 19_999 + b".",
+    ],
+)
+def test_damaged_pickles_are_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        read_pickle(data)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(SampleBatchError):
+        read_pickle(data)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
+    pickled = bytearray(pickle.dumps({"a": np.arange(4), "b": [None, np.array(["x", None], object)], "c": Rebuilt()}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(SampleBatchError):
+        is_plain(read_pickle(pickled))
+
+
+def test_arrays_that_lie_about_their_size_are_refused() -> None:
+    pickled = pickle.dumps(np.arange(4))
+    assert pickled.count(b"K\x04") == 1
+    with pytest.raises(FormatError, match="must have the bytes of its arrays"):
+        read_pickle(pickled.replace(b"K\x04", b"K\x7f"))
