@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.rollout.episode_ends import episode_ends, run_starts
 
 _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
 
@@ -95,9 +96,9 @@ def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistic
     (1, 1, 6.0)
     """
     policies = _policies(batch)
-    if not all(_has_episodes(steps) for steps in policies.values()):
+    ends = episode_ends(policies)
+    if ends is None or not all(name in steps for steps in policies.values() for name in _NEEDED):
         return None
-    ends = _episode_ends(policies)
     finished = ends.ids[ends.finished]
     return EpisodeStatistics(
         len(finished),
@@ -111,44 +112,13 @@ def finished_episodes(batch: MultiAgentBatch | SampleBatch) -> npt.NDArray[Any]:
 
     A batch without the columns that tell has none.
     """
-    policies = _policies(batch)
-    if not all(_has_episodes(steps) for steps in policies.values()):
-        return np.empty(0, np.int64)
-    ends = _episode_ends(policies)
-    return ends.ids[ends.finished]
-
-
-class _Ends(NamedTuple):
-    """Episodes, shape (k,), and whether each of them ended."""
-
-    ids: npt.NDArray[Any]
-    finished: npt.NDArray[np.bool_]
+    ends = episode_ends(_policies(batch))
+    return np.empty(0, np.int64) if ends is None else ends.ids[ends.finished]
 
 
 def _policies(batch: MultiAgentBatch | SampleBatch) -> Mapping[str, SampleBatch]:
     policies = {names.DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
     return {policy: steps for policy, steps in policies.items() if len(steps)}
-
-
-def _has_episodes(steps: SampleBatch) -> bool:
-    return all(name in steps for name in _NEEDED) and (
-        names.DONES in steps or (names.TERMINATEDS in steps and names.TRUNCATEDS in steps)
-    )
-
-
-def _episode_ends(policies: Mapping[str, SampleBatch]) -> _Ends:
-    if not policies:
-        return _Ends(np.empty(0, np.int64), np.empty(0, np.bool_))
-    eps_id, t, done = (
-        np.concatenate([np.asarray(steps[name]) for steps in policies.values()])
-        for name in (names.EPS_ID, names.T, names.DONES)
-    )
-    order = np.lexsort((t, eps_id))
-    eps_id, t, done = eps_id[order], t[order], done[order].astype(np.bool_)
-    starts = _starts(eps_id)
-    stops = np.append(starts[1:], len(eps_id))
-    last = np.repeat(t[stops - 1], stops - starts)
-    return _Ends(eps_id[starts], np.logical_and.reduceat(done | (t < last), starts))
 
 
 def _of_policy(steps: SampleBatch, finished: npt.NDArray[Any]) -> PolicyStatistics:
@@ -157,14 +127,8 @@ def _of_policy(steps: SampleBatch, finished: npt.NDArray[Any]) -> PolicyStatisti
     rows = rows[np.lexsort((agent[rows], eps_id[rows]))]
     if not len(rows):
         return PolicyStatistics(0, np.empty((0, *rewards.shape[1:])), np.empty(0, np.int64))
-    starts = _starts(eps_id[rows], agent[rows])
+    starts = run_starts(eps_id[rows], agent[rows])
     returns = np.add.reduceat(rewards[rows].astype(np.float64), starts, axis=0)
     lengths = np.diff(np.append(starts, len(rows)))
     order = rows[starts].argsort()
-    return PolicyStatistics(len(_starts(eps_id[rows])), returns[order], lengths[order])
-
-
-def _starts(*keys: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Return where runs of equal keys begin, in keys that are not empty."""
-    changed = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return np.concatenate(([0], np.flatnonzero(changed) + 1))
+    return PolicyStatistics(len(run_starts(eps_id[rows])), returns[order], lengths[order])

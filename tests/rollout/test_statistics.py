@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
-from samplebatch.rollout.aggregate import Aggregator
+from samplebatch import MultiAgentBatch, SampleBatch
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.statistics import episode_statistics, finished_episodes
 
@@ -120,30 +119,3 @@ def test_statistics_agree_with_plain_python(drawn: tuple[list[dict[str, Any]], i
         assert statistics.returns.tolist() == list(returns.values())
         assert statistics.lengths.tolist() == list(lengths.values())
         assert statistics.episodes == len({episode for episode, _ in returns})
-
-
-@given(rollouts())
-def test_what_goes_into_an_aggregator_comes_out(drawn: tuple[list[dict[str, Any]], int]) -> None:
-    rows, parts = drawn
-    aggregator = Aggregator()
-    fragments = [as_batch(rows[i::parts]) for i in range(parts)]
-    for fragment in fragments:
-        aggregator.add(fragment)
-    assert aggregator.fragments == parts
-    assert aggregator.env_steps == sum(fragment.count for fragment in fragments) == len(rows)
-    assert aggregator.agent_steps == len(rows)
-    assert aggregator.nbytes == sum(fragment.size_bytes() for fragment in fragments)
-    batch = aggregator.build_and_reset()
-    assert batch == concat_samples(fragments)
-    assert batch.agent_steps() == len(rows)
-    assert (aggregator.fragments, aggregator.env_steps, aggregator.agent_steps, aggregator.nbytes) == (0, 0, 0, 0)
-
-
-def test_episodes_are_counted_once_however_they_are_cut() -> None:
-    collector, aggregator = MultiAgentCollector(arena.Relay(), seed=0), Aggregator()
-    for steps in (3, 5, 1, 2, 9, 12):
-        aggregator.add(collector.collect(steps))
-    assert aggregator.episodes == 4
-    found = episode_statistics(aggregator.build_and_reset())
-    assert found is not None
-    assert found.episodes == 4

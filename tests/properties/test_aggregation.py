@@ -1,0 +1,257 @@
+"""Whatever fragments come in, cut and mixed in whatever way: every step comes out once, whole and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.batch.concat import concat_samples
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.rollout.aggregate import Aggregator
+
+POLICIES = ("red", "blue", "red")
+"""The policy of each agent, by its index."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One agent's row of one environment step; everything in it follows from its number."""
+
+    uid: int
+    eps_id: int
+    t: int
+    agent: int
+    done: bool
+
+
+def as_batch(rows: list[Step]) -> SampleBatch:
+    uid = np.array([row.uid for row in rows])
+    return SampleBatch(
+        uid=uid,
+        obs={"far": np.stack([uid, -uid], 1).astype(np.float32), "near": uid.astype(np.uint8)},
+        words=RaggedColumn.from_rows([np.full(i % 3, i) for i in uid], "words"),
+        infos=[{"uid": int(i)} for i in uid],
+        eps_id=[row.eps_id for row in rows],
+        t=[row.t for row in rows],
+        agent_index=[row.agent for row in rows],
+        terminateds=[row.done for row in rows],
+        truncateds=[False] * len(rows),
+    )
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The environment steps of one source in order, and where it cuts them into fragments."""
+
+    steps: list[list[Step]]
+    cuts: list[int]
+    shuffled: bool
+    flat: bool
+
+    def fragments(self, rng: np.random.Generator) -> Iterator[SampleBatch | MultiAgentBatch]:
+        bounds = sorted({0, *(cut % (len(self.steps) + 1) for cut in self.cuts), len(self.steps)})
+        for first, stop in pairwise(bounds):
+            rows = [row for step in self.steps[first:stop] for row in step]
+            if self.flat:
+                yield as_batch(rows)
+                continue
+            rows.sort(key=lambda row: (row.agent, row.t) if not self.shuffled else rng.random())
+            yield MultiAgentBatch(
+                {
+                    policy: as_batch([row for row in rows if POLICIES[row.agent] == policy])
+                    for policy in dict.fromkeys(POLICIES[row.agent] for row in rows)
+                },
+                stop - first,
+            )
+
+
+@st.composite
+def streams(draw: st.DrawFn, *, flat: bool = False) -> list[Stream]:
+    uids, ids = count(), iter(draw(st.permutations(range(100, 130))))
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        steps: list[list[Step]] = []
+        for _ in range(draw(st.integers(1, 3))):
+            eps_id, length = next(ids), draw(st.integers(1, 6))
+            ended = draw(st.booleans()) or _ < 2
+            for t in range(length):
+                acting = [0] if flat else sorted(draw(st.sets(st.integers(0, 2), min_size=1)))
+                steps.append([Step(next(uids), eps_id, t, agent, ended and t == length - 1) for agent in acting])
+        found.append(Stream(steps, draw(st.lists(st.integers(0, 20), max_size=5)), draw(st.booleans()), flat))
+    return found
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, *, flat: bool = False) -> tuple[list[Stream], list[SampleBatch | MultiAgentBatch]]:
+    """Draw streams, and their fragments in the order in which they happen to arrive."""
+    sources = draw(streams(flat=flat))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    pending = [list(source.fragments(rng)) for source in sources]
+    arrived = []
+    while any(pending):
+        pending = [queue for queue in pending if queue]
+        arrived.append(pending[draw(st.integers(0, len(pending) - 1))].pop(0))
+    return sources, arrived
+
+
+def rows_of(batch: SampleBatch | MultiAgentBatch) -> dict[int, tuple[str, dict[str, Any]]]:
+    """Return every row with its policy, by its number."""
+    found = {}
+    for policy, steps in batch.as_multi_agent().items():
+        for row in steps.rows():
+            assert row["uid"] not in found
+            found[int(row["uid"])] = (policy, row)
+    return found
+
+
+def check_rows(sources: list[Stream], batches: list[SampleBatch | MultiAgentBatch]) -> None:
+    """Check that every step came out once, under its policy, as it was."""
+    expected = {row.uid: row for source in sources for step in source.steps for row in step}
+    found = [rows_of(batch) for batch in batches]
+    assert sorted(uid for rows in found for uid in rows) == sorted(expected)
+    for rows in found:
+        for uid, (policy, row) in rows.items():
+            step = expected[uid]
+            assert policy == ("default_policy" if sources[0].flat else POLICIES[step.agent])
+            assert row["obs"]["far"].tolist() == [uid, -uid]
+            assert row["obs"]["near"] == uid
+            assert row["words"].tolist() == [uid] * (uid % 3)
+            assert row["infos"] == {"uid": uid}
+            assert (row["eps_id"], row["t"], row["agent_index"]) == (step.eps_id, step.t, step.agent)
+            assert row["terminateds"] == step.done
+
+
+def run(
+    aggregator: Aggregator, arrived: list[SampleBatch | MultiAgentBatch], drains: list[bool]
+) -> tuple[list[Any], Any]:
+    """Add all fragments, take the full batches out now and then, and return them and the rest."""
+    full: list[Any] = []
+    for i, fragment in enumerate(arrived):
+        aggregator.add(fragment)
+        if drains[i % len(drains)]:
+            full += aggregator.batches()
+        came, went = arrived[: i + 1], full
+        assert aggregator.env_steps == sum(b.env_steps() for b in came) - sum(b.env_steps() for b in went)
+        assert aggregator.agent_steps == sum(b.agent_steps() for b in came) - sum(b.agent_steps() for b in went)
+        assert (aggregator.nbytes > 0) == (aggregator.agent_steps > 0)
+    full += aggregator.batches()
+    rest = aggregator.build_and_reset()
+    assert (aggregator.env_steps, aggregator.agent_steps, aggregator.nbytes) == (0, 0, 0)
+    assert (aggregator.fragments, aggregator.episodes) == (0, 0)
+    assert sum(b.env_steps() for b in [*full, rest]) == sum(b.env_steps() for b in arrived)
+    return full, rest
+
+
+DRAINS = st.lists(st.booleans(), min_size=1, max_size=4)
+SIZES = st.integers(1, 12)
+
+
+@settings(max_examples=80)
+@given(arrivals(), SIZES, st.sampled_from(["agent_steps", "env_steps"]), DRAINS)
+def test_environment_steps_stay_whole_and_none_is_lost(
+    drawn: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
+) -> None:
+    sources, arrived = drawn
+    full, rest = run(Aggregator(size, mode), arrived, drains)
+    check_rows(sources, [*full, rest])
+    steps = {(step[0].eps_id, step[0].t): step for source in sources for step in source.steps}
+    for batch in [*full, rest]:
+        parts = batch.timeslices(1)
+        assert len(parts) == batch.count
+        for part in parts:
+            (key,) = {(int(row["eps_id"]), int(row["t"])) for _, row in rows_of(part).values()}
+            assert sorted(rows_of(part)) == sorted(row.uid for row in steps[key])
+    for i, batch in enumerate(full):
+        found = batch.agent_steps() if mode == "agent_steps" else batch.count
+        assert found <= size or batch.count == 1
+        # It was full: at least one step of what comes next would not have fitted.
+        following = ([*full, rest][i + 1]).timeslices(1)
+        sizes = [part.agent_steps() if mode == "agent_steps" else 1 for part in following]
+        assert found >= size or found + max(sizes) > size
+
+
+@settings(max_examples=60)
+@given(arrivals(), SIZES, DRAINS)
+def test_an_agents_steps_come_out_in_order(
+    drawn: tuple[list[Stream], list[Any]], size: int, drains: list[bool]
+) -> None:
+    sources, arrived = drawn
+    if any(source.shuffled for source in sources):
+        return
+    full, rest = run(Aggregator(size), arrived, drains)
+    seen: dict[tuple[int, int], list[int]] = {}
+    for batch in [*full, rest]:
+        for _, row in rows_of(batch).values():
+            seen.setdefault((int(row["eps_id"]), int(row["agent_index"])), []).append(int(row["t"]))
+    assert all(times == sorted(times) for times in seen.values())
+
+
+@settings(max_examples=80)
+@given(arrivals(), SIZES, st.sampled_from(["agent_steps", "env_steps"]), DRAINS)
+def test_whole_episodes_are_held_back_until_they_end(
+    drawn: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
+) -> None:
+    sources, arrived = drawn
+    aggregator = Aggregator(size, mode, complete_episodes=True)
+    full, rest = run(aggregator, arrived, drains)
+    check_rows(sources, [*full, rest])
+    episodes: dict[int, list[Step]] = {}
+    for source in sources:
+        for step in source.steps:
+            episodes.setdefault(step[0].eps_id, []).extend(step)
+    for batch in full:
+        rows = rows_of(batch)
+        ids = {int(row["eps_id"]) for _, row in rows.values()}
+        assert sorted(rows) == sorted(step.uid for eps_id in ids for step in episodes[eps_id])
+        assert all(episodes[eps_id][-1].done for eps_id in ids)
+        found = len(rows) if mode == "agent_steps" else batch.count
+        assert found <= size or len(ids) == 1
+        if not any(source.shuffled for source in sources):
+            for steps in batch.policy_batches.values():
+                changes = np.flatnonzero(np.diff(steps["eps_id"]) | np.diff(steps["agent_index"]))
+                trajectories = len({*zip(steps["eps_id"].tolist(), steps["agent_index"].tolist(), strict=True)})
+                assert len(changes) + 1 == trajectories
+
+
+@settings(max_examples=50)
+@given(arrivals(flat=True), SIZES, st.booleans(), DRAINS)
+def test_flat_fragments_become_flat_batches_of_exactly_the_size(
+    drawn: tuple[list[Stream], list[Any]], size: int, complete: bool, drains: list[bool]
+) -> None:
+    sources, arrived = drawn
+    full, rest = run(Aggregator(size, complete_episodes=complete), arrived, drains)
+    check_rows(sources, [*full, rest])
+    assert all(isinstance(batch, SampleBatch) for batch in full)
+    if not complete:
+        assert {len(batch) for batch in full} <= {size}
+        assert len(rest) < size
+        assert concat_samples([*full, rest]) == concat_samples(arrived) if len(rest) else True
+
+
+@settings(max_examples=40)
+@given(arrivals(), arrivals(flat=True), st.integers(1, 12))
+def test_fragments_of_either_type_mix(
+    several: tuple[list[Stream], list[Any]], flat: tuple[list[Stream], list[Any]], size: int
+) -> None:
+    fragments = [fragment for pair in zip(several[1], flat[1], strict=False) for fragment in pair]
+    full, rest = run(Aggregator(size), fragments, [True])
+    came, went = concat_samples(fragments).as_multi_agent(), concat_samples([*full, rest]).as_multi_agent()
+    assert {policy: sorted(steps["uid"]) for policy, steps in went.items()} == {
+        policy: sorted(steps["uid"]) for policy, steps in came.items()
+    }
+
+
+@settings(max_examples=40)
+@given(arrivals(), DRAINS)
+def test_without_a_size_everything_is_one_batch(drawn: tuple[list[Stream], list[Any]], drains: list[bool]) -> None:
+    _, arrived = drawn
+    full, rest = run(Aggregator(), arrived, drains)
+    assert not full
+    assert rest == concat_samples(arrived)
