@@ -181,7 +181,7 @@ def gae(
 
 
 @_compiled(
-    types.void,
+    _INDEX,
     *(_ROWS_OF_FLOATS, _FLAGS, _FLAGS, _INDICES, _INDICES, _INDICES, _INDEX, _FLOAT),
     *(_ROWS_OUT, _FLOATS_OUT, _INDICES_OUT),
 )
@@ -197,7 +197,7 @@ def windows(
     returns: Floats,
     discounts: Floats,
     last: Indices,
-) -> None:
+) -> int:
     """Sum the discounted rewards of the steps that follow each slot, up to the end of what is known of its episode.
 
     Parameters
@@ -223,10 +223,17 @@ def windows(
         Takes gamma to the number of steps in the window, or 0 if the window's last step is terminated; shape (n,).
     last
         Takes the slots of the windows' last steps, shape (n,).
+
+    Returns
+    -------
+    int
+        The position of the first slot that is none, or -1.
     """
     m = rewards.shape[1]
     for k in range(len(slots)):
         first = slots[k]
+        if not 0 <= first < len(rewards):
+            return k
         low, high = 0, len(newest)
         while high - low > 1:
             middle = (low + high) >> 1
@@ -249,3 +256,4 @@ def windows(
                 factor *= gamma
                 slot = slot + 1 if slot + 1 < stop else start
             returns[k, column] = total
+    return -1
