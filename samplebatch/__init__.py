@@ -28,11 +28,14 @@ _HOMES = {
     "SegmentTree": "samplebatch.buffer.sum_tree",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "channel": "samplebatch.transport.channel",
+    "gather": "samplebatch.transport.gather",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
     "read_parquet": "samplebatch.storage.parquet",
     "write_parquet": "samplebatch.storage.parquet",
     "ParquetDataset": "samplebatch.storage.parquet_dataset",
+    "enable_shared_pickling": "samplebatch.transport.shared_pickling",
+    "disable_shared_pickling": "samplebatch.transport.shared_pickling",
     "SampleBatchError": "samplebatch.errors",
 }
 
@@ -63,6 +66,9 @@ if TYPE_CHECKING:
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
     from samplebatch.transport.channel import channel as channel
+    from samplebatch.transport.gather import gather as gather
+    from samplebatch.transport.shared_pickling import disable_shared_pickling as disable_shared_pickling
+    from samplebatch.transport.shared_pickling import enable_shared_pickling as enable_shared_pickling
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from samplebatch.transport.end import (
     CONSUMER,
     FAILURE_START,
     HEADER_NBYTES,
+    LONG_S,
     LOOK_S,
     PRODUCER,
     WATCHED,
@@ -170,7 +171,7 @@ class Consumer(End):
             raw = self._next()
             if raw is not None:
                 return raw
-            if self._peer_dead or self._peer_is_closed():
+            if self._is_over():
                 # What it had sent before is in the pipe by now.
                 raw = self._next()
                 if raw is not None:
@@ -182,23 +183,30 @@ class Consumer(End):
     def _wait(self, deadline: float | None) -> bool:
         """Wait until there is something to read, or the producer is gone; tell whether that is so."""
         while True:
-            self._watch()
-            if self._peer_dead or self._peer_is_closed():
+            most_s = self._tend()
+            if self._is_over():
                 return True
-            left = None if deadline is None else max(0.0, deadline - _monotonic())
-            flushed = self._returns.flush()
-            wait_s = left
-            if self._peer_fd is None or not flushed:
-                most_s = LOOK_S if flushed else _FLUSH_S
-                wait_s = most_s if left is None else min(left, most_s)
-            ready = self._poller.poll(wait_s)
+            left = most_s if deadline is None else max(0.0, deadline - _monotonic())
+            ready = self._poller.poll(min(left, most_s))
             if ready:
                 self._peer_dead = self._peer_dead or self._peer_fd in ready
                 return True
-            if wait_s == left:
+            if left < most_s:
                 return False
             self._returns.recover()
+
+    def _is_over(self) -> bool:
+        """Tell whether the producer will not send anything any more; what it has sent may not be read yet."""
+        return self._peer_dead or self._peer_is_closed()
+
+    def _tend(self) -> float:
+        """Do what there is to do before waiting, and return for how long there is nothing more of it."""
+        self._watch()
+        if self._peer_fd is None:
             self._peer_has_died()
+        if not self._returns.flush():
+            return _FLUSH_S
+        return LOOK_S if self._peer_fd is None else LONG_S
 
     def _watch(self) -> None:
         """Watch the producer's process if there is one and that is not done yet."""

@@ -45,6 +45,10 @@ _NAMES = {PRODUCER: "producer", CONSUMER: "consumer"}
 _getpid = os.getpid
 
 
+LONG_S: Final = 1.0
+"""Seconds after which an end that waits looks around in any case."""
+
+
 class End:
     """One end of a channel. It belongs to the first process that uses it, and to no other."""
 

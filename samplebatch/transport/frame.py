@@ -217,7 +217,7 @@ class Encoder:
         schema = self.intern(SAMPLE_BATCH, (("", tuple(taken.key), frozen(batch._nested)),))
         note: dict[str, Any] = {}
         if batch._flags != DEFAULT:
-            note[FLAGS] = [_plain_flags(batch._flags)]
+            note[FLAGS] = [plain_flags(batch._flags)]
         if taken.loose:
             note[LOOSE] = [taken.loose]
         return Frame(schema, (taken.rows,), taken.arrays, note, taken.buffers)
@@ -230,7 +230,7 @@ class Encoder:
         )
         note: dict[str, Any] = {ENV_STEPS: int(batch.count)}
         if any(own._flags != DEFAULT for _, own, _ in parts):
-            note[FLAGS] = [_plain_flags(own._flags) for _, own, _ in parts]
+            note[FLAGS] = [plain_flags(own._flags) for _, own, _ in parts]
         if any(taken.loose for _, _, taken in parts):
             note[LOOSE] = [taken.loose for _, _, taken in parts]
         return Frame(
@@ -272,7 +272,8 @@ def _column(key: tuple[Any, ...]) -> Fixed | Loose:
     return Loose(*key) if len(key) == 1 else Fixed(*key)
 
 
-def _plain_flags(flags: Flags) -> list[Any]:
+def plain_flags(flags: Flags) -> list[Any]:
+    """Turn flags into what JSON can hold."""
     time_major, zero_padded, max_seq_len, updates, is_training = astuple(flags)
     return [
         None if time_major is None else bool(time_major),

@@ -14,8 +14,8 @@ class Poller:
 
     Parameters
     ----------
-    descriptor
-        The first of them.
+    *descriptors
+        Some of them; more can be registered.
 
     Examples
     --------
@@ -31,10 +31,11 @@ class Poller:
     (None, None, None)
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._first = descriptor
+    def __init__(self, *descriptors: int) -> None:
+        self._first = descriptors[0] if descriptors else -1
         self._poll: Any = select.epoll() if _HAS_EPOLL else select.poll()
-        self.register(descriptor)
+        for descriptor in descriptors:
+            self.register(descriptor)
 
     def register(self, descriptor: int) -> None:
         """Wait on one more."""

@@ -6,6 +6,8 @@ import contextlib
 import os
 import select
 import time
+from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 from zlib import crc32
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.column import cores
+from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, PeerDiedError
 from samplebatch.transport.arena import Arena, slot_nbytes
 from samplebatch.transport.end import (
@@ -22,14 +25,18 @@ from samplebatch.transport.end import (
     FAILURE_NBYTES,
     FAILURE_START,
     HEADER_NBYTES,
+    LONG_S,
     LOOK_S,
     PRODUCER,
+    WATCHED,
     End,
     described,
 )
 from samplebatch.transport.frame import AnyBatch, Encoder, Frame
-from samplebatch.transport.message import BATCH, DEFINES, END, FAILURE, pack, pack_note
+from samplebatch.transport.layout import Layout, Like, rows_of
+from samplebatch.transport.message import BATCH, DEFINES, END, FAILURE, HELLO, pack, pack_note
 from samplebatch.transport.region import Region
+from samplebatch.transport.reservation import Reservation
 from samplebatch.transport.schema import Plan, Schema, aligned
 from samplebatch.transport.split import halves
 
@@ -70,6 +77,8 @@ class Producer(End):
         self._arena = Arena(HEADER_NBYTES, self._memory.nbytes)
         self._encoder = Encoder(allow_pickle=self._allow_pickle)
         self._lent: dict[int, tuple[Slot, ...]] = {}
+        self._dropped: deque[Slot] = deque()
+        self._greeted = False
         self._ident = 0
         self._poll = select.poll()
         self._poll.register(self._back, select.POLLIN)
@@ -140,7 +149,84 @@ class Producer(End):
         except BaseException:
             self._give((slot,))
             raise
-        self._commit(frame.schema, rows, slot, (slot,), note_start, note, deadline)
+        try:
+            self._commit(frame.schema, rows, slot, (slot,), note_start, note, deadline)
+        except (ChannelTimeoutError, ChannelClosedError, PeerDiedError):
+            self._give((slot,))
+            raise
+
+    def reserve(self, like: Like, rows: int | Mapping[str, int], timeout_s: float | None = None) -> Reservation:
+        """Take a slot whose columns are then filled in place, and sent by `Reservation.commit` without a copy.
+
+        Parameters
+        ----------
+        like
+            What the columns are: a batch of the same columns, with any number of rows, none for instance; or a mapping
+            of each name to a dtype, a pair of dtype and row shape, or a mapping again for a nested column.
+        rows
+            Rows that there is to be room for; of a `MultiAgentBatch`, by policy, or one number for all.
+        timeout_s
+            Seconds to wait for a slot to be free, None for as long as it takes.
+
+        Raises
+        ------
+        CapacityError
+            If so many rows do not fit in the arena; names both sizes.
+        RowIndexError
+            If a number of rows is negative, or not given for every policy.
+        ColumnTypeError
+            If `like` is neither batch nor mapping, or a `Batch` with values that have no rows.
+        ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
+            As `send` does.
+        """
+        self._own()
+        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        layout = Layout.of(like)
+        rooms = rows_of(rows, layout)
+        schema = self._encoder.intern(*layout.schema())
+        plan = schema.plan(rooms, rooms)
+        # What a note about fewer rows takes; a longer one gets a slot of its own.
+        nbytes = plan.nbytes + ALIGNMENT * (1 + len(rooms))
+        if plan.nbytes > self._arena.nbytes:
+            raise self._too_large(plan.nbytes, "reserve fewer rows or make the channel larger")
+        slot = self._take(min(nbytes, self._arena.nbytes), deadline)
+        if self._words[CONSUMER + WATCHED] and not self._greeted:
+            # The consumer waits for a descriptor, and must learn whom to watch while nothing is sent.
+            self._greeted = True
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                _write(self._pipe, pack(HELLO))
+        return Reservation(self, layout, schema, rooms, plan, slot)
+
+    def _send_reserved(
+        self,
+        schema: Schema,
+        rows: tuple[int, ...],
+        rooms: tuple[int, ...],
+        slot: Slot,
+        plan: Plan,
+        note: dict[str, Any],
+        buffers: list[npt.NDArray[np.uint8]],
+        timeout_s: float | None,
+    ) -> None:
+        """Send what a reservation has filled. Where that fails, the slot is the reservation's still."""
+        self._own()
+        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        written = self._note(schema, rows, rooms, note)
+        note_start = slot[0] + plan.nbytes
+        own: tuple[Slot, ...] = ()
+        if written:
+            nbytes = aligned(len(written)) + sum([aligned(buffer.nbytes) for buffer in buffers])
+            if nbytes > slot[1] - plan.nbytes:
+                if nbytes > self._arena.nbytes:
+                    raise self._too_large(nbytes, "give fewer extra columns or make the channel larger")
+                own = (self._take(nbytes, deadline),)
+                note_start = own[0][0]
+            self._put_note(note_start, written, buffers)
+        try:
+            self._commit(schema, rows, slot, (slot, *own), note_start, written, deadline)
+        except (ChannelTimeoutError, ChannelClosedError, PeerDiedError):
+            self._give(own)
+            raise
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
 
@@ -195,7 +281,7 @@ class Producer(End):
         note: bytes,
         deadline: float | None,
     ) -> None:
-        """Send the message that makes a slot the consumer's. Where it cannot be sent, the slots are free again."""
+        """Send the message that makes a slot the consumer's. Where it cannot be sent, it stays the caller's."""
         number = schema.number
         ident = self._ident + 1
         raw = pack(
@@ -216,7 +302,7 @@ class Producer(End):
         try:
             self._write(raw, deadline)
         except (ChannelTimeoutError, ChannelClosedError, PeerDiedError):
-            self._give(self._lent.pop(ident))
+            del self._lent[ident]
             raise
         if number is None:
             self._encoder.told(schema)
@@ -258,7 +344,9 @@ class Producer(End):
             self._arena.give(start, nbytes)
 
     def _collect(self) -> None:
-        """Take back the slots that the consumer has given back."""
+        """Take back the slots that the consumer has given back, and those of reservations that were not sent."""
+        while self._dropped:
+            self._arena.give(*self._dropped.popleft())
         while True:
             try:
                 raw = os.read(self._back, _MOST_BACK)
@@ -285,8 +373,8 @@ class Producer(End):
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
             raise ChannelTimeoutError(f"a batch must find room in the time given, and there was none: {why}")
-        if self._peer_fd is None:
-            left = LOOK_S if left is None else min(left, LOOK_S)
+        most_s = LOOK_S if self._peer_fd is None else LONG_S
+        left = most_s if left is None else min(left, most_s)
         self._poll.modify(self._pipe, events)
         try:
             self._wait(left)

@@ -1,0 +1,203 @@
+"""gather: batches from many producers, whichever has one."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Self
+
+from samplebatch.errors import (
+    ChannelTimeoutError,
+    EndOfStreamError,
+    FormatError,
+    PeerDiedError,
+    SampleBatchError,
+    WorkerError,
+)
+from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.end import LONG_S
+from samplebatch.transport.frame import AnyBatch
+from samplebatch.transport.poller import Poller
+
+_monotonic = time.monotonic
+
+
+class Gathering:
+    """Batches from many consumers; `gather` makes it. Iterating over it gives every batch of all of them.
+
+    Attributes
+    ----------
+    source
+        The consumer that the last batch came from.
+    lost
+        What went wrong, for each consumer whose producer did not close its end in order, since it did.
+    """
+
+    def __init__(self, consumers: Iterable[Consumer], *, raise_lost: bool) -> None:
+        self._open: dict[int, Consumer] = {}
+        self._poller = Poller()
+        self._ready: deque[Consumer] = deque()
+        self._raise_lost = raise_lost
+        self._places: dict[Consumer, int] = {}
+        self.source: Consumer | None = None
+        self.lost: dict[Consumer, SampleBatchError] = {}
+        for consumer in consumers:
+            self.add(consumer)
+
+    def add(self, consumer: Consumer) -> None:
+        """Gather from one more, such as that of a worker that takes the place of one that died.
+
+        Raises
+        ------
+        OwnershipError, ChannelClosedError
+            If the consumer is another process's, or closed.
+        """
+        consumer._own()
+        descriptor = consumer._poller.fileno()
+        self._open[descriptor] = consumer
+        self._places[consumer] = len(self._places)
+        self._poller.register(descriptor)
+
+    def __len__(self) -> int:
+        """Return the number of consumers whose streams have not ended."""
+        return len(self._open)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> AnyBatch:
+        try:
+            return self.recv()
+        except EndOfStreamError:
+            raise StopIteration from None
+
+    def recv(self, timeout_s: float | None = None) -> AnyBatch:
+        """Receive the next batch from any of the producers.
+
+        Of those that have sent something, each is served once before one of them is served again.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds to wait for it, None for as long as it takes.
+
+        Raises
+        ------
+        ChannelTimeoutError
+            If none came in time.
+        EndOfStreamError
+            If all streams have ended.
+        WorkerError
+            If all streams have ended, and some producers failed or died; tells which, by their place among the
+            consumers, counted from 0. `lost` has their errors, from the moment at which each is noticed.
+        UntrustedPickleError
+            If a column is pickled and its channel does not allow it; that batch is lost.
+        """
+        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        while True:
+            while self._ready:
+                batch = self._take(self._ready.popleft())
+                if batch is not None:
+                    return batch
+            if not self._open:
+                raise self._ended()
+            self._wait(deadline)
+            if not self._ready and deadline is not None and _monotonic() >= deadline:
+                raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did")
+
+    def _take(self, consumer: Consumer) -> AnyBatch | None:
+        """Receive a batch that is there; None if it is not, or the stream has ended."""
+        try:
+            batch = consumer.recv(timeout_s=0)
+        except ChannelTimeoutError:
+            return None
+        except WorkerError as error:
+            # What it has to say after that is how its stream ends.
+            self.lost[consumer] = error
+            return None
+        except (EndOfStreamError, PeerDiedError, FormatError) as error:
+            if not isinstance(error, EndOfStreamError):
+                self.lost.setdefault(consumer, error)
+            self._drop(consumer)
+            return None
+        self.source = consumer
+        return batch
+
+    def _drop(self, consumer: Consumer) -> None:
+        descriptor = next(own for own, other in self._open.items() if other is consumer)
+        del self._open[descriptor]
+        if not consumer.closed:
+            self._poller.unregister(descriptor)
+
+    def _wait(self, deadline: float | None) -> None:
+        """Wait until something has come, or it is time to look around."""
+        self._ready += [self._open[descriptor] for descriptor in self._poller.poll(0.0)]
+        if self._ready:
+            return
+        wait_s = LONG_S if deadline is None else max(0.0, deadline - _monotonic())
+        for consumer in list(self._open.values()):
+            if consumer.closed:
+                self._drop(consumer)
+                continue
+            wait_s = min(wait_s, consumer._tend())
+            if consumer._is_over():
+                self._ready.append(consumer)
+        if self._open and not self._ready:
+            self._ready += [self._open[descriptor] for descriptor in self._poller.poll(wait_s)]
+
+    def _ended(self) -> SampleBatchError:
+        if not self.lost or not self._raise_lost:
+            return EndOfStreamError("a producer must be open to send more, and all of them have closed their ends")
+        places = sorted(self._places[consumer] for consumer in self.lost)
+        first = next(iter(self.lost.values()))
+        error = WorkerError(
+            f"every producer must close its end when it is done, and of {len(self._places)} these did not: "
+            f"{', '.join(map(str, places))}; the first because {first}"
+        )
+        for note in getattr(first, "__notes__", ()):
+            error.add_note(note)
+        error.__cause__ = first
+        return error
+
+    def close(self) -> None:
+        """Stop waiting; the consumers stay open."""
+        self._poller.close()
+        self._open.clear()
+        self._ready.clear()
+
+
+def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gathering:
+    """Receive from many producers, from whichever has sent something.
+
+    Parameters
+    ----------
+    consumers
+        The consumers of their channels, all of this process.
+    raise_lost
+        Whether the end of the stream is an error if a producer failed or died on the way. Batches of the others are
+        received before that in any case.
+
+    Returns
+    -------
+    Gathering
+        An iterator over the batches, which also tells where each came from (`source`), and which producers died
+        (`lost`).
+
+    Raises
+    ------
+    OwnershipError, ChannelClosedError
+        If a consumer is another process's, or closed.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch, channel
+    >>> ends = [channel(1 << 16) for _ in range(3)]
+    >>> for i, (producer, _) in enumerate(ends):
+    ...     for _ in range(2):
+    ...         producer.send(SampleBatch(worker=[i]))
+    ...     producer.close()
+    >>> [batch["worker"].item() for batch in gather(consumer for _, consumer in ends)]
+    [0, 1, 2, 0, 1, 2]
+    """
+    return Gathering(consumers, raise_lost=raise_lost)

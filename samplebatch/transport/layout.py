@@ -1,0 +1,223 @@
+"""Layout: which columns of a batch like a given one can be filled in place, and which cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.tree import Structure
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError
+from samplebatch.transport import tree_frame
+from samplebatch.transport.frame import Taken
+from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, SCALAR, WHOLE, frozen
+
+Like = SampleBatch | MultiAgentBatch | Batch | Mapping[str, Any]
+"""A batch of the same columns, of any number of rows; or for each name a dtype, a pair of dtype and row shape, or a
+dict of these."""
+
+
+class PartLayout(NamedTuple):
+    """The columns of one batch.
+
+    Attributes
+    ----------
+    label
+        The policy's id, if it is one of several.
+    key
+        What the schema says of the columns that can be filled in place.
+    given
+        Names of the others.
+    nested, flags
+        Of the batch.
+    structure
+        Of a `Batch`.
+    """
+
+    label: str
+    key: tuple[tuple[Any, ...], ...]
+    given: tuple[str, ...]
+    nested: dict[str, Structure]
+    flags: Flags
+    structure: Any
+
+
+class Layout(NamedTuple):
+    """The kind of a batch, and the columns of its parts."""
+
+    kind: str
+    parts: tuple[PartLayout, ...]
+
+    def schema(self) -> tuple[str, tuple[Any, ...]]:
+        """Return what `Encoder.intern` takes: of the columns that can be filled in place, if there are others too."""
+        if self.kind == NESTED_BATCH:
+            return self.kind, tuple([(part.label, part.key, part.structure) for part in self.parts])
+        return self.kind, tuple(
+            [(part.label, part.key, "" if part.given else frozen(part.nested)) for part in self.parts]
+        )
+
+    @classmethod
+    def of(cls, like: Like) -> Layout:
+        """Find the columns of a batch.
+
+        Raises
+        ------
+        ColumnTypeError
+            If it is no batch and no mapping; or if it is a `Batch` with a value that has no rows of numbers.
+        """
+        if isinstance(like, SampleBatch):
+            return cls(SAMPLE_BATCH, (_part("", like),))
+        if isinstance(like, MultiAgentBatch):
+            return cls(MULTI_AGENT_BATCH, tuple(_part(policy, batch) for policy, batch in like.items()))
+        if isinstance(like, Batch):
+            return cls(NESTED_BATCH, (_nested_part(like),))
+        if isinstance(like, Mapping):
+            return cls(SAMPLE_BATCH, (_part("", SampleBatch(_without_rows(like))),))
+        raise ColumnTypeError(
+            f"a reservation must be like a batch or a mapping of dtypes, got a {type(like).__name__}; give it a batch"
+        )
+
+
+def _part(label: str, batch: SampleBatch) -> PartLayout:
+    key: list[tuple[Any, ...]] = []
+    given = []
+    for name, column in batch._all().items():
+        if batch._is_per_sequence(name) or name == names.SEQ_LENS:
+            given.append(name)
+        elif isinstance(column, TensorColumn):
+            key.append((name, column.values.dtype, column.values.shape[1:], None, ""))
+        elif isinstance(column, TorchColumn):
+            (_, dtype_name, shape), (values,) = column.dump()
+            key.append((name, values.dtype, tuple(shape[1:]), dtype_name, ""))
+        else:
+            given.append(name)
+    return PartLayout(label, tuple(key), tuple(given), batch._nested, batch._flags, None)
+
+
+def _nested_part(batch: Batch) -> PartLayout:
+    taken = Taken(allow_pickle=False)
+    structure = tree_frame.take(batch, taken)
+    if taken.loose or any(form in key[4] for key in taken.key for form in (WHOLE, SCALAR)):
+        raise ColumnTypeError(
+            "a Batch must have nothing but arrays and tensors with rows to be filled in place, and this one has other "
+            "values; leave them out"
+        )
+    return PartLayout("", tuple(taken.key), (), {}, DEFAULT, structure)
+
+
+def _without_rows(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Make columns without rows of a mapping of dtypes."""
+    return {name: _empty(value) for name, value in described.items()}
+
+
+def _empty(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _without_rows(value)
+    if isinstance(value, np.ndarray):
+        return value[:0]
+    dtype, row_shape = value if isinstance(value, tuple) else (value, ())
+    return np.empty((0, *row_shape), dtype)
+
+
+def rows_of(rows: Any, layout: Layout) -> tuple[int, ...]:
+    """Take a number of rows for every part: one number, or one by the policy's id.
+
+    Raises
+    ------
+    RowIndexError
+        If one is negative, or missing.
+    """
+    if isinstance(rows, Mapping):
+        missing = [part.label for part in layout.parts if part.label not in rows]
+        if missing or len(rows) != len(layout.parts):
+            raise RowIndexError(
+                f"rows must be given for the policies {[part.label for part in layout.parts]}, got {list(rows)}"
+            )
+        found = tuple([int(rows[part.label]) for part in layout.parts])
+    else:
+        found = (int(rows),) * len(layout.parts)
+    if min(found, default=0) < 0:
+        raise RowIndexError(f"a number of rows must not be negative, got {min(found)}")
+    return found
+
+
+class Completed(NamedTuple):
+    """The columns of one batch, those included that were not filled in place.
+
+    Attributes
+    ----------
+    schema
+        What `Encoder.intern` takes for the part.
+    flags
+        Of the batch.
+    loose, buffers
+        What the columns beside those in the slot are, and their bytes.
+    """
+
+    schema: tuple[str, tuple[Any, ...], Any]
+    flags: Flags
+    loose: list[Any]
+    buffers: list[npt.NDArray[np.uint8]]
+
+
+def complete(
+    part: PartLayout, filled: Mapping[str, Column], extra: Mapping[str, Any], *, allow_pickle: bool
+) -> Completed:
+    """Add columns to those that were filled in place.
+
+    Parameters
+    ----------
+    part
+        The layout of these.
+    filled
+        These, cut to the rows in use.
+    extra
+        Further columns.
+    allow_pickle
+        Whether Python objects may be pickled.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If a column that has to be given is missing, or one was filled in place already; names it.
+    ColumnLengthError, SequenceError
+        If they do not fit the rows.
+    UntrustedPickleError
+        If a column has to be pickled and that is not allowed; names it.
+    """
+    added = SampleBatch(extra)
+    for name in part.given:
+        if name not in added.column_names:
+            raise ColumnMismatchError(
+                f"column {name!r} of the batch that the reservation is like cannot be filled in place; "
+                f"give it to commit: extra={{{name!r}: ...}}"
+            )
+    for name in added.column_names:
+        if name in filled:
+            raise ColumnMismatchError(f"column {name!r} lies in the slot, and must be filled there, not given as well")
+    taken = Taken(allow_pickle=allow_pickle)
+    for name, column in added._all().items():
+        taken.key.append((name,))
+        taken.loose.append(taken.dump(name, column))
+    nested = {**part.nested, **added._nested}
+    # Columns that do not fit each other are refused here, and not where they arrive.
+    whole = SampleBatch._of({**filled, **added._all()}, nested, replace(part.flags, max_seq_len=_width(part.flags)))
+    return Completed(
+        (part.label, part.key + tuple(taken.key), frozen(nested)), whole._flags, taken.loose, taken.buffers
+    )
+
+
+def _width(flags: Flags) -> int | None:
+    """Return the rows that each sequence occupies if that is fixed; otherwise the longest of them says."""
+    return flags.max_seq_len if flags.zero_padded else None

@@ -1,0 +1,267 @@
+"""Reservation: a slot whose columns are filled where they lie."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.flags import DEFAULT
+from samplebatch.batch.tree import unflatten
+from samplebatch.errors import (
+    ColumnTypeError,
+    PolicyNotFoundError,
+    ReleasedError,
+    RowIndexError,
+    near_names,
+    no_such_column,
+)
+from samplebatch.transport.frame import ENV_STEPS, FLAGS, LOOSE, fixed_column, plain_flags
+from samplebatch.transport.layout import Completed, Layout, complete, rows_of
+from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, Plan, Schema
+
+_BYTE = np.dtype(np.uint8)
+
+if TYPE_CHECKING:
+    from samplebatch.transport.producer import Producer, Slot
+
+
+class Held(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """The bytes of a reserved slot: when nothing looks at them any more and they were not sent, they are free again.
+
+    Attributes
+    ----------
+    slot
+        Which it is.
+    dropped
+        Where it goes then; None once it was sent.
+    """
+
+    __slots__ = ("dropped", "slot")
+    slot: Slot
+    dropped: deque[Slot] | None
+
+    def __del__(self) -> None:
+        dropped = getattr(self, "dropped", None)
+        if dropped is not None:
+            dropped.append(self.slot)
+
+
+class Columns(Mapping[str, Any]):
+    """The columns of one batch of a reservation, by dotted name; a nested column is handed out nested."""
+
+    def __init__(self, flat: dict[str, Any], nested: Mapping[str, Any]) -> None:
+        self._flat = flat
+        self._nested = nested
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._flat.get(name)
+        if found is not None:
+            return found
+        if name in self._nested:
+            return unflatten(name, self._nested[name], self._flat.__getitem__)
+        raise no_such_column(name, self._flat)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._flat)
+
+    def __len__(self) -> int:
+        return len(self._flat)
+
+
+class Reservation:
+    """A slot of the arena, laid out for a number of rows, to be filled in place and sent without a copy.
+
+    `Producer.reserve` makes it. `reservation["obs"]` is the array of a column, which lies in the slot; of a
+    `MultiAgentBatch`, `reservation["policy"]["obs"]`. They hold whatever was there before. As a context manager it
+    sends all rows at the end of the block if nothing was sent before, and cancels itself if an exception ends it.
+
+    Attributes
+    ----------
+    rows
+        Rows that there is room for; of a `MultiAgentBatch`, by policy.
+
+    Examples
+    --------
+    >>> from samplebatch import channel
+    >>> producer, consumer = channel(1 << 20)
+    >>> with producer.reserve({"obs": ("f4", (2,)), "rewards": "f8"}, rows=100) as slot:
+    ...     for t in range(3):
+    ...         slot["obs"][t] = t
+    ...         slot["rewards"][t] = 0.5
+    ...     slot.commit(3)
+    >>> batch = consumer.recv()
+    >>> batch["obs"].tolist(), batch["rewards"].sum()
+    ([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], np.float64(1.5))
+    >>> producer.close(), consumer.close()
+    (None, None)
+    """
+
+    def __init__(
+        self, producer: Producer, layout: Layout, schema: Schema, rooms: tuple[int, ...], plan: Plan, slot: Slot
+    ) -> None:
+        self._producer = producer
+        self._layout = layout
+        self._schema = schema
+        self._rooms = rooms
+        self._plan = plan
+        self._slot = slot
+        root = Held((slot[1],), _BYTE, producer._memory, slot[0])
+        root.slot = slot
+        root.dropped = producer._dropped
+        self._root: Held | None = root
+        self._values = [[fixed_column(place, root).values for place in places] for places in plan.parts]
+        self._by_name = self._named()
+
+    def _named(self) -> Mapping[str, Any]:
+        parts = self._layout.parts
+        if self._layout.kind == NESTED_BATCH:
+            return _tree(parts[0].structure, iter(self._values[0]))
+        columns = [
+            Columns({place.column.name: array for place, array in zip(places, own, strict=True)}, part.nested)
+            for part, places, own in zip(parts, self._plan.parts, self._values, strict=True)
+        ]
+        if self._layout.kind == MULTI_AGENT_BATCH:
+            return {part.label: own for part, own in zip(parts, columns, strict=True)}
+        return columns[0]
+
+    @property
+    def rows(self) -> Any:
+        """Rows that there is room for; of a `MultiAgentBatch`, by policy."""
+        if self._layout.kind == MULTI_AGENT_BATCH:
+            return {part.label: room for part, room in zip(self._layout.parts, self._rooms, strict=True)}
+        return self._rooms[0]
+
+    def __getitem__(self, name: str) -> Any:
+        self._held()
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._held()
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        self._held()
+        return len(self._by_name)
+
+    def _held(self) -> Held:
+        if self._root is None:
+            raise ReleasedError("a reservation must be neither sent nor cancelled to be used, and it was; make another")
+        return self._root
+
+    def commit(
+        self,
+        rows_used: int | Mapping[str, int] | None = None,
+        *,
+        env_steps: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Send the rows, which takes as long for many as for few.
+
+        The arrays are read-only from then on: the consumer may have them, and write to them.
+
+        Parameters
+        ----------
+        rows_used
+            How many rows of each column are sent, from the first on; all of them by default. Of a `MultiAgentBatch`, by
+            policy, or one number for all.
+        env_steps
+            Steps of the environment that a `MultiAgentBatch` stands for; it must be given for one.
+        extra
+            Further columns, by name; of a `MultiAgentBatch`, by policy and name. They are copied. Those of the batch
+            that the reservation is like have to be given here if they cannot be filled in place: Python objects, rows
+            of varying shape, compressed rows, and what has one row for each sequence.
+        timeout_s
+            Seconds to wait for a slot for the extra columns, and for room in the pipe.
+
+        Raises
+        ------
+        RowIndexError
+            If more rows are sent than there is room for, or fewer than none.
+        ColumnMismatchError
+            If a column that has to be given is not, or one that lies in the slot is; names it.
+        ColumnLengthError, SequenceError
+            If the extra columns do not fit the rows.
+        ReleasedError
+            If it was sent or cancelled before.
+        ChannelTimeoutError
+            If there was no room in time; the reservation stays as it is.
+        ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
+            As `Producer.send` does.
+        """
+        root = self._held()
+        layout, schema = self._layout, self._schema
+        rows = self._rooms if rows_used is None else rows_of(rows_used, layout)
+        for used, room in zip(rows, self._rooms, strict=True):
+            if used > room:
+                raise RowIndexError(f"a reservation of {room} rows must be sent with at most as many, got {used}")
+        note: dict[str, Any] = {}
+        buffers: list[npt.NDArray[np.uint8]] = []
+        flags = [part.flags for part in layout.parts]
+        if extra or any(part.given for part in layout.parts):
+            completed = self._completed(root, rows, extra or {})
+            schema = self._producer._encoder.intern(layout.kind, tuple([own.schema for own in completed]))
+            flags = [own.flags for own in completed]
+            note[LOOSE] = [own.loose for own in completed]
+            buffers = [buffer for own in completed for buffer in own.buffers]
+        if any(own != DEFAULT for own in flags):
+            note[FLAGS] = [plain_flags(own) for own in flags]
+        if layout.kind == MULTI_AGENT_BATCH:
+            if env_steps is None:
+                raise ValueError("env_steps must be given for a MultiAgentBatch, and is not")
+            note[ENV_STEPS] = int(env_steps)
+        self._producer._send_reserved(schema, rows, self._rooms, self._slot, self._plan, note, buffers, timeout_s)
+        root.dropped = None
+        self._end()
+
+    def _completed(self, root: Held, rows: tuple[int, ...], extra: Mapping[str, Any]) -> list[Completed]:
+        layout = self._layout
+        if layout.kind == NESTED_BATCH:
+            raise ColumnTypeError("a reservation of a Batch takes no extra columns; reserve them too")
+        by_label = extra if layout.kind == MULTI_AGENT_BATCH else {"": extra}
+        strange = [label for label in by_label if label not in {part.label for part in layout.parts}]
+        if strange:
+            raise PolicyNotFoundError(f"no policy {strange[0]!r}; {near_names(strange[0], self._by_name)}")
+        completed = []
+        for part, places, used in zip(layout.parts, self._plan.parts, rows, strict=True):
+            filled = {place.column.name: fixed_column(place, root).slice(0, used) for place in places}
+            own = by_label.get(part.label, {})
+            completed.append(complete(part, filled, own, allow_pickle=self._producer._allow_pickle))
+        return completed
+
+    def cancel(self) -> None:
+        """Send nothing: the slot is free again once nothing looks at its arrays any more. Safe to call twice."""
+        self._root = None
+        self._end()
+
+    def _end(self) -> None:
+        """Take the arrays back."""
+        for own in self._values:
+            for values in own:
+                if isinstance(values, np.ndarray):
+                    values.flags.writeable = False
+        self._root = None
+        self._values = []
+        self._by_name = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is not None:
+            self.cancel()
+        elif self._root is not None:
+            self.commit()
+
+    def __repr__(self) -> str:
+        state = "sent or cancelled" if self._root is None else f"{self._slot[1]} bytes"
+        return f"<Reservation of {self.rows} rows, {state}>"
+
+
+def _tree(structure: Any, columns: Iterator[Any]) -> dict[str, Any]:
+    return {name: next(columns) if under is None else _tree(under, columns) for name, under in structure}
