@@ -226,6 +226,21 @@ class Region:
                 mapping.address + start, stop - start, _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
             )
 
+    def discard(self, start: int) -> None:
+        """Give the pages from some byte on back to the system: everybody reads zeros there from now on.
+
+        Writing takes new pages, if there still are any. Where the system cannot do so, nothing happens.
+
+        Parameters
+        ----------
+        start
+            Byte, rounded up to a whole page.
+        """
+        mapping = self._open()
+        start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        if start < self.nbytes and hasattr(mmap, "MADV_REMOVE"):
+            _madvise(mapping.address + start, self.nbytes - start, mmap.MADV_REMOVE)
+
     def close_descriptor(self) -> None:
         """Close the descriptor, and keep the memory: the region cannot be sent to another process any more."""
         descriptor, self._descriptor = self._descriptor, -1

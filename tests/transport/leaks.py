@@ -7,6 +7,7 @@ import gc
 import os
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 SHARED = Path("/dev/shm")
@@ -29,6 +30,9 @@ def names() -> set[str]:
 @contextlib.contextmanager
 def nothing_left(grace_s: float = 5.0) -> Iterator[None]:
     """Check that as many descriptors are open after the body as before, and no names are left."""
+    # What a session has once, it keeps.
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
     gc.collect()
     before = descriptors()
     yield

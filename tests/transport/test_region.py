@@ -219,6 +219,19 @@ def test_warm_pages_are_mapped() -> None:
         assert faults() - before < 16 * MIB // 4096 // 4
 
 
+def test_discarded_pages_are_free_and_read_as_zeros(make) -> None:
+    with make(MIB + 100) as made:
+        made.array[:] = 1
+        taken = os.stat(made.fileno()).st_blocks * 512
+        made.discard(5000)
+        assert os.stat(made.fileno()).st_blocks * 512 == taken - (MIB + 4096) + 8192
+        assert made.array[:8192].all()
+        assert not made.array[8192:].any()
+        made.discard(2 * MIB)
+        made.array[:] = 2
+        assert made.array.all()
+
+
 @pytest.mark.parametrize("nbytes", [0, -1])
 def test_an_empty_region_is_refused(nbytes) -> None:
     with pytest.raises(ValueError, match=f"positive number of bytes, got {nbytes}"):

@@ -50,11 +50,15 @@ def _register_torch(cls: type[Node]) -> None:
     )
 
 
-def _register_processes(cls: type[Node]) -> None:
-    """Let torch's own way with tensors between processes, shared memory, have those of nested batches too."""
+def register_processes(cls: type[Node]) -> None:
+    """Let torch's own way with tensors between processes, shared memory, have those of nested batches too.
+
+    Another way that somebody has registered for them stays.
+    """
     from multiprocessing.reduction import ForkingPickler
 
-    ForkingPickler.register(cls, lambda source: (copyreg.__newobj__, (cls,), source.__dict__))  # type: ignore[attr-defined]
+    if cls not in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
+        ForkingPickler.register(cls, lambda source: (copyreg.__newobj__, (cls,), source.__dict__))  # type: ignore[attr-defined]
 
 
 def _register_loader(cls: type[Node]) -> None:
@@ -105,7 +109,7 @@ def _register_jax(cls: type[Node]) -> None:
 
 _LIBRARIES: dict[str, Callable[[type[Node]], None]] = {
     "torch.utils._pytree": _register_torch,
-    "torch.multiprocessing": _register_processes,
+    "torch.multiprocessing": register_processes,
     "torch.utils.data": _register_loader,
     "optree": _register_optree,
     "jax": _register_jax,

@@ -1,0 +1,339 @@
+"""Outbox: shared memory for messages on their way to processes that nobody knows yet.
+
+Every message lies in a region of its own, a parcel. Where it goes is a pickle's business; whoever unpickles it opens
+the sender's descriptor and maps the region. A few words at its beginning say whose it is::
+
+    FREE --send--> SENT --receive--> HELD --last view gone--> FREE
+
+The sender writes the first arrow, the receiver the others, so no lock exists that a dead process could hold. The sender
+looks at the oldest parcels whenever it sends: what is free is used again, warm; what a dead process held is let go.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing import reduction
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.column import cores
+from samplebatch.column.memory import ALIGNMENT
+from samplebatch.errors import FormatError, PeerDiedError, SharedMemoryError
+from samplebatch.transport import process
+from samplebatch.transport.process import Identity
+from samplebatch.transport.region import Region
+from samplebatch.transport.words import Words, fence
+
+MOST_PARCELS: Final = 128
+"""Regions that a process has at once: each is a descriptor."""
+
+_FREE, _SENT, _HELD = range(3)
+_TOKEN, _GENERATION, _STATE, _RECEIVER, _RECEIVER_STARTED, _WORDS = range(6)
+_HEAD_NBYTES = ALIGNMENT
+_PAGE = os.sysconf("SC_PAGESIZE")
+_LOOKED_AT = 8
+_LOOK_S = 0.2
+"""Seconds after which to look whether the process that holds a parcel still runs."""
+_HAS_PATHS = os.path.isdir("/proc/self/fd")
+
+Span = tuple[int, int]
+"""Where in its parcel a buffer begins, and its number of bytes."""
+
+
+class Address(NamedTuple):
+    """What a receiver needs to find a parcel.
+
+    Attributes
+    ----------
+    way
+        Path of the sender's descriptor, or a duplicate of it that `multiprocessing` hands out.
+    token
+        Random number at the region's beginning: another file that took the descriptor's number is found out.
+    generation
+        Which of the messages that the region has carried.
+    nbytes
+        Size of the region.
+    kept
+        Whether the sender uses the region again. If not, the receiver gives its pages back when it is done.
+    """
+
+    way: Any
+    token: int
+    generation: int
+    nbytes: int
+    kept: bool
+
+
+class _Parcel:
+    """A region of the outbox, on the sender's side."""
+
+    def __init__(self, nbytes: int, *, kept: bool) -> None:
+        self.region = Region.create(nbytes)
+        self.nbytes = nbytes
+        self.kept = kept
+        self.words = Words(self.region.array, _WORDS)
+        self.words[_TOKEN] = secrets.randbits(64)
+        self._next_look_s = 0.0
+
+    def seal(self, *, by_path: bool) -> Address:
+        """Mark it as sent."""
+        words = self.words
+        words[_GENERATION] += 1
+        fence()
+        words[_STATE] = _SENT
+        self._next_look_s = time.monotonic() + _LOOK_S
+        file = self.region.fileno()
+        way = f"/proc/{os.getpid()}/fd/{file}" if by_path else reduction.DupFd(file)
+        return Address(way, words[_TOKEN], words[_GENERATION], self.nbytes, self.kept)
+
+    def is_abandoned(self) -> bool:
+        """Tell whether the process that holds it is dead. Asked again and again, it looks now and then only."""
+        words, now_s = self.words, time.monotonic()
+        if words[_STATE] != _HELD or now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + _LOOK_S
+        return not process.is_alive(Identity(words[_RECEIVER], words[_RECEIVER_STARTED]))
+
+
+class Outbox:
+    """The regions through which a process sends.
+
+    Parameters
+    ----------
+    keep_nbytes
+        Bytes of memory that may be kept for the messages to come, warm; `keep` changes it.
+    by_path
+        Whether receivers can open the sender's descriptors by their paths.
+
+    Examples
+    --------
+    >>> outbox = Outbox(keep_nbytes=1 << 20)
+    >>> address, spans = outbox.send([np.arange(3)])
+    >>> [np.frombuffer(buffer, int).tolist() for buffer in receive(address, spans)]
+    [[0, 1, 2]]
+    >>> outbox.close()
+    """
+
+    def __init__(self, keep_nbytes: int, *, by_path: bool = _HAS_PATHS) -> None:
+        self.keep_nbytes = keep_nbytes
+        self._by_path = by_path
+        self._lock = threading.Lock()
+        self._sent: deque[_Parcel] = deque()
+        self._kept: list[_Parcel] = []
+        self._filling = 0
+
+    def send(self, buffers: Sequence[Any]) -> tuple[Address, list[Span]] | None:
+        """Copy buffers into a parcel.
+
+        Returns
+        -------
+        None, if there are too many parcels on their way already or no memory is free. Else the parcel's address, and
+        where in it each buffer lies.
+        """
+        arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+        spans, end = [], _HEAD_NBYTES
+        for array in arrays:
+            spans.append((end, array.nbytes))
+            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            found = self._find(end)
+            if found is None:
+                return None
+            self._filling += 1
+        try:
+            parcel = found()
+            _copy(arrays, parcel.region.array, spans)
+            address = parcel.seal(by_path=self._by_path)
+        except (SharedMemoryError, OSError):
+            return None
+        finally:
+            with self._lock:
+                self._filling -= 1
+        with self._lock:
+            self._sent.append(parcel)
+        return address, spans
+
+    def keep(self, nbytes: int) -> None:
+        """Set how much memory may be kept, and let go of what is more."""
+        with self._lock:
+            self.keep_nbytes = nbytes
+            self._take_back(MOST_PARCELS)
+            self._make_room(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all regions, on their way and kept."""
+        with self._lock:
+            return sum(parcel.nbytes for parcel in (*self._sent, *self._kept))
+
+    @property
+    def unreceived(self) -> int:
+        """Number of messages that nobody has received yet."""
+        with self._lock:
+            return sum(parcel.words[_STATE] == _SENT for parcel in self._sent)
+
+    def wait_until_received(self, timeout_s: float, *, while_true: Callable[[], bool] = lambda: True) -> None:
+        """Wait until every message has been received, the time is over or a condition is not true any more."""
+        deadline = time.monotonic() + timeout_s
+        while self.unreceived and time.monotonic() < deadline and while_true():
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Let go of all regions: what has been received lives on with its receiver, what has not is lost."""
+        with self._lock:
+            parcels = [*self._sent, *self._kept]
+            self._sent.clear()
+            self._kept.clear()
+        for parcel in parcels:
+            parcel.region.close()
+
+    def _find(self, nbytes: int) -> Callable[[], _Parcel] | None:
+        """Find a parcel that is large enough, and not much larger; else say how to make one, if there may be more."""
+        self._take_back(_LOOKED_AT)
+        size = _rounded(nbytes)
+        fitting = [parcel for parcel in self._kept if size <= parcel.nbytes <= 2 * size]
+        if fitting:
+            parcel = min(fitting, key=lambda one: one.nbytes)
+            self._kept.remove(parcel)
+            return lambda: parcel
+        if len(self._sent) + self._filling >= MOST_PARCELS:
+            self._take_back(MOST_PARCELS)
+            if len(self._sent) + self._filling >= MOST_PARCELS:
+                return None
+        room = self._make_room(size)
+        return partial(_made, size, nbytes, kept=room >= size)
+
+    def _make_room(self, nbytes: int) -> int:
+        """Let go of what was used longest ago, until there is room to keep so many bytes more, and return the room."""
+        room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._kept) if parcel.kept)
+        while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + self._filling >= MOST_PARCELS):
+            oldest = self._kept.pop(0)
+            room += oldest.nbytes
+            oldest.region.close()
+        return room
+
+    def _take_back(self, count: int) -> None:
+        """Look at the parcels sent longest ago, and take back those that are nobody's any more."""
+        for _ in range(min(count, len(self._sent))):
+            parcel = self._sent.popleft()
+            if parcel.words[_STATE] == _FREE and parcel.kept:
+                self._kept.append(parcel)
+            elif parcel.words[_STATE] == _FREE or parcel.is_abandoned():
+                # What a dead process had is never written to again: children that it forked may still read it.
+                parcel.region.close()
+            else:
+                self._sent.append(parcel)
+
+
+def _made(nbytes: int, used_nbytes: int, *, kept: bool) -> _Parcel:
+    parcel = _Parcel(nbytes, kept=kept)
+    parcel.region.warm(0, used_nbytes)
+    return parcel
+
+
+class _Hold:
+    """A parcel on the receiver's side, which is given back when the last array over it is gone."""
+
+    def __init__(self, region: Region, address: Address) -> None:
+        words = Words(region.array, _WORDS)
+        if words[_TOKEN] != address.token or words[_GENERATION] != address.generation or words[_STATE] != _SENT:
+            raise FormatError("a batch in shared memory can be received once, and this one has been before")
+        words[_RECEIVER], words[_RECEIVER_STARTED] = own = _own_identity()
+        fence()
+        words[_STATE] = _HELD
+        self._words, self._region, self._kept, self._process = words, region, address.kept, own.pid
+        self.__array_interface__ = region.array.__array_interface__
+
+    def __del__(self) -> None:
+        # A forked child has a copy of this, and does not hold the parcel. When a process ends, the sender sees it.
+        if getattr(self, "_process", None) != os.getpid() or sys.is_finalizing():
+            return
+        if not self._kept:
+            self._region.discard(_PAGE)
+        fence()
+        self._words[_STATE] = _FREE
+
+
+_identity: Identity | None = None
+
+
+def _own_identity() -> Identity:
+    """Return the calling process's identity, remembered."""
+    global _identity
+    if _identity is None or _identity.pid != os.getpid():
+        _identity = Identity.own()
+    return _identity
+
+
+def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint8]]:
+    """Map a parcel, and view every buffer in it. The parcel is the receiver's until the last view is gone.
+
+    Raises
+    ------
+    PeerDiedError
+        If the sender has ended.
+    FormatError
+        If the message has been received before, or the parcel is not what the address says.
+    OSError
+        If this process may not open the sender's descriptors.
+    """
+    region = Region.attach(_opened(address.way), address.nbytes)
+    region.close_descriptor()
+    for start, nbytes in spans:
+        if not (start >= _HEAD_NBYTES and nbytes >= 0 and start + nbytes <= region.nbytes):
+            raise FormatError(f"a buffer must lie within {region.nbytes} bytes, got {nbytes} bytes from {start} on")
+    array = np.asarray(_Hold(region, address))
+    return [array[start : start + nbytes] for start, nbytes in spans]
+
+
+def _opened(way: Any) -> int:
+    if not isinstance(way, str):
+        descriptor: int = way.detach()
+        return descriptor
+    try:
+        return os.open(way, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise PeerDiedError(
+            f"a batch in shared memory must be received while its sender runs, and {way} is gone; let the process that "
+            "sends it live until then"
+        ) from error
+    except OSError as error:
+        error.add_note(
+            "To receive a batch in shared memory, a process must have the right to open its sender's descriptors; "
+            "batches that are pickled whole do not need it."
+        )
+        raise
+
+
+def _copy(arrays: list[npt.NDArray[np.uint8]], target: npt.NDArray[np.uint8], spans: list[Span]) -> None:
+    """Copy arrays to their places, with both cores where that is faster."""
+    if spans[-1][0] + spans[-1][1] < cores.WORTHWHILE:
+        for array, (start, nbytes) in zip(arrays, spans, strict=True):
+            target[start : start + nbytes] = array
+        return
+    jobs: list[cores.Job] = []
+    for array, (start, nbytes) in zip(arrays, spans, strict=True):
+        place = target[start : start + nbytes]
+        for piece in cores.pieces(nbytes, nbytes):
+            part = array[piece]
+            jobs.append((part.nbytes, partial(np.copyto, place[piece], part)))
+    cores.share(jobs)
+
+
+def _rounded(nbytes: int) -> int:
+    """Round up by a sixty-fourth at the most, so that messages of about one size fit where others were.
+
+    >>> _rounded(1), _rounded(100_000), _rounded(16 << 20)
+    (4096, 102400, 16777216)
+    """
+    grain = max(_PAGE, 1 << max(0, nbytes.bit_length() - 7))
+    return -(-nbytes // grain) * grain

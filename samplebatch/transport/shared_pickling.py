@@ -1,0 +1,151 @@
+"""Batches through the queues and pipes of `multiprocessing` by way of shared memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import os
+import pickle
+import sys
+from multiprocessing import util
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Final
+
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested import pytree
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.transport.outbox import Address, Outbox, Span, receive
+
+WORTHWHILE: Final = 128 << 10
+"""Bytes of columns from which a batch goes through shared memory; smaller ones are as fast in the pickle."""
+
+KEEP_NBYTES: Final = 256 << 20
+"""Bytes of shared memory that a sending process keeps for its next batches, unless told otherwise."""
+
+LINGER_S: Final = 10.0
+"""Seconds for which a child process that has ended its work waits for its batches to be received."""
+
+_AFTER_QUEUES = -10
+"""Priority at exit: queues write what is left in them at -5."""
+
+_CLASSES: Final = (SampleBatch, MultiAgentBatch, Batch)
+
+_reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+_outbox = Outbox(keep_nbytes=0)
+_linger_s = LINGER_S
+_lingering_process = 0
+
+
+def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = LINGER_S) -> None:
+    """Let `multiprocessing` carry batches in shared memory.
+
+    From here on every `SampleBatch`, `MultiAgentBatch` and `Batch` that this process puts into a
+    `multiprocessing.Queue`, sends through a `Pipe` or returns from a `Pool` or a `ProcessPoolExecutor`, alone or inside
+    of other objects, is copied once, into shared memory, and read there by the process that gets it. Batches of less
+    than 128 KiB stay in the pickle. What arrives is writable and belongs to the receiver; its memory is freed when the
+    last array over it is gone.
+
+    Call it in every process that sends; those that receive need nothing. Calling it again replaces the settings.
+
+    Nothing has a name in the file system, so nothing is left there, whoever is killed. What the sender must do is run
+    until the receiver has its batch: a child process that comes to its end therefore waits for that, up to `linger_s`.
+    One that is killed, or leaves by `os._exit`, takes with it what nobody has received. When there are 128 batches on
+    their way, or shared memory is short, batches stay in the pickle.
+
+    Parameters
+    ----------
+    keep_nbytes
+        Bytes of shared memory that the process keeps to be used again: they are warm, and copying into them takes a
+        fraction of the time. Memory beyond that is freed at once when its receiver is done.
+    linger_s
+        Seconds that a child process waits at its end for its batches to be received. It waits no longer than its
+        parent runs.
+
+    Raises
+    ------
+    ValueError
+        If a number is negative.
+
+    Examples
+    --------
+    >>> import multiprocessing, numpy as np
+    >>> from samplebatch import SampleBatch, disable_shared_pickling, enable_shared_pickling
+    >>> enable_shared_pickling()
+    >>> here, there = multiprocessing.Pipe()
+    >>> here.send(SampleBatch(obs=np.ones((1000, 17))))
+    >>> there.recv()["obs"].sum()
+    np.float64(17000.0)
+    >>> disable_shared_pickling()
+    >>> here.close(), there.close()
+    (None, None)
+    """
+    global _linger_s
+    for name, value in (("keep_nbytes", keep_nbytes), ("linger_s", linger_s)):
+        if value < 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+    _outbox.keep(keep_nbytes)
+    _linger_s = linger_s
+    _linger_at_exit()
+    for kind in _CLASSES:
+        ForkingPickler.register(kind, _reduce)
+
+
+def disable_shared_pickling() -> None:
+    """Let `multiprocessing` pickle batches whole again, and free the memory kept for reuse. Safe to call twice.
+
+    Batches on their way still arrive.
+    """
+    for kind in _CLASSES:
+        if _reducers.get(kind) is _reduce:
+            del _reducers[kind]
+    if "torch.multiprocessing" in sys.modules:
+        pytree.register_processes(Batch)
+    _outbox.keep(0)
+
+
+def _forget_outbox() -> None:
+    """Start anew in a forked child: what its parent sent is not its own."""
+    global _outbox
+    _outbox = Outbox(_outbox.keep_nbytes)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_outbox)
+
+
+def _reduce(batch: Any) -> tuple[Any, ...]:
+    buffers: list[Any] = []
+    head = pickle.dumps(batch, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
+    if sum([buffer.nbytes for buffer in buffers]) >= WORTHWHILE:
+        sent = _outbox.send(buffers)
+        if sent is not None:
+            address, spans = sent
+            return _received, (head, tuple(address), spans)
+    return _unpacked, (head, [bytearray(buffer) for buffer in buffers])
+
+
+def _received(head: bytes, address: tuple[Any, ...], spans: list[Span]) -> Any:
+    return pickle.loads(head, buffers=receive(Address(*address), spans))
+
+
+def _unpacked(head: bytes, buffers: list[bytearray]) -> Any:
+    return pickle.loads(head, buffers=buffers)
+
+
+def _linger_at_exit() -> None:
+    """See to it that a child process waits at its end. Its parent does not: it has waited for its children by then."""
+    global _lingering_process
+    if multiprocessing.parent_process() is not None and _lingering_process != os.getpid():
+        _lingering_process = os.getpid()
+        util.Finalize(None, _linger, exitpriority=_AFTER_QUEUES)
+
+
+# A forked child forgets what its parent was to do at its end.
+util.register_after_fork(_linger_at_exit, operator.call)
+
+
+def _linger() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        _outbox.wait_until_received(_linger_s, while_true=parent.is_alive)

@@ -1,0 +1,341 @@
+"""Batches through the queues, pipes and pools of `multiprocessing`, by way of shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.reduction import ForkingPickler
+
+import leaks
+import numpy as np
+import pickling_children
+import pytest
+import torch
+from pickling_children import checked, is_whole
+
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, disable_shared_pickling, enable_shared_pickling
+from samplebatch.errors import PeerDiedError
+from samplebatch.transport import shared_pickling
+from samplebatch.transport.outbox import MOST_PARCELS
+from samplebatch.transport.region import Region
+from samplebatch.transport.words import Words
+from tests.batch.every_kind import with_every_kind
+
+START_METHODS = ["fork", "forkserver", "spawn"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left():
+    with leaks.nothing_left():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def enabled():
+    enable_shared_pickling()
+    yield
+    disable_shared_pickling()
+    shared_pickling._outbox.close()
+
+
+@contextlib.contextmanager
+def child(context, target, *arguments):
+    process = context.Process(target=target, args=arguments)
+    with warnings.catch_warnings():
+        # Other tests of the session may have started threads, which newer Pythons warn of at a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    try:
+        yield process
+        process.join(60)
+        assert process.exitcode is not None
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+@contextlib.contextmanager
+def queues_of(context, count: int):
+    made = [context.Queue() for _ in range(count)]
+    yield made
+    for one in made:
+        one.close()
+        one.join_thread()
+
+
+def rows(n: int) -> SampleBatch:
+    return SampleBatch(obs=np.arange(n * 20.0).reshape(n, 20), t=torch.arange(n), words=np.full(n, "word"))
+
+
+def nested(n: int) -> Batch:
+    return Batch(obs={"camera": np.arange(n * 100.0).reshape(n, 100), "goal": torch.ones(n, 2)}, info=[{"n": n}] * n)
+
+
+def of_agents(n: int) -> MultiAgentBatch:
+    return MultiAgentBatch({"walker": rows(n), "lamp": rows(2 * n)}, n)
+
+
+def mapped() -> int:
+    """Count the mapped regions."""
+    with open("/proc/self/maps") as lines:
+        return sum("memfd:samplebatch" in line for line in lines)
+
+
+def through_pickle(value):
+    return ForkingPickler.loads(bytes(ForkingPickler.dumps(value)))
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_batches_of_every_class_come_back_from_a_child(method) -> None:
+    context = multiprocessing.get_context(method)
+    with queues_of(context, 2) as (inbox, outbox), child(context, pickling_children.echo, inbox, outbox):
+        for sent in (rows(2000), nested(2000), of_agents(2000)):
+            inbox.put({"inside": [sent, 7]})
+            back = outbox.get(timeout=60)["inside"][0]
+            assert type(back) is type(sent)
+            assert pickle.dumps(back) == pickle.dumps(sent)
+            assert mapped() > 0
+            del back
+        inbox.put(None)
+
+
+def test_columns_of_every_kind_arrive_as_they_were() -> None:
+    sent = with_every_kind(3000)
+    back = through_pickle(sent)
+    assert shared_pickling._outbox.nbytes > 300_000
+    assert back == sent
+    assert list(back.keys()) == list(sent.keys())
+
+
+def test_what_arrives_is_writable_and_shared_memory() -> None:
+    back = through_pickle(rows(2000))
+    parcel = shared_pickling._outbox._sent[0].region.array
+    assert not (parcel == 77).all()
+    back["obs"][:] = 77.0
+    back["t"][:] = 5
+    assert (parcel[64 : 64 + 16_000].view(np.float64) == 77.0).all()
+
+
+def test_memory_is_the_receivers_until_its_last_array_is_gone() -> None:
+    back = through_pickle(rows(2000))
+    piece, tensor = back["obs"][5:7, :1], back["t"][3:]
+    del back
+    shared_pickling._outbox.keep(1 << 30)
+    assert not shared_pickling._outbox._kept
+    assert piece.tolist() == [[100.0], [120.0]]
+    del piece
+    assert tensor[0] == 3
+    shared_pickling._outbox.keep(1 << 30)
+    assert not shared_pickling._outbox._kept
+    del tensor
+    shared_pickling._outbox.keep(1 << 30)
+    assert len(shared_pickling._outbox._kept) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, shared_pickling.WORTHWHILE // 8 - 1])
+def test_small_batches_stay_in_the_pickle(size) -> None:
+    sent = SampleBatch(a=np.arange(float(size)))
+    back = through_pickle(sent)
+    assert back == sent
+    assert shared_pickling._outbox.nbytes == 0
+    back["a"][:] = 1.0
+    through_pickle(SampleBatch(a=np.zeros(shared_pickling.WORTHWHILE // 8)))
+    assert shared_pickling._outbox.nbytes > 0
+
+
+def test_when_too_many_are_on_their_way_batches_stay_in_the_pickle() -> None:
+    sent = [bytes(ForkingPickler.dumps(checked(i))) for i in range(MOST_PARCELS + 2)]
+    assert [len(data) > 200_000 for data in sent] == [False] * MOST_PARCELS + [True] * 2
+    assert all(is_whole(ForkingPickler.loads(data)) for data in sent)
+
+
+def test_plain_pickle_and_disabled_pickling_stay_as_they_were() -> None:
+    sent = rows(2000)
+    plain = len(pickle.dumps(sent))
+    assert plain > 300_000
+    assert len(ForkingPickler.dumps(sent)) < 2000
+    on_its_way = bytes(ForkingPickler.dumps(sent))
+    for _ in range(2):
+        disable_shared_pickling()
+        assert len(ForkingPickler.dumps(sent)) == plain
+    assert ForkingPickler.loads(on_its_way) == sent
+
+
+TORCH_LAST = """
+from multiprocessing.reduction import ForkingPickler
+from samplebatch import Batch, disable_shared_pickling, enable_shared_pickling
+enable_shared_pickling()
+import torch.multiprocessing
+batch = Batch(goal=torch.ones(50_000))
+def pickled(): return bytes(ForkingPickler.dumps(batch))
+print(len(pickled()) < 1000, b"rebuild_storage" in pickled())
+disable_shared_pickling()
+print(b"rebuild_storage" in pickled())
+enable_shared_pickling()
+print(b"rebuild_storage" in pickled())
+"""
+
+
+def test_torch_has_its_way_with_nested_batches_whenever_ours_is_off() -> None:
+    done = subprocess.run([sys.executable, "-c", TORCH_LAST], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False", "True", "False"]
+
+
+def test_disabling_frees_what_is_kept_and_leaves_others_reducers_alone(monkeypatch) -> None:
+    through_pickle(rows(2000))
+    assert shared_pickling._outbox.nbytes > 0
+    ForkingPickler.register(Batch, repr)
+    disable_shared_pickling()
+    assert shared_pickling._outbox.nbytes == 0
+    assert ForkingPickler._extra_reducers.pop(Batch) is repr
+
+
+@pytest.mark.parametrize("name", ["keep_nbytes", "linger_s"])
+def test_negative_settings_are_refused(name) -> None:
+    with pytest.raises(ValueError, match=f"{name} must not be negative, got -1"):
+        enable_shared_pickling(**{name: -1})
+
+
+def test_memory_beyond_what_may_be_kept_is_freed_by_the_receiver() -> None:
+    enable_shared_pickling(keep_nbytes=0)
+    back = through_pickle(rows(2000))
+    region = shared_pickling._outbox._sent[0].region
+    assert os.stat(region.fileno()).st_blocks * 512 > 300_000
+    del back
+    assert os.stat(region.fileno()).st_blocks * 512 == 4096
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_child_that_ends_waits_until_its_batches_are_received(method) -> None:
+    context = multiprocessing.get_context(method)
+    with queues_of(context, 1) as (queue,), child(context, pickling_children.put_and_end, queue, 3, 60.0) as process:
+        time.sleep(0.5 if method == "fork" else 1.5)
+        assert [is_whole(queue.get(timeout=60)) for _ in range(3)] == [True] * 3
+        process.join(60)
+        assert process.exitcode == 0
+
+
+def test_a_child_that_does_not_wait_takes_its_batches_with_it() -> None:
+    context = multiprocessing.get_context("fork")
+    with queues_of(context, 1) as (queue,), child(context, pickling_children.put_and_end, queue, 2, 0.0) as process:
+        process.join(60)
+        for _ in range(2):
+            with pytest.raises(PeerDiedError, match=rf"while its sender runs, and /proc/{process.pid}/fd/\d+ is gone"):
+                queue.get(timeout=60)
+
+
+def test_pools_return_batches() -> None:
+    context = multiprocessing.get_context("forkserver")
+    with context.Pool(2) as pool:
+        batches = pool.map(pickling_children.made, range(6))
+        assert all(map(is_whole, batches))
+        assert mapped() == 6
+        assert os.getpid() not in {batch["pid"][0] for batch in batches}
+        del batches
+        pool.close()
+        pool.join()
+
+
+def test_executors_return_batches() -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
+        batches = list(executor.map(pickling_children.made, range(6)))
+        assert all(map(is_whole, batches))
+        assert mapped() == 6
+
+
+def test_a_received_batch_is_sent_on() -> None:
+    once = through_pickle(checked(1))
+    again = through_pickle(once)
+    once["values"][:] = 0
+    assert is_whole(again)
+
+
+def test_a_batch_outlives_its_sender() -> None:
+    context = multiprocessing.get_context("fork")
+    with queues_of(context, 1) as (queue,):
+        with child(context, pickling_children.send_for_ever, queue) as process:
+            received = [queue.get(timeout=60) for _ in range(3)]
+            process.kill()
+        assert all(map(is_whole, received))
+
+
+def test_whoever_is_killed_at_whatever_moment_no_batch_is_torn() -> None:
+    context = multiprocessing.get_context("fork")
+    random = np.random.default_rng(5)
+    for turn in range(12):
+        queue = context.SimpleQueue()
+        counter = Region.create(8)
+        received = Words(counter.array, 1)
+        with (
+            child(context, pickling_children.send_for_ever, queue) as sender,
+            child(context, pickling_children.receive_for_ever, queue, counter) as receiver,
+        ):
+            while not received[0]:
+                time.sleep(0.001)
+            time.sleep(random.uniform(0, 0.05))
+            first, second = (sender, receiver) if turn % 2 else (receiver, sender)
+            first.kill()
+            first.join()
+            time.sleep(0.02)
+            # The other waits in a queue that nobody is at the other end of, or for the lost batch's sender.
+            if second.exitcode is not None:
+                assert second is receiver
+                assert second.exitcode == 1
+            second.kill()
+        queue.close()
+        counter.close()
+
+
+def test_a_pipe_carries_them_after_their_sender_let_go() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    ready = context.Event()
+    with child(context, pickling_children.receive_later, there, ready) as process:
+        here.send(checked(4))
+        ready.set()
+        process.join(60)
+        assert process.exitcode == 0
+    here.close()
+    there.close()
+
+
+def test_a_forked_child_has_an_outbox_of_its_own() -> None:
+    bytes(ForkingPickler.dumps(checked(1)))
+    assert shared_pickling._outbox.unreceived == 1
+    pid = os.fork()
+    if not pid:
+        signal.alarm(30)
+        own = shared_pickling._outbox
+        os._exit(7 if own.nbytes == 0 and own.keep_nbytes == shared_pickling.KEEP_NBYTES else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert shared_pickling._outbox.unreceived == 1
+
+
+AT_EXIT = """
+import multiprocessing, sys, time
+sys.path.insert(0, sys.argv[1])
+import pickling_children
+from samplebatch import enable_shared_pickling
+if __name__ == "__main__":
+    enable_shared_pickling()
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    queue.put(pickling_children.checked(1))
+    print("end")
+"""
+
+
+def test_the_main_process_does_not_wait_at_its_end() -> None:
+    begun = time.monotonic()
+    command = [sys.executable, "-W", "error", "-c", AT_EXIT, os.path.dirname(__file__)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("end\n", "")
+    assert time.monotonic() - begun < shared_pickling.LINGER_S - 2
