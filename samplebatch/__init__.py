@@ -34,6 +34,8 @@ _HOMES = {
     "read_parquet": "samplebatch.storage.parquet",
     "write_parquet": "samplebatch.storage.parquet",
     "ParquetDataset": "samplebatch.storage.parquet_dataset",
+    "to_hdf5": "samplebatch.storage.hdf5",
+    "from_hdf5": "samplebatch.storage.hdf5",
     "enable_shared_pickling": "samplebatch.transport.shared_pickling",
     "disable_shared_pickling": "samplebatch.transport.shared_pickling",
     "SampleBatchError": "samplebatch.errors",
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
     from samplebatch.names import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
+    from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
+    from samplebatch.storage.hdf5 import to_hdf5 as to_hdf5
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset

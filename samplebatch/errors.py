@@ -14,6 +14,7 @@
     ├── CompressedColumnError (ValueError)   compressed blocks that do not decompress to what they claim
     ├── FormatError           (ValueError)   bytes from a file or another process that are not what they claim
     ├── UntrustedPickleError  (ValueError)   reading it means unpickling, which the caller has not allowed
+    ├── UnstorableError       (NotImplementedError) a value that the file's format has no form for
     ├── DeviceError           (ValueError)   memory on a device where host memory is needed
     ├── SharedMemoryError     (MemoryError)  shared memory that is not to be had
     ├── StorageError          (OSError)      a buffer's folder that is open elsewhere, closed or full
@@ -93,6 +94,10 @@ class FormatError(SampleBatchError, ValueError):
 
 class UntrustedPickleError(SampleBatchError, ValueError):
     """Reading the data means unpickling it, and the caller has not allowed that."""
+
+
+class UnstorableError(SampleBatchError, NotImplementedError):
+    """A value that the format of a file has no form for, and that cannot be pickled into it either."""
 
 
 class DeviceError(SampleBatchError, ValueError):
