@@ -9,18 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
-import tianshou.data
 import torch
-from tianshou.data.utils.converter import from_hdf5 as tianshou_from_hdf5
-from tianshou.data.utils.converter import to_hdf5 as tianshou_to_hdf5
 
 from samplebatch import Batch
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import ColumnTypeError, FormatError, UnstorableError, UntrustedPickleError
 from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
+
+h5py = pytest.importorskip("h5py")
 
 
 def through(path: Path, values: Any, compression: str | None = None, **options: Any) -> Any:
@@ -166,21 +164,21 @@ def test_files_that_lead_elsewhere_are_refused(path: Path, tmp_path: Path) -> No
     secret = tmp_path / "secret"
     secret.write_bytes(b"12345678")
 
-    def external(file: h5py.File) -> None:
+    def external(file: Any) -> None:
         file.create_dataset("a", (8,), "i1", external=[(str(secret), 0, 8)])
 
-    def linked(file: h5py.File) -> None:
+    def linked(file: Any) -> None:
         file["a"] = h5py.ExternalLink(str(secret), "/")
 
-    def soft(file: h5py.File) -> None:
+    def soft(file: Any) -> None:
         file["a"] = h5py.SoftLink("/b")
 
-    def virtual(file: h5py.File) -> None:
+    def virtual(file: Any) -> None:
         layout = h5py.VirtualLayout((8,), "i1")
         layout[:] = h5py.VirtualSource(str(secret), "x", (8,))
         file.create_virtual_dataset("a", layout)
 
-    def named_type(file: h5py.File) -> None:
+    def named_type(file: Any) -> None:
         file["a"] = np.dtype("f4")
 
     for make in (external, linked, soft, virtual, named_type):
@@ -216,6 +214,7 @@ def test_damaged_files_are_refused(path: Path) -> None:
 
 
 def test_tianshou_reads_what_we_write(path: Path) -> None:
+    tianshou = pytest.importorskip("tianshou.data")
     values = {
         "a": np.arange(3),
         "t": torch.ones(2),
@@ -230,18 +229,19 @@ def test_tianshou_reads_what_we_write(path: Path) -> None:
     with h5py.File(path, "w") as file:
         to_hdf5(values, file)
     with h5py.File(path) as file:
-        found = tianshou_from_hdf5(file)
+        found = tianshou.utils.converter.from_hdf5(file)
     assert found["a"].tolist() == [0, 1, 2]
     assert torch.equal(found["t"], torch.ones(2))
     assert (found["n"], found["text"], found["none"]) == (1.5, "hello", None)
     assert repr(found["dates"]) == repr(ARRAYS["dates"])
     assert found["objects"].tolist() == [None, "a"]
-    assert isinstance(found["batch"], tianshou.data.Batch)
+    assert isinstance(found["batch"], tianshou.Batch)
     assert found["batch"].y.z.tolist() == [3]
     assert found["dict"]["b"].tolist() == [1, 1]
 
 
 def test_we_read_what_tianshou_writes(path: Path) -> None:
+    tianshou = pytest.importorskip("tianshou.data")
     values = {
         "a": np.arange(3),
         "t": torch.ones(2),
@@ -253,11 +253,11 @@ def test_we_read_what_tianshou_writes(path: Path) -> None:
         "strings": np.array(["ab", "c"], object),
         "wide": np.array(["ab", "c"]),
         "scalar": np.float32(0.5),
-        "batch": tianshou.data.Batch(x=[1, 2], y=tianshou.data.Batch(z=[3]), names=["a", "b"]),
+        "batch": tianshou.Batch(x=[1, 2], y=tianshou.Batch(z=[3]), names=["a", "b"]),
         "dict": {"b": np.ones(2)},
     }
     with h5py.File(path, "w") as file:
-        tianshou_to_hdf5(values, file, compression="gzip")
+        tianshou.utils.converter.to_hdf5(values, file, compression="gzip")
     with h5py.File(path) as file:
         found = from_hdf5(file)
     assert found.keys() == values.keys()
