@@ -6,12 +6,20 @@ import os
 import time
 from typing import Any, Final, Literal, Self
 from weakref import ref
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.column.memory import ALIGNMENT
-from samplebatch.errors import ChannelTimeoutError, EndOfStreamError, FormatError, SampleBatchError, WorkerError
+from samplebatch.errors import (
+    ChannelTimeoutError,
+    EndOfStreamError,
+    FormatError,
+    SampleBatchError,
+    UntrustedPickleError,
+    WorkerError,
+)
 from samplebatch.transport.end import (
     CONSUMER,
     FAILURE_START,
@@ -21,32 +29,37 @@ from samplebatch.transport.end import (
     PRODUCER,
     WATCHED,
     End,
+    this_process,
 )
 from samplebatch.transport.frame import AnyBatch, count_of, decode
-from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Lease, Returns
+from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Lease, Returns, Tie
 from samplebatch.transport.message import (
     BATCH,
+    CHECKED_NBYTES,
     DEFINES,
     END,
     FAILURE,
     HELLO,
+    MAGIC,
     MESSAGE_NBYTES,
+    VERSION,
     Message,
-    pack,
     unpack,
+    unpack_fields,
     unpack_note,
 )
 from samplebatch.transport.poller import Poller
 from samplebatch.transport.producer import ROOMS, ROWS, SCHEMA
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import Rows, Schema, aligned
+from samplebatch.transport.slot_columns import SlotColumns
 
 _FLUSH_S = 0.005
 """Seconds after which slots that the pipe did not take are offered again."""
 
 _MOST_SCHEMAS = 1 << 12
 _BYTE: Final = np.dtype(np.uint8)
-_HELLO: Final = pack(HELLO)
+_UP: Final = ALIGNMENT - 1
 
 _monotonic = time.monotonic
 _read = os.read
@@ -69,6 +82,7 @@ class Consumer(End):
 
     def _bound(self) -> None:
         self._returns = Returns(self._back)
+        self._lent, self._gone = self._returns.lent, self._returns.gone
         self._schemas: dict[int, Schema] = {}
         self._ident = 0
         self._end: Literal["", "closed", "died", "damaged"] = ""
@@ -108,11 +122,18 @@ class Consumer(End):
         ChannelClosedError
             If this end is closed.
         """
-        self._own()
-        raw = self._next()
-        if raw is None:
+        if self._owner != this_process[0]:
+            self._own()
+        try:
+            raw = _read(self._pipe, MESSAGE_NBYTES)
+        except BlockingIOError:
             raw = self._await(timeout_s)
-        return self._open(raw)
+        # What `unpack` says, without a call for each of its parts: most messages are opened here.
+        if len(raw) == MESSAGE_NBYTES:
+            fields = unpack_fields(raw)
+            if fields[2] == BATCH and fields[0] == MAGIC and crc32(raw[:CHECKED_NBYTES]) == fields[12]:
+                return self._batch(fields)
+        return self._other(raw, timeout_s)
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Tell whether `recv` has something to say: a batch, or the end of the stream.
@@ -148,37 +169,43 @@ class Consumer(End):
         except EndOfStreamError:
             raise StopIteration from None
 
-    def _next(self) -> bytes | None:
-        """Read the next message if there is one."""
-        while not self._end:
-            try:
-                raw = _read(self._pipe, MESSAGE_NBYTES)
-            except BlockingIOError:
-                return None
-            if not raw:
-                bound = self._peer_is_bound() and not self._peer_is_closed()
-                self._finish("died" if bound else "closed")
-            elif raw == _HELLO:
-                self._watch()
-            else:
-                return raw
-        raise self._ended()
-
     def _await(self, timeout_s: float | None) -> bytes:
+        """Wait for a message and read it; nothing is read if the stream has ended."""
         deadline = None if timeout_s is None else _monotonic() + timeout_s
-        while True:
+        while not self._end:
             ready = self._wait(deadline)
-            raw = self._next()
-            if raw is not None:
-                return raw
-            if self._is_over():
-                # What it had sent before is in the pipe by now.
-                raw = self._next()
-                if raw is not None:
-                    return raw
-                self._finish("closed" if self._peer_is_closed() else "died")
-            elif not ready:
-                raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did")
+            is_over = self._is_over()
+            try:
+                return _read(self._pipe, MESSAGE_NBYTES)
+            except BlockingIOError:
+                if is_over:
+                    # What it had sent before was in the pipe by then.
+                    self._finish("closed" if self._peer_is_closed() else "died")
+                elif not ready:
+                    raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did") from None
+        return b""
+
+    def _other(self, raw: bytes, timeout_s: float | None) -> AnyBatch:
+        """Open what is no batch."""
+        if self._end:
+            raise self._ended()
+        if not raw:
+            self._finish("died" if self._peer_is_bound() and not self._peer_is_closed() else "closed")
+            raise self._ended()
+        try:
+            message = unpack(raw)
+            if message.kind == HELLO:
+                self._watch()
+                return self.recv(timeout_s)
+            if message.kind == END:
+                self._finish("closed")
+                raise self._ended()
+            if message.kind == FAILURE:
+                raise self._failure(message)
+            raise FormatError(f"a message must be of a known kind, got {message.kind}")
+        except FormatError:
+            self._finish("damaged")
+            raise
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait until there is something to read, or the producer is gone; tell whether that is so."""
@@ -217,65 +244,63 @@ class Consumer(End):
 
     # -- opening what came ---------------------------------------------------------------------------------------------
 
-    def _open(self, raw: bytes) -> AnyBatch:
-        try:
-            message = unpack(raw)
-            if message.kind == BATCH:
-                return self._batch(message)
-            if message.kind == END:
-                self._finish("closed")
-                raise self._ended()
-            if message.kind == FAILURE:
-                raise self._failure(message)
-            raise FormatError(f"a message must be of a known kind, got {message.kind}")
-        except FormatError:
-            self._finish("damaged")
-            raise
-
-    def _batch(self, message: Message) -> AnyBatch:
-        _, flags, number, ident, start, nbytes, note_start, note_nbytes, note_sum, rows = message
+    def _batch(self, fields: tuple[Any, ...]) -> AnyBatch:
+        _, version, _, flags, number, ident, start, nbytes, _, note_nbytes, _, rows, _ = fields
         memory = self._memory
-        if start % ALIGNMENT or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
-            raise FormatError(
-                f"a message's slot must lie within the {self.capacity_bytes} bytes of the arena, it does not"
-            )
-        if ident <= self._ident:
-            raise FormatError(f"a message must have a number greater than {self._ident}, got {ident}")
-        self._ident = ident
-        lease = Lease((nbytes,), _BYTE, memory, start)
-        lease.ident = ident
-        lease.returns = self._returns
-        note: dict[str, Any] = {}
-        cut = _no_buffers
-        if note_nbytes:
-            note = unpack_note(self._note_bytes(note_start, note_nbytes, HEADER_NBYTES), note_sum)
-            cut = _Cut(lease, memory, start, nbytes, note_start + aligned(note_nbytes)).cut
+        try:
+            if version != VERSION:
+                raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends need one release")
+            if start & _UP or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
+                raise FormatError(
+                    f"a message's slot must lie within the {self.capacity_bytes} bytes of the arena, it does not"
+                )
+            if not self._ident < ident < GOODBYE_IDENT:
+                raise FormatError(f"a message must have a number greater than {self._ident}, got {ident}")
+            self._ident = ident
+            lease = Lease((nbytes,), _BYTE, memory, start)
+            tie = Tie(lease, self._gone)
+            tie.ident = ident
+            self._lent[ident] = tie
+            if note_nbytes:
+                batch = self._noted(fields, lease)
+            else:
+                schema = self._schemas.get(number)
+                if schema is None or flags:
+                    raise FormatError(f"a message must have a schema that is known, and number {number} is not")
+                plan = schema.simple_plan(rows)
+                if plan.nbytes > nbytes:
+                    raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
+                if plan.by_name is not None:
+                    batch = SlotColumns.batch(lease, plan.by_name, rows, schema.parts[0].nested)
+                else:
+                    batch = decode(schema, plan, {}, lease, _no_buffers, allow_pickle=self._allow_pickle)
+        except ValueError as error:
+            if isinstance(error, UntrustedPickleError):
+                raise
+            self._finish("damaged")
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"a message must have rows that fit its schema, it has others: {error}") from error
+        lease.batch = ref(batch)
+        return batch
+
+    def _noted(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
+        """Open a batch whose message has a note."""
+        _, _, _, flags, number, _, start, nbytes, note_start, note_nbytes, note_sum, rows, _ = fields
+        note = unpack_note(self._note_bytes(note_start, note_nbytes, HEADER_NBYTES), note_sum)
         if flags & DEFINES:
             if number >= _MOST_SCHEMAS:
                 raise FormatError(f"a schema must have a number below {_MOST_SCHEMAS}, got {number}")
-            schema = self._schemas[number] = Schema.read(note.get(SCHEMA))
-        else:
-            known = self._schemas.get(number)
-            if known is None:
-                raise FormatError(f"a message must have a schema that was sent before, and number {number} was not")
-            schema = known
-        used: Rows = (rows,)
-        rooms = used
-        if note:
-            if ROWS in note:
-                used = rooms = _rows(note[ROWS])
-            if ROOMS in note:
-                rooms = _rows(note[ROOMS])
-        try:
-            plan = schema.plan(rooms, used)
-        except ValueError as error:
-            raise FormatError(f"a message must have rows that fit its schema, it has others: {error}") from error
+            self._schemas[number] = Schema.read(note.get(SCHEMA))
+        schema = self._schemas.get(number)
+        if schema is None:
+            raise FormatError(f"a message must have a schema that is known, and number {number} is not")
+        used = _rows(note[ROWS]) if ROWS in note else (rows,)
+        plan = schema.plan(_rows(note[ROOMS]) if ROOMS in note else used, used)
         if plan.nbytes > nbytes:
-            raise FormatError(f"a message's columns must fit in its slot of {nbytes} bytes, they take {plan.nbytes}")
-        batch = decode(schema, plan, note, lease, cut, allow_pickle=self._allow_pickle)
-        lease.batch = ref(batch)
-        self._returns.lent[ident] = ref(lease)
-        return batch
+            raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
+        cut = _Cut(lease, self._memory, start, nbytes, note_start + aligned(note_nbytes)).cut
+        return decode(schema, plan, note, lease, cut, allow_pickle=self._allow_pickle)
 
     def _note_bytes(self, start: int, nbytes: int, first: int) -> bytes:
         if start % ALIGNMENT or start < first or start + nbytes > self._memory.nbytes:
@@ -314,7 +339,8 @@ class Consumer(End):
                 self._returns.give(GOODBYE_IDENT)
             self._poller.close()
             # Arrays that are still held keep the pipe that they go back through.
-            del self._returns
+            self._returns.close()
+            del self._returns, self._lent, self._gone
         else:
             os.close(self._back)
         os.close(self._pipe)

@@ -42,7 +42,15 @@ LOOK_S: Final = 0.1
 """Seconds after which a process that has taken hold of the other end is noticed at the latest."""
 
 _NAMES = {PRODUCER: "producer", CONSUMER: "consumer"}
-_getpid = os.getpid
+this_process = [os.getpid()]
+"""The number of this process: a list, so that every module sees it change where a process forks."""
+
+
+def _forked() -> None:
+    this_process[0] = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 LONG_S: Final = 1.0
@@ -90,7 +98,7 @@ class End:
         ChannelClosedError
             If this end is closed.
         """
-        if self._owner != _getpid():
+        if self._owner != this_process[0]:
             self._bind()
 
     def _bind(self) -> None:
@@ -98,7 +106,7 @@ class End:
         region = self._region
         if region is None:
             raise ChannelClosedError(f"the {name} must be open to be used, and it is closed")
-        words, side, pid = self._words, self._side, _getpid()
+        words, side, pid = self._words, self._side, this_process[0]
         with _claimed(region.fileno(), side):
             state = words[side + _STATE]
             if state == _FREE:
@@ -194,11 +202,11 @@ class End:
         """Close this end. Safe to call twice."""
         if self._region is None:
             return
-        if self._owner == _getpid():
+        if self._owner == this_process[0]:
             self._words[self._side + _STATE] = CLOSED
             if self._at_exit is not None:
                 self._at_exit()
-        self._shut(told=self._owner == _getpid())
+        self._shut(told=self._owner == this_process[0])
         descriptor, self._peer_fd = self._peer_fd, None
         if descriptor is not None:
             os.close(descriptor)

@@ -167,6 +167,7 @@ class Encoder:
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
         self._schemas: dict[Any, Schema] = {}
+        self._recent: tuple[Schema | None, list[tuple[Any, ...]]] = (None, [])
         self.next_number = 0
         """The number that the next schema to be told the consumer gets."""
 
@@ -202,6 +203,19 @@ class Encoder:
         """Take a batch apart that has nothing but arrays of as many rows; None if it has more."""
         if batch._nested or batch._flags is not DEFAULT or batch._has_sequences:
             return None
+        schema, checks = self._recent
+        if schema is not None and len(columns) == len(checks):
+            # The same columns as last time: nothing is looked up.
+            arrays = []
+            for (name, column), (own, dtype, row_shape) in zip(columns.items(), checks, strict=True):
+                if name != own or type(column) is not TensorColumn:
+                    break
+                values = column.values
+                if values.dtype is not dtype or values.shape[1:] != row_shape:
+                    break
+                arrays.append(values)
+            else:
+                return Frame(schema, (batch.count,), arrays, {}, [])
         key = []
         arrays = []
         for name, column in columns.items():
@@ -210,7 +224,9 @@ class Encoder:
             values = column.values
             arrays.append(values)
             key.append((name, values.dtype, values.shape[1:], None, ""))
-        return Frame(self.intern(SAMPLE_BATCH, (("", tuple(key), ""),)), (batch.count,), arrays, {}, [])
+        schema = self.intern(SAMPLE_BATCH, (("", tuple(key), ""),))
+        self._recent = schema, [own[:3] for own in key]
+        return Frame(schema, (batch.count,), arrays, {}, [])
 
     def _of_sample_batch(self, batch: SampleBatch, columns: Mapping[str, Column]) -> Frame:
         taken = self._take(columns)
@@ -257,6 +273,7 @@ class Encoder:
                 for old in self._schemas.values():
                     old.number = None
                 self._schemas.clear()
+                self._recent = (None, [])
                 self.next_number = 0
             schema = Schema(kind, [Part.of(label, tuple(map(_column, columns)), own) for label, columns, own in parts])
             self._schemas[key] = schema

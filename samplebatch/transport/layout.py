@@ -52,20 +52,62 @@ class PartLayout(NamedTuple):
     flags: Flags
     structure: Any
 
+    def fits(self, batch: SampleBatch) -> bool:
+        """Tell quickly whether a batch has these very columns, all of them arrays."""
+        columns = batch._columns if batch._window is None else batch._all()
+        if (
+            self.given
+            or len(columns) != len(self.key)
+            or batch._flags is not self.flags
+            or (batch._nested is not self.nested and batch._nested != self.nested)
+        ):
+            return False
+        for (name, column), (own, dtype, row_shape, torch, _) in zip(columns.items(), self.key, strict=True):
+            if name != own or torch is not None or type(column) is not TensorColumn:
+                return False
+            values = column.values
+            if values.dtype is not dtype or values.shape[1:] != row_shape:
+                return False
+        return True
 
-class Layout(NamedTuple):
-    """The kind of a batch, and the columns of its parts."""
 
-    kind: str
-    parts: tuple[PartLayout, ...]
+def _structure(kind: str, part: PartLayout) -> Any:
+    if kind == NESTED_BATCH:
+        return part.structure
+    return "" if part.given else frozen(part.nested)
 
-    def schema(self) -> tuple[str, tuple[Any, ...]]:
-        """Return what `Encoder.intern` takes: of the columns that can be filled in place, if there are others too."""
-        if self.kind == NESTED_BATCH:
-            return self.kind, tuple([(part.label, part.key, part.structure) for part in self.parts])
-        return self.kind, tuple(
-            [(part.label, part.key, "" if part.given else frozen(part.nested)) for part in self.parts]
-        )
+
+class Layout:
+    """The kind of a batch, and the columns of its parts.
+
+    Attributes
+    ----------
+    kind, parts
+        As of a schema.
+    is_simple
+        Whether there is nothing to be said or given beside the columns in the slot.
+    schema
+        What `Encoder.intern` takes for the parts: without nesting if there are columns to be given.
+    """
+
+    __slots__ = ("is_simple", "kind", "parts", "schema")
+
+    def __init__(self, kind: str, parts: tuple[PartLayout, ...]) -> None:
+        self.kind = kind
+        self.parts = parts
+        self.is_simple = kind != MULTI_AGENT_BATCH and not parts[0].given and parts[0].flags == DEFAULT
+        self.schema = tuple([(part.label, part.key, _structure(kind, part)) for part in parts])
+
+    def fits(self, like: Like) -> bool:
+        """Tell quickly whether another batch has the very same columns; one that has may be told that it has not."""
+        if isinstance(like, SampleBatch):
+            return self.kind == SAMPLE_BATCH and self.parts[0].fits(like)
+        if isinstance(like, MultiAgentBatch) and self.kind == MULTI_AGENT_BATCH:
+            own = like.policy_batches
+            return len(own) == len(self.parts) and all(
+                label == part.label and part.fits(own[label]) for label, part in zip(own, self.parts, strict=True)
+            )
+        return False
 
     @classmethod
     def of(cls, like: Like) -> Layout:

@@ -7,7 +7,6 @@ producer.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections import deque
@@ -16,13 +15,43 @@ from typing import Any, Final
 
 import numpy as np
 
+from samplebatch.transport import end
+
 HELLO_IDENT: Final = (1 << 64) - 1
 GOODBYE_IDENT: Final = (1 << 64) - 2
 """What goes back in place of a message's number when the consumer has taken hold of its end, or closes it."""
 
 _pack = Struct("=Q").pack
 _write = os.write
-_getpid = os.getpid
+
+
+class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """The bytes of a slot, shape (nbytes,): what the arrays over it hang on.
+
+    Attributes
+    ----------
+    batch
+        The batch that came with it.
+    first
+        The lease of the message's first slot, where this is another slot of it.
+    """
+
+    __slots__ = ("batch", "first")
+    batch: weakref.ref[Any]
+    first: Lease
+
+
+class Tie(weakref.ref[Lease]):
+    """What notices that a lease is gone.
+
+    Attributes
+    ----------
+    ident
+        The number of its message.
+    """
+
+    __slots__ = ("ident",)
+    ident: int
 
 
 class Returns:
@@ -30,18 +59,26 @@ class Returns:
 
     A slot may be given back at any moment, in the middle of giving back another and from several threads: so nothing is
     locked. A number that is not written for certain is written again; the producer takes each but once.
+
+    Attributes
+    ----------
+    lent
+        The ties of the leases that are out, by number.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._process = _getpid()
+        self._process = end.this_process[0]
         self._pending: deque[int] = deque()
-        self.lent: dict[int, weakref.ref[Lease]] = {}
-        """The leases that are out, by number."""
+        self.lent: dict[int, Tie] = {}
+
+    def gone(self, tie: Tie) -> None:
+        """Give back what a lease stood for; the lease's tie calls it."""
+        self.give(tie.ident)
 
     def give(self, ident: int) -> None:
         """Give back the slots of a message."""
-        if _getpid() != self._process:
+        if self._process != end.this_process[0]:
             # A forked child has copies of leases that are its parent's.
             return
         self._pending.append(ident)
@@ -55,51 +92,27 @@ class Returns:
             try:
                 ident = pending[0]
                 _write(self._descriptor, _pack(ident))
-            except IndexError:
-                break
+                pending.remove(ident)
+            except (IndexError, ValueError):
+                # Another thread has been faster.
+                continue
             except BlockingIOError:
                 return False
             except OSError:
                 # The producer is gone.
                 pending.clear()
-                break
-            with contextlib.suppress(ValueError):
-                pending.remove(ident)
         return True
 
     def recover(self) -> None:
         """Give back the slots whose leases are gone without having done so, because a signal came in between."""
-        for ident, lease in list(self.lent.items()):
-            if lease() is None:
+        for ident, tie in list(self.lent.items()):
+            if tie() is None:
                 self.give(ident)
 
+    def close(self) -> None:
+        """Take nothing back any more: the arrays that are out stay as they are."""
+        self.lent.clear()
+
     def __del__(self) -> None:
+        # Not before: a thread that is giving back a slot must not write to a file that got the same number.
         os.close(self._descriptor)
-
-
-class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a slot, shape (nbytes,): what the arrays over it hang on.
-
-    Attributes
-    ----------
-    returns
-        Where it goes when it is gone.
-    ident
-        The number of its message.
-    batch
-        The batch that came with it.
-    first
-        The lease of the message's first slot, where this is another slot of it.
-    """
-
-    __slots__ = ("batch", "first", "ident", "returns")
-    first: Lease
-    returns: Returns
-    ident: int
-    batch: weakref.ref[Any]
-
-    def __del__(self) -> None:
-        # A slice of the bytes themselves has none of the attributes: it holds the lease, and is none.
-        returns = getattr(self, "returns", None)
-        if returns is not None:
-            returns.give(self.ident)

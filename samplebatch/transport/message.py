@@ -23,13 +23,14 @@ MESSAGE_NBYTES: Final = 64
 DEFINES: Final = 1
 """Bit of the flags: the note defines the schema under its number."""
 
-_MAGIC = b"SBMS"
-_VERSION = 1
-_CHECKED = Struct("<4sBBHIQQQQIIQ")
-_SUM = Struct("<I")
-_pack = _CHECKED.pack
-_unpack = _CHECKED.unpack_from
-_pack_sum = _SUM.pack
+MAGIC: Final = b"SBMS"
+VERSION: Final = 1
+CHECKED_NBYTES: Final = 60
+"""Bytes of a message that its checksum is of; the checksum follows."""
+
+_pack = Struct("<4sBBHIQQQQIIQ").pack
+_pack_sum = Struct("<I").pack
+unpack_fields = Struct("<4sBBHIQQQQIIQI").unpack
 
 
 class Message(NamedTuple):
@@ -82,7 +83,7 @@ def pack(
     >>> len(pack(HELLO)), unpack(pack(BATCH, ident=7, rows=3)).rows
     (64, 3)
     """
-    body = _pack(_MAGIC, _VERSION, kind, flags, schema, ident, start, nbytes, note_start, note_nbytes, note_sum, rows)
+    body = _pack(MAGIC, VERSION, kind, flags, schema, ident, start, nbytes, note_start, note_nbytes, note_sum, rows)
     return body + _pack_sum(crc32(body))
 
 
@@ -96,12 +97,12 @@ def unpack(raw: bytes) -> Message:
     """
     if len(raw) != MESSAGE_NBYTES:
         raise FormatError(f"a message must have {MESSAGE_NBYTES} bytes, got {len(raw)}")
-    magic, version, *fields = _unpack(raw)
-    if magic != _MAGIC:
-        raise FormatError(f"a message must begin with {_MAGIC!r}, it does not; something else writes to the channel")
-    if version != _VERSION:
-        raise FormatError(f"a message must be of version {_VERSION}, got {version}; both ends must be of one release")
-    if _pack_sum(crc32(raw[:-4])) != raw[-4:]:
+    magic, version, *fields, checksum = unpack_fields(raw)
+    if magic != MAGIC:
+        raise FormatError(f"a message must begin with {MAGIC!r}, it does not; something else writes to the channel")
+    if version != VERSION:
+        raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends must be of one release")
+    if crc32(raw[:CHECKED_NBYTES]) != checksum:
         raise FormatError("a message must have the checksum that it says, it has another; it is damaged")
     return Message(*fields)
 

@@ -47,6 +47,10 @@ ROOMS: Final = "m"
 _WATCH_S = 0.05
 """Seconds after which it is noticed at the latest that the consumer's process has died while slots are still free."""
 
+_FRESH_NBYTES = 1 << 17
+"""Bytes of slots that are taken elsewhere before it is asked which have come back: that costs a call, whatever it
+brings, and so few bytes stay in the processor's cache."""
+
 _MOST_BACK = 4096
 _MOST_REASON, _MOST_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
 """Characters: JSON may take six bytes for one, and twelve where it takes two of Python's."""
@@ -79,6 +83,8 @@ class Producer(End):
         self._lent: dict[int, tuple[Slot, ...]] = {}
         self._dropped: deque[Slot] = deque()
         self._greeted = False
+        self._fresh_nbytes = 0
+        self._reserved: tuple[Layout, Schema] | None = None
         self._ident = 0
         self._poll = select.poll()
         self._poll.register(self._back, select.POLLIN)
@@ -181,9 +187,12 @@ class Producer(End):
         """
         self._own()
         deadline = None if timeout_s is None else _monotonic() + timeout_s
-        layout = Layout.of(like)
+        layout, schema = self._reserved or (None, None)
+        if layout is None or schema is None or not layout.fits(like):
+            layout = Layout.of(like)
+            schema = self._encoder.intern(layout.kind, layout.schema)
+            self._reserved = layout, schema
         rooms = rows_of(rows, layout)
-        schema = self._encoder.intern(*layout.schema())
         plan = schema.plan(rooms, rooms)
         # What a note about fewer rows takes; a longer one gets a slot of its own.
         nbytes = plan.nbytes + ALIGNMENT * (1 + len(rooms))
@@ -329,8 +338,13 @@ class Producer(End):
         arena = self._arena
         size = min(slot_nbytes(nbytes), arena.nbytes)
         if not arena.is_warm(size):
-            self._collect()
+            self._fresh_nbytes += size
+            if self._fresh_nbytes > _FRESH_NBYTES:
+                self._collect()
         start = arena.take(size)
+        if start is None:
+            self._collect()
+            start = arena.take(size)
         while start is None:
             self._wait_until(
                 deadline, 0, f"the consumer holds {len(self._lent)} messages, and no {size} bytes are free"
@@ -345,6 +359,7 @@ class Producer(End):
 
     def _collect(self) -> None:
         """Take back the slots that the consumer has given back, and those of reservations that were not sent."""
+        self._fresh_nbytes = 0
         while self._dropped:
             self._arena.give(*self._dropped.popleft())
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,18 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.flags import DEFAULT
-from samplebatch.batch.tree import unflatten
+from samplebatch.batch.tree import Structure, unflatten
 from samplebatch.errors import (
     ColumnTypeError,
     PolicyNotFoundError,
     ReleasedError,
     RowIndexError,
+    SampleBatchError,
     near_names,
     no_such_column,
 )
 from samplebatch.transport.frame import ENV_STEPS, FLAGS, LOOSE, fixed_column, plain_flags
 from samplebatch.transport.layout import Completed, Layout, complete, rows_of
-from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, Plan, Schema
+from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, Place, Plan, Schema
 
 _BYTE = np.dtype(np.uint8)
 
@@ -54,23 +56,37 @@ class Held(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 class Columns(Mapping[str, Any]):
     """The columns of one batch of a reservation, by dotted name; a nested column is handed out nested."""
 
-    def __init__(self, flat: dict[str, Any], nested: Mapping[str, Any]) -> None:
-        self._flat = flat
+    def __init__(self, root: Held, places: Mapping[str, Place], nested: Mapping[str, Structure]) -> None:
+        self._root = root
+        self._places = places
         self._nested = nested
+        self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        found = self._flat.get(name)
-        if found is not None:
-            return found
+        made = self._made.get(name)
+        if made is not None:
+            return made
+        place = self._places.get(name)
+        if place is not None:
+            made = self._made[name] = fixed_column(place, self._root).values
+            return made
         if name in self._nested:
-            return unflatten(name, self._nested[name], self._flat.__getitem__)
-        raise no_such_column(name, self._flat)
+            return unflatten(name, self._nested[name], self.__getitem__)
+        raise no_such_column(name, self._places)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._flat)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._flat)
+        return len(self._places)
+
+    def take_back(self) -> None:
+        """Make the arrays that were handed out read-only, and hand out none any more."""
+        for values in self._made.values():
+            if isinstance(values, np.ndarray):
+                values.setflags(write=False)
+        self._made = {}
+        self._places = {}
 
 
 class Reservation:
@@ -114,20 +130,16 @@ class Reservation:
         root.slot = slot
         root.dropped = producer._dropped
         self._root: Held | None = root
-        self._values = [[fixed_column(place, root).values for place in places] for places in plan.parts]
-        self._by_name = self._named()
+        self._parts = [
+            Columns(root, places, part.nested) for part, places in zip(layout.parts, plan.names, strict=True)
+        ]
+        self._by_name = self._parts[0] if layout.kind == SAMPLE_BATCH else self._named()
 
     def _named(self) -> Mapping[str, Any]:
         parts = self._layout.parts
         if self._layout.kind == NESTED_BATCH:
-            return _tree(parts[0].structure, iter(self._values[0]))
-        columns = [
-            Columns({place.column.name: array for place, array in zip(places, own, strict=True)}, part.nested)
-            for part, places, own in zip(parts, self._plan.parts, self._values, strict=True)
-        ]
-        if self._layout.kind == MULTI_AGENT_BATCH:
-            return {part.label: own for part, own in zip(parts, columns, strict=True)}
-        return columns[0]
+            return _tree(parts[0].structure, map(self._parts[0].__getitem__, map(str, count())))
+        return {part.label: own for part, own in zip(parts, self._parts, strict=True)}
 
     @property
     def rows(self) -> Any:
@@ -197,25 +209,35 @@ class Reservation:
         root = self._held()
         layout, schema = self._layout, self._schema
         rows = self._rooms if rows_used is None else rows_of(rows_used, layout)
-        for used, room in zip(rows, self._rooms, strict=True):
-            if used > room:
-                raise RowIndexError(f"a reservation of {room} rows must be sent with at most as many, got {used}")
+        if rows is not self._rooms:
+            for used, room in zip(rows, self._rooms, strict=True):
+                if used > room:
+                    raise RowIndexError(f"a reservation of {room} rows must be sent with at most as many, got {used}")
         note: dict[str, Any] = {}
         buffers: list[npt.NDArray[np.uint8]] = []
-        flags = [part.flags for part in layout.parts]
-        if extra or any(part.given for part in layout.parts):
-            completed = self._completed(root, rows, extra or {})
-            schema = self._producer._encoder.intern(layout.kind, tuple([own.schema for own in completed]))
-            flags = [own.flags for own in completed]
-            note[LOOSE] = [own.loose for own in completed]
-            buffers = [buffer for own in completed for buffer in own.buffers]
-        if any(own != DEFAULT for own in flags):
-            note[FLAGS] = [plain_flags(own) for own in flags]
-        if layout.kind == MULTI_AGENT_BATCH:
-            if env_steps is None:
-                raise ValueError("env_steps must be given for a MultiAgentBatch, and is not")
-            note[ENV_STEPS] = int(env_steps)
-        self._producer._send_reserved(schema, rows, self._rooms, self._slot, self._plan, note, buffers, timeout_s)
+        if extra or not layout.is_simple:
+            flags = [part.flags for part in layout.parts]
+            if extra or any(part.given for part in layout.parts):
+                completed = self._completed(root, rows, extra or {})
+                schema = self._producer._encoder.intern(layout.kind, tuple([own.schema for own in completed]))
+                flags = [own.flags for own in completed]
+                note[LOOSE] = [own.loose for own in completed]
+                buffers = [buffer for own in completed for buffer in own.buffers]
+            if any(own != DEFAULT for own in flags):
+                note[FLAGS] = [plain_flags(own) for own in flags]
+            if layout.kind == MULTI_AGENT_BATCH:
+                if env_steps is None:
+                    raise ValueError("env_steps must be given for a MultiAgentBatch, and is not")
+                note[ENV_STEPS] = int(env_steps)
+        try:
+            self._producer._send_reserved(schema, rows, self._rooms, self._slot, self._plan, note, buffers, timeout_s)
+        except SampleBatchError:
+            raise
+        except BaseException:
+            # Whether it was sent is not known.
+            root.dropped = None
+            self._end()
+            raise
         root.dropped = None
         self._end()
 
@@ -236,17 +258,13 @@ class Reservation:
 
     def cancel(self) -> None:
         """Send nothing: the slot is free again once nothing looks at its arrays any more. Safe to call twice."""
-        self._root = None
         self._end()
 
     def _end(self) -> None:
-        """Take the arrays back."""
-        for own in self._values:
-            for values in own:
-                if isinstance(values, np.ndarray):
-                    values.flags.writeable = False
+        for columns in self._parts:
+            columns.take_back()
         self._root = None
-        self._values = []
+        self._parts = []
         self._by_name = {}
 
     def __enter__(self) -> Self:

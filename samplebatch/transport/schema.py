@@ -15,10 +15,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import FormatError, SampleBatchError
+from samplebatch.transport.arena import slot_nbytes
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -30,6 +32,9 @@ SCALAR: Final = "s"
 """Form of a NumPy scalar, carried as an array of no dimension."""
 GRADIENT: Final = "g"
 """Form of a tensor that asks for a gradient."""
+
+_MOST_NBYTES = 1 << 62
+"""No array has more, not even one of no bytes whose other extents say so."""
 
 _MOST_PLANS = 64
 _MOST_TARGETS = 256
@@ -138,13 +143,23 @@ class Plan:
         The places of each part's fixed columns, in order.
     nbytes
         Bytes from the slot's beginning to the last column's end, rounded up.
+    slot_nbytes
+        Size of a slot for these bytes alone.
+    names
+        The places of each part by name, or in a nested batch by their number.
+    by_name
+        Those of the only part, if that is all that there is to know: the columns are the arrays of one `SampleBatch`
+        without sequences, all of as many rows.
     """
 
-    __slots__ = ("_targets", "nbytes", "parts")
+    __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "slot_nbytes")
 
-    def __init__(self, parts: list[list[Place]], nbytes: int) -> None:
+    def __init__(self, parts: list[list[Place]], nbytes: int, names: list[dict[str, Place]], *, is_plain: bool) -> None:
         self.parts = parts
         self.nbytes = nbytes
+        self.slot_nbytes = slot_nbytes(nbytes)
+        self.names = names
+        self.by_name = names[0] if is_plain else None
         self._targets: dict[int, list[npt.NDArray[Any]]] = {}
 
     def arrays(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
@@ -176,15 +191,31 @@ class Schema:
         One part; in a `MultiAgentBatch` one for each policy.
     number
         By which messages refer to it, once the other process knows it.
+    is_plain
+        Whether it is a `SampleBatch` of arrays without sequences.
     """
 
-    __slots__ = ("_plans", "kind", "number", "parts")
+    __slots__ = ("_plans", "_simple_plans", "is_plain", "kind", "number", "parts")
 
     def __init__(self, kind: str, parts: Sequence[Part]) -> None:
         self.kind = kind
         self.parts = tuple(parts)
         self.number: int | None = None
+        self.is_plain = kind == SAMPLE_BATCH and all(
+            isinstance(column, Fixed) and column.torch is None and column.name != names.SEQ_LENS
+            for column in self.parts[0].columns
+        )
         self._plans: dict[tuple[Rows, Rows], Plan] = {}
+        self._simple_plans: dict[int, Plan] = {}
+
+    def simple_plan(self, rows: int) -> Plan:
+        """Lay out one part, all of whose columns have as many rows, each in use."""
+        plan = self._simple_plans.get(rows)
+        if plan is None:
+            if len(self._simple_plans) >= _MOST_PLANS:
+                self._simple_plans.clear()
+            plan = self._simple_plans[rows] = self._lay_out((rows,), (rows,))
+        return plan
 
     def plan(self, rooms: Rows, rows: Rows) -> Plan:
         """Lay out the columns of a message.
@@ -210,13 +241,15 @@ class Schema:
             places = []
             columns = [column for column in part.columns if isinstance(column, Fixed)]
             for column, most, count in zip(columns, _counts(columns, room), _counts(columns, used), strict=True):
-                if count > most:
-                    raise ValueError(f"{count} rows where there is room for {most}")
                 shape = (count, *column.row_shape) if column.counted else column.row_shape
+                if count > most or prod([max(1, extent) for extent in shape]) * column.dtype.itemsize > _MOST_NBYTES:
+                    raise ValueError(f"{count} rows where there is room for {most}")
                 places.append(Place(column, shape, at))
                 at += aligned(most * prod(column.row_shape) * column.dtype.itemsize)
             parts.append(places)
-        return Plan(parts, at)
+        nested = self.kind == NESTED_BATCH
+        names = [{str(i) if nested else own.column.name: own for i, own in enumerate(places)} for places in parts]
+        return Plan(parts, at, names, is_plain=self.is_plain and type(rows[0]) is int)
 
     def describe(self) -> dict[str, Any]:
         """Return what JSON can hold of it; `read` is the inverse."""
