@@ -105,9 +105,9 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 
 @_compiled(types.void, _FLOATS, _INDEX, _FLOATS, _INDICES_OUT)
 def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None:
-    """Find, for each value v, the first slot whose prefix sum is at least v.
+    """Find, for each value v, the first slot of positive weight whose prefix sum is at least v.
 
-    A positive value up to the tree's total finds a slot of positive weight, whatever the sums were rounded to.
+    The tree's total must be positive.
 
     Parameters
     ----------
@@ -133,14 +133,15 @@ def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None
             found[k] = child + right
         width *= 2
     for k in range(n):
-        if tree[found[k]] == 0.0 and values[k] > 0.0:
-            # What was left over had been rounded up past the last positive leaf.
+        if tree[found[k]] == 0.0:
+            # The value is 0, or what was left of it had been rounded up past the last positive leaf.
             value = values[k]
             node = 1
             while node < leaves:
                 node *= 2
-                if value > tree[node] and tree[node + 1] > 0.0:
-                    value -= tree[node]
+                left, right = tree[node], tree[node + 1]
+                if left == 0.0 or (value > left and right > 0.0):
+                    value -= left
                     node += 1
             found[k] = node
         found[k] -= leaves

@@ -130,18 +130,17 @@ class SumTree:
         return total
 
     def find(self, values: npt.ArrayLike) -> Indices:
-        """Find, for each value v, the first slot such that the weights up to it, its own included, sum to at least v.
+        """Find, for each value v, the first slot of positive weight such that the weights up to it sum to at least v.
 
         Parameters
         ----------
         values
-            From 0 to the total, shape (n,). What lies outside is not refused, and finds the first or last slot
-            that it can.
+            From 0 to the total, which must be positive; shape (n,). Values above find the last such slot.
 
         Returns
         -------
         ndarray
-            Slots, shape (n,); of positive weight wherever the value is positive.
+            Slots, shape (n,).
         """
         wanted = np.ascontiguousarray(values, np.float64)
         found = np.empty(len(wanted), np.intp)
@@ -175,7 +174,7 @@ class SumTree:
         if not total > 0.0:
             raise PriorityError("slots can be drawn where one has a positive weight at least, got none")
         values = rng.random(n)
-        # In (0, 1] in place of [0, 1): a value of 0 would find the first slot, whether or not it has a weight.
+        # In (0, 1] in place of [0, 1): a slot has the values above the sum before it, up to the sum with its own.
         np.subtract(1.0, values, out=values)
         if stratified:
             values += np.arange(n)
@@ -252,6 +251,8 @@ class SegmentTree:
 
     def get_prefix_sum_idx(self, value: npt.ArrayLike) -> Any:
         """Find, for each value v, the smallest i such that `array[0] + ... + array[i]` is at least v.
+
+        Elements of 0 are passed over, so a v of 0 finds the first element that is not.
 
         Parameters
         ----------
