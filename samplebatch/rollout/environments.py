@@ -156,7 +156,7 @@ def environment_kind(made: Any) -> Kind:
     >>> environment_kind(make_environment("CartPole-v1")), environment_kind(make_environment("mpe2/simple_spread_v3"))
     ('gymnasium', 'parallel')
     """
-    if hasattr(made, "step") and hasattr(made, "reset"):
+    if hasattr(made, "step") and hasattr(made, "reset") and not isinstance(made, type):
         if hasattr(made, "agent_iter") or hasattr(made, "agent_selection"):
             return "aec"
         if hasattr(made, "num_envs") and hasattr(made, "single_action_space"):

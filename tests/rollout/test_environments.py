@@ -89,6 +89,8 @@ def test_what_is_made_must_be_an_environment() -> None:
         make_environment("arena:not_an_environment")
     with pytest.raises(EnvironmentSpecError, match="not_an_environment must make"):
         make_environment(arena.not_an_environment)
+    with pytest.raises(EnvironmentSpecError, match="got a type"):
+        environment_kind(arena.Relay)
 
 
 def test_known_environments_are_named_as_they_are_made() -> None:
