@@ -26,6 +26,10 @@ _HOMES = {
     "dist_to_atleast_2d": "samplebatch.batch.nested.distributions",
     "collate": "samplebatch.batch.nested.loader",
     "SegmentTree": "samplebatch.buffer.sum_tree",
+    "ReplayBuffer": "samplebatch.buffer.replay",
+    "ReplayBufferManager": "samplebatch.buffer.vector",
+    "VectorReplayBuffer": "samplebatch.buffer.vector",
+    "CachedReplayBuffer": "samplebatch.buffer.cached",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "channel": "samplebatch.transport.channel",
     "gather": "samplebatch.transport.gather",
@@ -60,6 +64,10 @@ if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
     from samplebatch.buffer.sum_tree import SegmentTree as SegmentTree
+    from samplebatch.buffer.cached import CachedReplayBuffer as CachedReplayBuffer
+    from samplebatch.buffer.replay import ReplayBuffer as ReplayBuffer
+    from samplebatch.buffer.vector import ReplayBufferManager as ReplayBufferManager
+    from samplebatch.buffer.vector import VectorReplayBuffer as VectorReplayBuffer
     from samplebatch.errors import SampleBatchError as SampleBatchError
     from samplebatch.names import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
     from samplebatch.storage.arrow_file import read_arrow as read_arrow

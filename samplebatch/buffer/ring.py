@@ -133,19 +133,12 @@ class Rings:
     # Writing
 
     def targets(self, rings: Ints | None) -> Ints | slice | int:
-        """Return the slots that the next step of some rings, or of all, goes to; nothing is changed.
-
-        The rings may repeat: the second time stands for the step after.
-        """
+        """Return the slots that the next step of some rings, or of all, goes to; nothing is changed."""
         if rings is None:
             if self.together:
                 return self.cursor if self.n == 1 else slice(self.cursor, self.capacity, self.even)
             return self.bases + self.cursors
-        places = self.cursors_of_all()[rings]
-        repeats = _repeats(rings)
-        if repeats is not None:
-            places = (places + repeats) % self.maxsizes[rings]
-        return self.bases[rings] + places
+        return self.bases[rings] + (self.cursor if self.together else self.cursors[rings])
 
     def advance_one(self, done: bool, rew: Any) -> tuple[int, Any, int, int]:
         """Count a step of the only ring as written.
@@ -180,7 +173,7 @@ class Rings:
         Parameters
         ----------
         rings
-            Numbers of k rings, shape (k,); None for all in order. A ring may repeat.
+            Numbers of k rings, none twice, shape (k,); None for all in order.
         done
             Whether an episode ended with the step, shape (k,).
         rew
@@ -190,10 +183,6 @@ class Rings:
             return self._advance_single(done, rew)
         if rings is None:
             return self._advance_all(done, rew)
-        if _repeats(rings) is not None:
-            found = [self.advance(rings[i : i + 1], done[i : i + 1], rew[i : i + 1]) for i in range(len(rings))]
-            slots, returns, lengths, starts = (np.concatenate(part) for part in zip(*found, strict=True))
-            return slots, returns, lengths, starts
         if self.together:
             self._part()
         places = self.cursors[rings]
@@ -217,9 +206,8 @@ class Rings:
         return bases + places, returns, lengths, starts
 
     def _advance_single(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        found = [self.advance_one(*step) for step in zip(done.tolist(), rew, strict=True)]
-        slots, returns, lengths, starts = zip(*found, strict=True)
-        return np.array(slots), np.array(returns), np.array(lengths), np.array(starts)
+        slot, total, length, start = self.advance_one(bool(done[0]), rew[0])
+        return np.array([slot]), np.array([total]), np.array([length]), np.array([start])
 
     def _advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         written: Any
@@ -474,8 +462,8 @@ class Rings:
 
     # Carrying on elsewhere
 
-    def state(self) -> dict[str, Any]:
-        """Return all that the rings know as plain numbers and arrays; `restore` takes it back.
+    def state(self, ring: int | None = None) -> dict[str, Any]:
+        """Return all that the rings know, or what one does, as plain numbers and arrays; `restore` takes it back.
 
         Examples
         --------
@@ -488,7 +476,7 @@ class Rings:
         (1, 2.5, 2, 0)
         """
         written = np.full(self.n, self.writes, _INTP) if self.together else self.written.copy()
-        return {
+        found = {
             "maxsizes": self.maxsizes.copy(),
             "cursors": self.cursors_of_all(),
             "sizes": self.sizes_of_all(),
@@ -496,8 +484,11 @@ class Rings:
             "began": np.array(self.began).reshape(self.n),
             "starts": np.array(self.ep_start).reshape(self.n),
             "returns": np.array(self.ep_return).reshape(self.n, *np.shape(self.nothing)),
-            "together": self.together,
         }
+        if ring is None:
+            return found | {"together": self.together}
+        found = {name: part[ring : ring + 1] for name, part in found.items()}
+        return found | {"starts": found["starts"] - self.bases[ring], "together": True}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` returned.
@@ -524,15 +515,31 @@ class Rings:
             self.began, self.ep_start = int(self.began[0]), int(self.ep_start[0])
             self.ep_return = returns[0] if returns.ndim > 1 else float(returns[0])
 
+    def take_over(self, ring: int, state: dict[str, Any]) -> None:
+        """Let one ring go on where another of its size, whose `state` that is, had got to."""
+        found = {name: state[name][0] for name in ("cursors", "sizes", "writes", "began", "starts", "returns")}
+        total = found["returns"]
+        if self.n == 1:
+            self.cursor, self.size, self.writes = (int(found[name]) for name in ("cursors", "sizes", "writes"))
+            self.began, self.ep_start = int(found["began"]), int(found["starts"])
+            self.ep_return = total if total.ndim else float(total)
+            return
+        if self.together:
+            self._part()
+        self.cursors[ring], self.sizes[ring], self.written[ring] = found["cursors"], found["sizes"], found["writes"]
+        self.began[ring], self.ep_start[ring] = found["began"], found["starts"] + self.bases[ring]
+        if np.shape(total) == np.shape(self.nothing):
+            self.ep_return[ring] = total
+
+    def unite(self) -> None:
+        """Let the rings go together again if they have got equally far."""
+        places = set(zip(self.cursors.tolist(), self.sizes.tolist(), self.written.tolist(), strict=True))
+        if self.together or not self.even or len(places) > 1:
+            return
+        self.cursor, self.size, self.writes = int(self.cursors[0]), int(self.sizes[0]), int(self.written[0])
+        self.together = True
+
 
 def _anew(written: Any, maxsizes: Any) -> Any:
     """Return the number of writes at which rings begin anew, so that no slot has the generation it had before."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes
-
-
-def _repeats(rings: Ints) -> Ints | None:
-    """Return how often each ring stands before in the list, or None if none repeats."""
-    numbers = rings.tolist()
-    if len(set(numbers)) == len(numbers):
-        return None
-    return np.array([numbers[:i].count(ring) for i, ring in enumerate(numbers)])

@@ -107,8 +107,6 @@ def test_rings_answer_as_lists_do(maxsizes: list[int], seed: int) -> None:
         else:
             every = kind > 5 and len(usable) == rings.n
             chosen = usable if every else rng.permutation(usable)[: rng.integers(1, len(usable) + 1)].tolist()
-            if kind == 2:
-                chosen = [*chosen, chosen[0]]
             done = rng.random(len(chosen)) < 0.3
             rew = rng.integers(-3, 4, len(chosen)).astype(float)
             target = rings.targets(None if every else np.array(chosen))

@@ -1,0 +1,279 @@
+"""The columns of a buffer: a tree of stores over the same slots, in the structure of the batches that were added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, TENSOR, node, values_of
+from samplebatch.buffer.store import DenseStore, Range, Slots, Store
+from samplebatch.buffer.stores import Stores
+from samplebatch.column import cores
+from samplebatch.column.convert import is_plain
+from samplebatch.column.interface import Column
+from samplebatch.errors import ColumnMismatchError, FormatError
+
+Tree = dict[str, Any]
+"""Names to stores, or to further trees; an empty tree is a name without values yet."""
+
+_NO_NAMES: dict[str, Any] = {}
+
+
+class Ready(NamedTuple):
+    """Rows that every column has taken a look at.
+
+    Attributes
+    ----------
+    rows
+        Stores, and rows ready to be written to them.
+    new
+        What to add to which tree under which name before.
+    """
+
+    rows: list[tuple[Store, Any]]
+    new: list[tuple[Tree, str, Any]]
+
+
+class Columns:
+    """A tree of stores over the same slots.
+
+    Parameters
+    ----------
+    slots
+        How many slots every store has.
+    stores
+        Makes them.
+
+    Examples
+    --------
+    >>> columns = Columns(4, Stores())
+    >>> columns.write(columns.fit({"obs": {"id": np.array([5, 6])}, "info": {}}, 2), slice(0, 2))
+    >>> columns.write(columns.fit(Batch(obs={"id": 7}, rew=1.5), 1, single=True), 2)
+    >>> taken(columns.tree, np.array([2, 0]))
+    Batch(
+        obs: Batch(
+                 id: array([7, 5]),
+             ),
+        info: Batch(),
+        rew: array([1.5, 0. ]),
+    )
+    """
+
+    __slots__ = ("slots", "stores", "tree")
+
+    def __init__(self, slots: int, stores: Stores) -> None:
+        self.slots = slots
+        self.stores = stores
+        self.tree: Tree = {}
+
+    def fit(self, given: Any, n: int, *, single: bool = False, keep: bool = False) -> Ready:
+        """Check n rows for all columns, and make them ready; nothing is changed.
+
+        Parameters
+        ----------
+        given
+            Values by name, nested, each with leading axis n. Names that are not given get zeros or None, and names not
+            known become new columns.
+        n
+            How many rows.
+        single
+            Whether the values are those of one row, without the leading axis.
+        keep
+            Whether new columns may be the very arrays given, where these have as many rows as there are slots.
+
+        Raises
+        ------
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If a column cannot take its rows; names it.
+        """
+        ready = Ready([], [])
+        self._fit(self.tree, values_of(given) or _NO_NAMES, n, (single, keep), "", ready)
+        return ready
+
+    def fit_only(self, name: str, value: Any, n: int) -> Ready:
+        """Check n rows for the columns of one name, as `fit` does for all; others are left as they are."""
+        ready = Ready([], [])
+        self._fit_name(self.tree, name, value, n, (False, False), "", ready)
+        return ready
+
+    def _fit(
+        self, tree: Tree, given: Mapping[str, Any], n: int, how: tuple[bool, bool], prefix: str, ready: Ready
+    ) -> None:
+        for name, value in given.items():
+            self._fit_name(tree, name, value, n, how, prefix, ready)
+        if not tree.keys() <= given.keys():
+            for name, held in tree.items():
+                if name not in given:
+                    ready.rows.extend((store, store.blank(n)) for _, store in leaves_of(held))
+
+    def _fit_name(
+        self, tree: Tree, name: str, value: Any, n: int, how: tuple[bool, bool], prefix: str, ready: Ready
+    ) -> None:
+        held = tree.get(name)
+        names = values_of(value)
+        single, keep = how
+        if names is not None:
+            if isinstance(held, Store):
+                if names:
+                    raise ColumnMismatchError(
+                        f"column {prefix + name!r} must have rows of values, got a nested batch of {len(names)}"
+                    )
+                ready.rows.append((held, held.blank(n)))
+                return
+            if held is None:
+                held = {}
+                ready.new.append((tree, name, held))
+            self._fit(held, names, n, how, f"{prefix}{name}.", ready)
+            return
+        if held and not isinstance(held, Store):
+            raise ColumnMismatchError(f"column {prefix + name!r} must be a nested batch, got a {type(value).__name__}")
+        rows = _one_row(value) if single else value
+        if not held:
+            held = self.stores.make(prefix + name, rows, self.slots)
+            if keep and type(held) is DenseStore and is_plain(rows) and rows.flags.writeable and len(rows) == n:
+                ready.new.append((tree, name, DenseStore(prefix + name, rows)))
+                return
+            ready.new.append((tree, name, held))
+        ready.rows.append((held, held.fit(rows, n)))
+
+    def write(self, ready: Ready, slots: Slots) -> None:
+        """Write rows that `fit` returned."""
+        for tree, name, held in ready.new:
+            tree[name] = held
+        for store, rows in ready.rows:
+            store.write(slots, rows)
+
+    def leaves(self) -> Iterator[tuple[tuple[str, ...], Store]]:
+        """Walk over the stores with their names from the root on."""
+        return leaves_of(self.tree)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all stores occupy."""
+        return sum(store.nbytes for _, store in self.leaves())
+
+    # Carrying on elsewhere
+
+    def live(self, slots: npt.NDArray[np.intp]) -> dict[str, Any]:
+        """Return the structure, and the rows of some slots; `restore` is the inverse.
+
+        Returns
+        -------
+        dict
+            `tree`: names to nested dicts, or to the place of a column in the lists that follow; `kinds`, `row_shapes`
+            and `columns`: for each column the kind of its store, its row shape and its rows.
+        """
+        found: dict[str, Any] = {"kinds": [], "row_shapes": [], "columns": []}
+
+        def walk(tree: Tree) -> dict[str, Any]:
+            places: dict[str, Any] = {}
+            for name, held in tree.items():
+                if isinstance(held, Store):
+                    places[name] = len(found["kinds"])
+                    found["kinds"].append(held.kind)
+                    found["row_shapes"].append(getattr(held, "shape", held.row_shape or ()))
+                    found["columns"].append(held.live(slots))
+                else:
+                    places[name] = walk(held)
+            return places
+
+        found["tree"] = walk(self.tree)
+        return found
+
+    def restore(self, slots: npt.NDArray[np.intp], found: dict[str, Any]) -> None:
+        """Make the stores anew, with the rows that `live` returned.
+
+        Raises
+        ------
+        FormatError
+            If structure and columns do not fit each other; nothing is changed.
+        """
+        columns: list[Column] = found["columns"]
+
+        def grow(places: dict[str, Any], prefix: str) -> Tree:
+            tree: Tree = {}
+            for name, place in places.items():
+                if isinstance(place, dict):
+                    tree[name] = grow(place, f"{prefix}{name}.")
+                    continue
+                if not 0 <= place < len(columns) or len(columns[place]) != len(slots):
+                    raise FormatError(f"column {prefix + name!r} must be there with {len(slots)} rows, it is not")
+                column, shape = columns[place], tuple(found["row_shapes"][place])
+                tree[name] = store = self.stores.like(found["kinds"][place], prefix + name, column, shape, self.slots)
+                store.restore(slots, column)
+            return tree
+
+        self.tree = grow(found["tree"], "")
+
+
+def leaves_of(held: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Store]]:
+    """Walk over the stores of a tree with their names from there on."""
+    if isinstance(held, Store):
+        yield path, held
+        return
+    for name, inner in held.items():
+        yield from leaves_of(inner, (*path, name))
+
+
+def _one_row(value: Any) -> Any:
+    """Give one row's value a leading axis."""
+    kind = KINDS[type(value)]
+    if kind in (ARRAY, TENSOR):
+        return value[None]
+    return np.asarray(value)[None] if kind == FOREIGN else [value]
+
+
+# Reading
+
+
+def shown(value: Any) -> Any:
+    """Return what a batch shows of rows: columns that are no arrays become arrays of objects."""
+    return value.to_numpy() if isinstance(value, Column) else value
+
+
+def mapped(held: Any, function: Callable[[Store], Any]) -> Any:
+    """Make what a function makes of each store, nested as they are."""
+    if type(held) is dict:
+        return node(Batch, {name: mapped(inner, function) for name, inner in held.items()})
+    return function(held)
+
+
+def taken(held: Any, slots: npt.NDArray[np.intp]) -> Any:
+    """Gather the rows of slots of any shape into new memory, nested as they are stored."""
+    if type(held) is dict:
+        return node(Batch, {name: taken(inner, slots) for name, inner in held.items()})
+    found = held.take(slots)
+    return found if type(found) is np.ndarray else shown(found)
+
+
+def copied(held: Any, ranges: list[Range], jobs: list[cores.Job]) -> Any:
+    """Allocate room for ranges of slots, nested as they are stored, and collect the jobs that fill it."""
+    if type(held) is dict:
+        return node(Batch, {name: copied(inner, ranges, jobs) for name, inner in held.items()})
+    out, own = held.copying(ranges)
+    jobs += own
+    return shown(out)
+
+
+def first_row(value: Any) -> Any:
+    """Take the only row of what has been read: numbers as arrays of no dimension, objects as they are."""
+    if KINDS[type(value)] == NODE:
+        return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
+    if type(value) is np.ndarray and value.dtype.kind != "O":
+        return value.reshape(value.shape[1:])
+    return value[0]
+
+
+def newest_frame(value: Any, *, single: bool) -> Any:
+    """Take the last frame of stacked observations, of one row or of each."""
+    names = values_of(value)
+    if names is not None:
+        return node(Batch, {name: newest_frame(inner, single=single) for name, inner in names.items()})
+    try:
+        return value[-1] if single else value[:, -1]
+    except (TypeError, IndexError) as error:
+        raise ColumnMismatchError("observations must be stacks of frames for only the last to be saved") from error

@@ -1,0 +1,198 @@
+"""Final observations: those that no later step brings, kept aside where next observations are not stored.
+
+The next observation of a step is the observation of the step after it, except where there is none: at a truncation, and
+at the newest step of a running episode. At a termination nothing follows that a learner could use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.buffer.columns import Columns, Ready, leaves_of, taken
+from samplebatch.buffer.store import Slots
+from samplebatch.buffer.stores import Stores
+
+Ints = npt.NDArray[np.intp]
+
+NAME = "obs_next"
+"""The name under which the observations lie."""
+
+OWNER = "obs_next/owner"
+"""The name of the column that says whose the rows are."""
+
+_SPARE = 16
+_count = np.count_nonzero
+
+
+class Finals:
+    """The observation after the newest step of each ring, and after each truncation.
+
+    Row k is overwritten by every step of ring k; at a truncation it is copied to a row of its own, which is free
+    again when the truncated step is written over. A row belongs to the slot that its `owner` says, if that slot's
+    step is still the one.
+
+    Parameters
+    ----------
+    rings
+        How many rings there are.
+    slots
+        Slots of the buffer.
+    stores
+        Makes the stores.
+    """
+
+    __slots__ = ("_row_of", "_spare", "columns", "kept", "owners", "rings", "slots")
+
+    def __init__(self, rings: int, slots: int, stores: Stores) -> None:
+        self.rings = rings
+        self.slots = slots
+        self._lay_out(Columns(rings + _SPARE, stores.plain()))
+
+    def _lay_out(self, columns: Columns, owners: npt.NDArray[np.int64] | None = None) -> None:
+        """Take columns, and whose their rows are, if memory does not say so already."""
+        store = columns.stores.make(OWNER, np.zeros(0, np.int64), columns.slots)
+        if owners is not None:
+            store.write(slice(0, len(owners)), store.fit(owners, len(owners)))
+        self.columns = columns
+        # One more than the slot, so that the zeros of fresh memory stand for none.
+        self.owners: npt.NDArray[np.int64] = store.values
+        self._row_of = np.zeros(self.slots, np.int32)
+        own = np.flatnonzero(self.owners[self.rings :]) + self.rings
+        self._row_of[self.owners[own] - 1] = own
+        self.kept = len(own)
+        self._spare: list[int] = (np.flatnonzero(self.owners[self.rings :] == 0) + self.rings)[::-1].tolist()
+
+    @property
+    def known(self) -> bool:
+        """Whether any observation has ever been kept."""
+        return NAME in self.columns.tree
+
+    def fit(self, obs_next: Any, n: int, *, single: bool) -> Ready:
+        """Check the next observations of n steps, and make them ready; nothing is changed."""
+        return self.columns.fit({NAME: obs_next}, n, single=single)
+
+    def rows_for(self, cut: int) -> list[int]:
+        """Return the rows to which the observations of so many truncations will go; there is room after it."""
+        while len(self._spare) < cut:
+            self._grow()
+        return self._spare[len(self._spare) - cut :]
+
+    def rows_touched(self, slots: Slots, cut: int) -> Ints:
+        """Return the rows, those of rings aside, that change when steps with so many truncations go to slots."""
+        released = np.atleast_1d(self._row_of[slots])
+        free = self.rows_for(cut) + released[released > 0].tolist()
+        return np.array(sorted({*free[len(free) - cut :], *released[released > 0].tolist()}), np.intp)
+
+    def _grow(self) -> None:
+        before = self.columns
+        found = before.live(np.arange(before.slots))
+        columns = Columns(2 * before.slots, before.stores)
+        columns.restore(np.arange(before.slots), found)
+        self._lay_out(columns, self.owners)
+
+    def write(self, ready: Ready, rings: Slots, slots: Ints, cut: npt.NDArray[np.bool_]) -> None:
+        """Write next observations that `fit` returned.
+
+        Parameters
+        ----------
+        rings
+            The rings of the steps.
+        slots
+            The slots that the steps go to, shape (n,).
+        cut
+            Whether each is a truncation, shape (n,).
+        """
+        self.columns.write(ready, rings)
+        self.owners[rings] = slots + 1
+        if _count(cut):
+            numbers = np.arange(self.rings)[rings] if not isinstance(rings, int) else np.array([rings])
+            self.keep_from(numbers[cut], slots[cut])
+
+    def keep_from(self, sources: Ints, slots: Ints) -> None:
+        """Copy rows, those of rings, to rows of their own, until the slots are written over."""
+        rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
+        self.keep(Ready([(store, store.fit(found, len(slots))) for store, found in rows], []), slots)
+
+    def keep(self, ready: Ready, slots: Ints) -> None:
+        """Write next observations that `fit` returned to rows of their own, until the slots are written over."""
+        places = self.rows_for(len(slots))
+        del self._spare[len(self._spare) - len(places) :]
+        rows = np.array(places, np.intp)
+        by_name = {store.name: store for _, store in self.columns.leaves()}
+        self.columns.write(Ready([(by_name.get(store.name, store), row) for store, row in ready.rows], ready.new), rows)
+        self.owners[rows] = slots + 1
+        self._row_of[slots] = rows
+        self.kept += len(rows)
+
+    def release(self, slots: Slots) -> None:
+        """Let go of what was kept for slots that are written over."""
+        if not self.kept:
+            return
+        rows = np.atleast_1d(self._row_of[slots])
+        rows = rows[rows > 0]
+        if len(rows):
+            self._row_of[slots] = 0
+            self.owners[rows] = 0
+            self._spare += rows.tolist()
+            self.kept -= len(rows)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Let go of all that belongs to slots from `start` up to `stop`."""
+        self.release(slice(start, stop))
+        self.owners[: self.rings][(self.owners[: self.rings] > start) & (self.owners[: self.rings] <= stop)] = 0
+
+    def find(self, slots: Ints, rings: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Return the rows of slots with these rings, shape (k,), and which of them are there."""
+        rows = self._row_of[slots].astype(np.intp)
+        rows = np.where(rows > 0, rows, rings)
+        there: npt.NDArray[np.bool_] = self.owners[rows] == slots + 1
+        return rows, there
+
+    def take(self, rows: Ints, path: tuple[str, ...] = ()) -> Any:
+        """Gather observations, or what is nested in them under a path."""
+        held = self.columns.tree[NAME]
+        for name in path:
+            held = held[name]
+        return taken(held, rows)
+
+    # Carrying on elsewhere
+
+    def live(self, start: int, stop: int, ring: int | None = None) -> dict[str, Any]:
+        """Return the rows of slots from `start` up to `stop`, of all rings or of one; `restore` is the inverse."""
+        rows = np.flatnonzero((self.owners > start) & (self.owners <= stop))
+        rings = self.rings if ring is None else 1
+        own = int(_count(rows < self.rings))
+        of_rings = rows[:own] if ring is None else rows[:own] * 0
+        places = np.concatenate([of_rings, rings + np.arange(len(rows) - own)])
+        room = rings + max(_SPARE, len(rows) - own)
+        owners = self.owners[rows] - start
+        return {"rows": places, "owners": owners, "room": room, "found": self.columns.live(rows)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `live` returned."""
+        rows = np.asarray(state["rows"], np.intp)
+        columns = Columns(int(state["room"]), self.columns.stores)
+        columns.restore(rows, state["found"])
+        owners = np.zeros(columns.slots, np.int64)
+        owners[rows] = state["owners"]
+        self._lay_out(columns, owners)
+
+
+def patched(values: Any, where: Any, finals: Any) -> Any:
+    """Put final observations into rows of observations that have just been gathered, nested alike.
+
+    Parameters
+    ----------
+    where
+        An index of NumPy's into the leading axes.
+    """
+    if KINDS[type(values)] == NODE:
+        for name, inner in values.__dict__.items():
+            values.__dict__[name] = patched(inner, where, finals.__dict__[name])
+        return values
+    values[where] = finals
+    return values

@@ -1,0 +1,177 @@
+"""Reading rows of a table: gathered or copied, with stacked frames, and with the observations that came next."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.buffer.columns import copied, leaves_of, taken
+from samplebatch.buffer.finals import patched
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.store import Range
+from samplebatch.buffer.table import Table
+from samplebatch.column import cores
+from samplebatch.errors import ColumnNotFoundError, near_names
+
+ORDER: Final = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
+"""The names that rows have, in this order, whether or not they were given; others follow."""
+
+STACKED: Final = frozenset(("obs", "obs_next", "info", "policy"))
+"""Those of which several steps are stacked."""
+
+_count = np.count_nonzero
+
+
+def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
+    """Gather all that steps have: values of shape (...) for slots of shape (...).
+
+    With `stack` above 1, observations, info and policy have shape (..., stack): the newest steps of the episode, oldest
+    first.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If nothing has been added yet.
+    """
+    tree = _tree(table)
+    seen = table.rings.frames(slots, stack, table.done) if stack > 1 else slots
+    held: dict[str, Any] = {}
+    for name in ORDER:
+        column = tree.get(name)
+        if column is not None:
+            held[name] = taken(column, seen if stack > 1 and name in STACKED else slots)
+        elif name == "obs_next" and not table.keeps_next:
+            held[name] = next_observations(table, slots, seen, stack)
+        else:
+            held[name] = node(Batch, {})
+    if len(tree) > len(ORDER) or not tree.keys() <= held.keys():
+        for name, column in tree.items():
+            if name not in held:
+                held[name] = taken(column, slots)
+    return held
+
+
+def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
+    """Copy all that the steps in ranges of slots have, one range after the other; see `rows_at`."""
+    tree = _tree(table)
+    if stack > 1:
+        return rows_at(table, slots_in(ranges), stack)
+    held: dict[str, Any] = {}
+    jobs: list[cores.Job] = []
+    for name in (*ORDER, *tree):
+        if name in held:
+            continue
+        if name in tree:
+            held[name] = copied(tree[name], ranges, jobs)
+        elif name == "obs_next" and not table.keeps_next:
+            slots = slots_in(ranges)
+            held[name] = next_observations(table, slots, slots, stack)
+        else:
+            held[name] = node(Batch, {})
+    if sum([nbytes for nbytes, _ in jobs]) >= cores.WORTHWHILE:
+        cores.share(jobs)
+    else:
+        for _, copy in jobs:
+            copy()
+    return held
+
+
+def slots_in(ranges: list[Range]) -> Ints:
+    """Return the slots of ranges, one after the other.
+
+    >>> slots_in([(7, 9), (0, 2)])
+    array([7, 8, 0, 1])
+    """
+    if len(ranges) == 1:
+        return np.arange(*ranges[0])
+    return np.concatenate([np.zeros(0, np.intp), *(np.arange(start, stop) for start, stop in ranges)])
+
+
+def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
+    """Gather one column, nested or not, of shape (..., stack) for slots of shape (...) if `stack` is above 1.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If there is none of that name.
+    """
+    tree = table.columns.tree
+    if name == "obs_next" and not table.keeps_next and "obs" in tree:
+        seen = table.rings.frames(slots, stack, table.done) if stack > 1 else slots
+        return next_observations(table, slots, seen, stack)
+    if name not in tree:
+        raise ColumnNotFoundError(f"no column {name!r}; {near_names(name, tree)}")
+    return taken(tree[name], table.rings.frames(slots, stack, table.done) if stack > 1 else slots)
+
+
+def next_observations(table: Table, slots: Ints, seen: Ints, stack: int) -> Any:
+    """Gather the observations that came next, where they are not stored with their steps.
+
+    That of a step is the observation of the next one. Where there is none, because the episode was cut or runs on, it
+    is the final one that was kept; at a termination, it is the step's own.
+
+    Parameters
+    ----------
+    seen
+        The slots of the frames of each step, if they are stacked, else `slots`.
+    """
+    rings = table.rings
+    after = rings.next(slots, table.done)
+    last = after == slots
+    if not _count(last):
+        return taken(table.columns.tree["obs"], _shifted(seen, after) if stack > 1 else after)
+    terminated = table.columns.tree["terminated"].values.take(slots)
+    if stack > 1:
+        after = np.where((last & terminated)[..., None], seen, _shifted(seen, after))
+    found = taken(table.columns.tree["obs"], after)
+    finals = table.finals
+    if finals is None or not finals.known:
+        return found
+    cut = np.nonzero(last & ~terminated)
+    own = slots[cut]
+    rows, there = finals.find(own, rings.ring_of(own))
+    where = tuple(part[there] for part in cut)
+    if not len(where[0]):
+        return found
+    if stack > 1:
+        where = (*where, np.full(len(where[0]), -1))
+    return patched(found, where, finals.take(rows[there]))
+
+
+def _shifted(seen: Ints, after: Ints) -> Ints:
+    """Return frames one step later: without the oldest, and with the one after."""
+    return np.concatenate([seen[..., 1:], after[..., None]], -1)
+
+
+def _tree(table: Table) -> dict[str, Any]:
+    tree = table.columns.tree
+    if "obs" not in tree:
+        raise ColumnNotFoundError("no column 'obs': nothing has been added to the buffer yet")
+    return tree
+
+
+def shown_slots(table: Table, name: str, start: int, stop: int) -> Any:
+    """Return what a buffer shows as an attribute: the rows of all slots of a range, the very memory where it can be.
+
+    Raises
+    ------
+    KeyError
+        If there is no column of that name.
+    """
+    return _shown(table.columns.tree[name], start, stop)
+
+
+def _shown(held: Any, start: int, stop: int) -> Any:
+    if type(held) is dict:
+        return node(Batch, {name: _shown(inner, start, stop) for name, inner in held.items()})
+    values = held.values
+    return values if stop - start == held.slots else values[start:stop]
+
+
+def nbytes_of(table: Table) -> int:
+    """Return the bytes that the slots of all columns occupy, final observations included."""
+    total = table.columns.nbytes
+    return total if table.finals is None else total + sum(s.nbytes for _, s in leaves_of(table.finals.columns.tree))

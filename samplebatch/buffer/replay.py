@@ -1,0 +1,439 @@
+"""ReplayBuffer: the newest steps of an environment, to be sampled from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.batch.nested.nulls import complete_rows
+from samplebatch.buffer.reading import ORDER, rows_at
+from samplebatch.buffer.ring import Added, Ints
+from samplebatch.buffer.rows import Rows
+from samplebatch.buffer.samplers import Sampler, Uniform
+from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
+from samplebatch.buffer.table import Table
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError
+
+_INTP = np.dtype(np.intp)
+_empty = np.empty
+_zeros = np.zeros
+_array = np.array
+
+
+class ReplayBuffer(Rows):
+    """The newest steps of an environment.
+
+    Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
+    `policy` and anything else; `done` is made of the flags. The first step decides dtypes and shapes; new names may
+    come later, their earlier rows hold zeros or None. `buf.obs` is the memory of all slots, `buf[...]` copies rows.
+
+    Parameters
+    ----------
+    size
+        How many steps to keep.
+    stack_num
+        How many steps of its episode to stack, up to each row's own, where observations, info and policy are read.
+    ignore_obs_next
+        Whether not to store next observations. They are then those of the steps that follow; where an episode was cut
+        or runs on, the final one is kept aside.
+    save_only_last_obs
+        Whether to store only the last frame of observations that come stacked.
+    sample_avail
+        Whether to sample only rows that have all the frames of a stack.
+    random_seed
+        Seed of the buffer's own generator, from which all draws come.
+    compress
+        Names of columns to keep in LZ4 chunks, which suits images; True for observations. A name stands for all that
+        is nested under it.
+    ragged
+        Names of columns whose rows vary in shape; observations that come as arrays of arrays are found out.
+
+    Attributes
+    ----------
+    maxsize
+        How many steps are kept.
+    stack_num
+        As given; may be set.
+    options
+        The arguments, as a dict.
+
+    Examples
+    --------
+    >>> buf = ReplayBuffer(size=4)
+    >>> for i in range(6):
+    ...     added = buf.add(Batch(obs=i, act=i, rew=1.0, terminated=i == 3, truncated=False, obs_next=i + 1))
+    >>> buf.obs, len(buf)
+    (array([4, 5, 2, 3]), 4)
+    >>> buf[:].obs, buf[-2:].obs, buf.latest(3).obs
+    (array([2, 3, 4, 5]), array([2, 3]), array([3, 4, 5]))
+    >>> buf.prev([2, 3, 0]), buf.next([2, 3, 0])
+    (array([2, 2, 0]), array([3, 3, 1]))
+    >>> batch, indices = buf.sample(2)
+    >>> batch.obs.tolist() == buf.obs[indices].tolist()
+    True
+    """
+
+    options: dict[str, Any]
+
+    def __init__(
+        self,
+        size: int,
+        stack_num: int = 1,
+        ignore_obs_next: bool = False,
+        save_only_last_obs: bool = False,
+        sample_avail: bool = False,
+        random_seed: int = 42,
+        *,
+        compress: bool | str | Sequence[str] = False,
+        ragged: bool | str | Sequence[str] = (),
+    ) -> None:
+        options: dict[str, Any] = {
+            "stack_num": stack_num,
+            "ignore_obs_next": ignore_obs_next,
+            "save_only_last_obs": save_only_last_obs,
+            "sample_avail": sample_avail,
+        }
+        extras = {"compress": compress, "ragged": ragged}
+        options |= {name: value for name, value in extras.items() if value}
+        self._set_up([size], options, random_seed)
+
+    def _set_up(self, maxsizes: Sequence[int], options: Mapping[str, Any], random_seed: int) -> None:
+        """Make rings of such sizes, empty."""
+        for size in maxsizes:
+            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+                raise ColumnLengthError(f"the size of a buffer must be a whole number from 0 on, got {size!r}")
+        stores = Stores(
+            names_of(options.get("compress", False), OBSERVATIONS, "compress"),
+            names_of(options.get("ragged", ()), OBSERVATIONS, "ragged"),
+            2 * len(maxsizes) + 4,
+        )
+        keeps_next, last_frame = not options["ignore_obs_next"], bool(options["save_only_last_obs"])
+        self._table = Table(list(map(int, maxsizes)), stores, keeps_next=keeps_next, last_frame=last_frame)
+        self.maxsize = self._table.rings.capacity
+        self.options = dict(options)
+        self.stack_num = options["stack_num"]
+        self._seed = random_seed
+        self._rng = np.random.default_rng(random_seed)
+        self._use(Uniform())
+
+    def _use(self, sampler: Sampler) -> None:
+        """Draw rows by a sampler from now on."""
+        self._sampler = sampler
+        self._table.listener = sampler if sampler.listens else None
+
+    # Adding
+
+    def add(
+        self,
+        batch: Batch | Mapping[str, Any] | None = None,
+        buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
+        **columns: Any,
+    ) -> Added:
+        """Add a step.
+
+        Parameters
+        ----------
+        batch
+            Its values by name. It is not changed. The older form gives them as keywords, where `done` alone stands for
+            `terminated`.
+        buffer_ids
+            `[0]` says that the values have a leading axis of length 1.
+
+        Returns
+        -------
+        tuple
+            Four arrays of length 1: the index that the step went to, return and length of the episode that it ended
+            (zero if it did not), and the index where the episode began.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If a column is missing that every step must have; names it.
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If a column cannot take its value without loss; names it. Nothing has changed then.
+        RingError
+            If `buffer_ids` is something else, or the buffer has no slots.
+        """
+        held = batch.__dict__ if type(batch) is Batch and not columns else values_given(batch, columns)
+        if buffer_ids is None and self._ring is None:
+            slot, total, length, start = self._table.add_one(held)
+            slots = _empty(1, _INTP)
+            slots[0] = slot
+            starts = _empty(1, _INTP)
+            starts[0] = start
+            if length:
+                return slots, _array([total]), _array([length]), starts
+            return slots, _zeros((1, *total.shape) if type(total) is not float else 1), _zeros(1, _INTP), starts
+        if buffer_ids is not None and np.asarray(buffer_ids).tolist() != [0]:
+            raise RingError(f"buffer_ids of a buffer of one ring must be [0], got {np.asarray(buffer_ids).tolist()}")
+        if self._ring is None:
+            return self._table.add(held, 1)
+        found = self._table.add(held, 1, _array([self._ring]), single=buffer_ids is None)
+        return found[0] - self._start, found[1], found[2], found[3] - self._start
+
+    def update(self, buffer: ReplayBuffer) -> Ints:
+        """Move the steps of another buffer here, oldest first, ring by ring.
+
+        The running episode is neither ended nor lengthened.
+
+        Returns
+        -------
+        Array of the indices that they went to, in order.
+
+        Raises
+        ------
+        SampleBatchError
+            As `add` does.
+        """
+        slots = buffer._slots(slice(None))
+        if not len(slots) or not self.maxsize:
+            return _zeros(0, _INTP)
+        rows = given_rows(rows_at(buffer._table, slots[-self.maxsize :], 1))
+        return self._table.append(self._ring or 0, rows, len(slots)) - self._start
+
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer. The rows stay in memory until they are written over.
+
+        Parameters
+        ----------
+        keep_statistics
+            Whether the running episodes go on, though their steps are gone.
+        """
+        self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
+
+    # Sampling
+
+    def sample(self, batch_size: int | None) -> tuple[Batch, Ints]:
+        """Draw rows; see `sample_indices`.
+
+        Returns
+        -------
+        batch
+            The rows, as `buf[indices]` gives them.
+        indices
+            Where they are.
+        """
+        slots = self._drawn(batch_size)
+        return self._rows(slots), slots - self._start if self._start else slots
+
+    def sample_indices(self, batch_size: int | None) -> Ints:
+        """Draw indices of rows with replacement.
+
+        Parameters
+        ----------
+        batch_size
+            How many; 0 for all in time order, None for all in random order, a negative number for none.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there is no row to draw from.
+        """
+        return self._drawn(batch_size) - self._start
+
+    def _drawn(self, batch_size: int | None) -> Ints:
+        if batch_size is not None and batch_size > 0:
+            return self._drawer().draw(self._table, self._ring, batch_size, self._rng)
+        if batch_size is not None and batch_size < 0:
+            return _zeros(0, _INTP)
+        every = self._drawer().candidates(self._table, self._ring)
+        return every if batch_size == 0 else self._rng.permutation(every)
+
+    def _drawer(self) -> Sampler:
+        """Return the sampler, once it knows how many frames a stack has now."""
+        sampler = self._sampler
+        if type(sampler) is Uniform:
+            sampler.frames = self.stack_num if self.options["sample_avail"] else 1
+        return sampler
+
+    def minibatches(
+        self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False
+    ) -> Iterator[tuple[Batch, Ints]]:
+        """Go over all rows in batches, each row once an epoch.
+
+        Parameters
+        ----------
+        batch_size
+            Rows in a batch.
+        epochs
+            How often to go over the rows.
+        shuffle
+            Whether to draw a new order for each epoch; otherwise they come in time order.
+        drop_last
+            Whether to leave out a last batch with fewer rows.
+
+        Yields
+        ------
+        The rows and their indices, as `sample` returns them.
+
+        Raises
+        ------
+        ColumnLengthError
+            If the batch size is not positive.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(5):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0, terminated=False, truncated=False))
+        >>> [batch.obs.tolist() for batch, _ in buf.minibatches(2, shuffle=False)]
+        [[0, 1], [2, 3], [4]]
+        """
+        if batch_size < 1:
+            raise ColumnLengthError(f"batch_size must be positive, got {batch_size}")
+        for _ in range(epochs):
+            every = self._drawn(None if shuffle else 0)
+            for start in range(0, len(every), batch_size):
+                slots = every[start : start + batch_size]
+                if len(slots) == batch_size or not drop_last:
+                    yield self._rows(slots), slots - self._start
+
+    def split(
+        self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
+    ) -> Iterator[Batch]:
+        """Go over all rows in batches of a size; see `Batch.split`. The order is the buffer's own draw by default."""
+        rows: Batch = self[:]
+        return rows.split(size, shuffle, merge_last, rng=self._rng if rng is None else rng)
+
+    # All rows at once
+
+    def set_batch(self, batch: Batch | Mapping[str, Any]) -> None:
+        """Put rows into all slots; which of them count stays as it is.
+
+        Parameters
+        ----------
+        batch
+            Rows for every slot, `maxsize` of them, under the usual names.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If there are other names.
+        ColumnLengthError, ColumnTypeError
+            If the rows are not as many as the slots, or a column cannot hold them; names it. Nothing has changed then.
+        """
+        held = values_given(batch, {})
+        unknown = [name for name in held if name not in ORDER]
+        if unknown:
+            raise ColumnMismatchError(
+                f"rows must have the usual names, got {unknown[0]!r}; there are {', '.join(ORDER)}"
+            )
+        self._table.fill(held, self._start, self._start + self.maxsize)
+
+    def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
+        """Put values into one column.
+
+        Parameters
+        ----------
+        seq
+            The values; as many as slots, or as the index asks for.
+        key
+            The column's name, which may be new.
+        index
+            As between brackets; None for all slots.
+        default_value
+            What the other slots of a new column hold; None for zeros.
+
+        Raises
+        ------
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If the column cannot take the values; names it. Nothing has changed then.
+        RowIndexError
+            If an index lies outside.
+        """
+        slots = np.arange(self._start, self._start + self.maxsize) if index is None else self._slots(index).reshape(-1)
+        self._table.set_column(key, seq, slots, default_value)
+
+    @classmethod
+    def from_data(
+        cls,
+        obs: Any,
+        act: Any,
+        rew: Any,
+        terminated: Any,
+        truncated: Any,
+        done: Any,
+        obs_next: Any,
+    ) -> Self:
+        """Make a full buffer of rows that are there already, in time order, such as those of a data set.
+
+        Arrays that lie as columns do are kept, not copied: adding steps later overwrites them.
+
+        Raises
+        ------
+        ColumnLengthError, ColumnTypeError
+            If a column has not as many rows as `obs`, or is nothing that can be stored; names it.
+
+        Examples
+        --------
+        >>> obs, flags, never = np.arange(3), np.array([False, False, True]), np.zeros(3, bool)
+        >>> buf = ReplayBuffer.from_data(obs, np.zeros(3), np.ones(3), flags, never, flags, obs + 1)
+        >>> len(buf), buf.next([0, 1, 2])
+        (3, array([1, 2, 2]))
+        """
+        rows = {"obs": obs, "act": act, "rew": rew, "terminated": terminated, "truncated": truncated}
+        size = len(obs)
+        buffer = cls(size)
+        if size:
+            held = {name: value if name == "obs" else np.asarray(value) for name, value in rows.items()}
+            held |= {"done": np.asarray(done), "obs_next": obs_next}
+            buffer._table.fill(values_given(held, {}), 0, size, keep=True)
+            buffer._table.rings.append(0, size)
+        return buffer
+
+    def dropnull(self) -> None:
+        """Remove all rows in which anything is NaN, NaT or None; the others move together, in time order."""
+        rings = range(self._table.rings.n) if self._ring is None else (self._ring,)
+        for ring in rings:
+            slots = self._table.rings.chronological(ring)
+            if not len(slots):
+                continue
+            rows = Batch(given_rows(rows_at(self._table, slots, 1)))
+            whole = complete_rows(rows, len(slots))
+            if not whole.all():
+                self._table.reset([ring], keep_statistics=True)
+                kept = int(whole.sum())
+                if kept:
+                    self._table.append(ring, rows[np.flatnonzero(whole)].__dict__, kept)
+
+    # Carrying on elsewhere
+
+    def __getstate__(self) -> dict[str, Any]:
+        slots = self._table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
+        own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
+        return own | {
+            "table": self._table.state(self._ring),
+            "sampler": (type(self._sampler), self._sampler.live(slots)),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = dict(state)
+        self._table = table = Table.of(own.pop("table"))
+        kind, known = own.pop("sampler")
+        self.__dict__.update(own)
+        self._use(kind.revived(table.rings.capacity, table.rings.stored(), known))
+
+
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))
+"""What a buffer is bound to, and does not take along."""
+
+
+def values_given(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of what is to be added: a batch, a dict, or columns by name."""
+    if batch is None:
+        return Batch(columns).__dict__
+    if columns:
+        raise ColumnTypeError(
+            f"a step is given as a batch or by columns, got both; put {next(iter(columns))!r} into the batch"
+        )
+    return batch.__dict__ if isinstance(batch, Batch) else Batch(batch).__dict__
+
+
+def given_rows(rows: dict[str, Any]) -> dict[str, Any]:
+    """Leave out names that have no values."""
+    return {name: value for name, value in rows.items() if KINDS[type(value)] != NODE or value.__dict__}

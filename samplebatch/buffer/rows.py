@@ -1,0 +1,325 @@
+"""Rows of a buffer, read: by index, by name, by their place in an episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, TENSOR, node
+from samplebatch.batch.nested.nulls import any_null, nulls
+from samplebatch.batch.nested.printing import printed
+from samplebatch.buffer.columns import first_row
+from samplebatch.buffer.reading import column_at, nbytes_of, rows_at, rows_in, shown_slots, slots_in
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.store import Range
+from samplebatch.buffer.table import Table
+from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, RingError, RowIndexError, no_such_column
+
+_INTP = np.dtype(np.intp)
+_ndarray = np.ndarray
+_count = np.count_nonzero
+
+
+class _Column:
+    """A column that every step has, read as an attribute, and never set."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, buffer: Any, owner: type) -> Any:
+        return self if buffer is None else buffer._shown(self.name)
+
+    def __set__(self, buffer: Any, value: Any) -> None:
+        raise ColumnTypeError(
+            f"column {self.name!r} is the buffer's own and cannot be set as an attribute; use set_array_at_key"
+        )
+
+
+class Rows:
+    """What there is in the rings of a table, or in one of them, to be read.
+
+    Attributes
+    ----------
+    maxsize
+        How many slots there are.
+    stack_num
+        How many steps to stack where observations, info and policy are read.
+    """
+
+    _table: Table
+    _sampler: Sampler
+    _ring: int | None = None
+    _start = 0
+    maxsize: int
+    stack_num: int
+
+    obs = _Column()
+    act = _Column()
+    rew = _Column()
+    terminated = _Column()
+    truncated = _Column()
+    done = _Column()
+    obs_next = _Column()
+    info = _Column()
+    policy = _Column()
+
+    def __len__(self) -> int:
+        rings = self._table.rings
+        return len(rings) if self._ring is None else int(rings.sizes_of_all()[self._ring])
+
+    def __repr__(self) -> str:
+        tree = self._table.columns.tree
+        shown = node(Batch, {name: self._shown(name) for name in tree})
+        return printed(shown).replace("Batch", type(self).__name__, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what is no attribute: a column beside the usual ones. Without a table, unpickling is under way.
+        if name.startswith("__") or "_table" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._shown(name)
+
+    def _shown(self, name: str) -> Any:
+        try:
+            return shown_slots(self._table, name, self._start, self._start + self.maxsize)
+        except KeyError:
+            found = no_such_column(name, self._table.columns.tree)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: {found}") from None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the slots of all columns occupy; of a part of a vector buffer, those of the whole."""
+        return nbytes_of(self._table)
+
+    @property
+    def subbuffer_edges(self) -> Ints:
+        """First slot of each ring, and the number of slots; shape (rings + 1,)."""
+        if self._ring is not None:
+            return np.array([0, self.maxsize], _INTP)
+        return self._table.rings.edges.copy()
+
+    @property
+    def last_index(self) -> Ints:
+        """The index written last in each ring, the first one if there is none; shape (rings,)."""
+        last = self._table.rings.last_index
+        return last if self._ring is None else last[self._ring : self._ring + 1] - self._start
+
+    def unfinished_index(self) -> Ints:
+        """Return the index written last of each ring whose episode runs on."""
+        last = self._table.rings.unfinished(self._table.done)
+        if self._ring is None:
+            return last
+        return last[(last >= self._start) & (last < self._start + self.maxsize)] - self._start
+
+    # Rows
+
+    def __getitem__(self, index: Any) -> Any:
+        """Copy rows: one, a slice, or those of indices of any shape.
+
+        `buf[:]` has all rows in time order, ring by ring. Any other slice counts the rows as they lie in memory, and so
+        does `buf[-1]`, of all slots; `latest` has the newest. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`,
+        `done`, `obs_next`, `info` and `policy` (those that were never given are empty), then other names.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If nothing has been added yet.
+        RowIndexError
+            If an index lies outside of [-maxsize, maxsize), or is of no such kind.
+        """
+        if type(index) is _ndarray and index.dtype == _INTP:
+            return self._rows(self._normal(index))
+        if isinstance(index, str):
+            tree = self._table.columns.tree
+            if index not in tree:
+                raise no_such_column(index, tree)
+            return self._shown(index)
+        if isinstance(index, slice):
+            ranges = self._ranges(index)
+            if ranges is None:
+                return self._rows(self._slots(index))
+            held = rows_in(self._table, ranges, self.stack_num)
+            return self._finished(held, ranges)
+        slots = self._slots(index)
+        if slots.ndim:
+            return self._rows(slots)
+        return first_row(self._rows(slots.reshape(1)))
+
+    def _rows(self, slots: Ints) -> Batch:
+        held = rows_at(self._table, slots, self.stack_num)
+        held.update(self._sampler.columns(self._table, slots))
+        return node(Batch, held)
+
+    def _finished(self, held: dict[str, Any], ranges: list[Range]) -> Batch:
+        if self._sampler.listens:
+            held.update(self._sampler.columns(self._table, slots_in(ranges)))
+        return node(Batch, held)
+
+    def _ranges(self, index: slice) -> list[Range] | None:
+        """Return the ranges of slots that a slice stands for; None if there are too many, or none."""
+        rings = self._table.rings
+        if index == slice(None):
+            chosen = range(rings.n) if self._ring is None else (self._ring,)
+            return [pair for ring in chosen for pair in rings.stretches(ring)]
+        if rings.n > 1 and self._ring is None and len(rings) < rings.capacity:
+            return None
+        start, stop, step = index.indices(len(self))
+        return [(self._start + start, self._start + max(start, stop))] if step == 1 else None
+
+    def _slots(self, index: Any) -> Ints:
+        """Return the slots of the table that an index of this buffer stands for."""
+        rings = self._table.rings
+        if isinstance(index, slice):
+            if index == slice(None):
+                return rings.chronological(self._ring)
+            stored = rings.stored() if self._ring is None else np.arange(len(self)) + self._start
+            return stored[index]
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+        if KINDS[type(index)] == TENSOR:
+            index = index.numpy(force=True)
+        indices = np.asarray(index)
+        if not indices.size and indices.dtype.kind == "f":
+            indices = indices.astype(_INTP)
+        if indices.dtype.kind == "b" and indices.ndim:
+            if indices.shape != (self.maxsize,):
+                raise RowIndexError(f"a mask must have {self.maxsize} entries, one for each slot, got {indices.shape}")
+            indices = np.flatnonzero(indices)
+        if indices.dtype.kind not in "iu":
+            raise RowIndexError(
+                f"rows must be picked by integers, a slice or a mask, got a {type(index).__name__} of dtype "
+                f"{indices.dtype}"
+            )
+        return self._normal(indices.astype(_INTP, copy=False))
+
+    def _normal(self, indices: Ints) -> Ints:
+        """Return the slots of indices, once they are known to lie inside."""
+        maxsize = self.maxsize
+        # As unsigned numbers, negative ones lie outside as well.
+        if _count(indices.view(np.uintp) >= maxsize):
+            outside = (indices < -maxsize) | (indices >= maxsize)
+            if outside.any():
+                raise RowIndexError(
+                    f"index {indices[outside].flat[0]} must lie in [{-maxsize}, {maxsize}) of a buffer of "
+                    f"{maxsize} slots"
+                )
+            indices = indices % maxsize
+        return indices + self._start if self._start else indices
+
+    def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
+        """Copy one column of some rows, stacked as the newest steps of their episodes, oldest first.
+
+        Parameters
+        ----------
+        index
+            As between brackets.
+        key
+            The column's name.
+        default_value
+            What to return if there is no such column; None for an error.
+        stack_num
+            How many steps to stack, `buf.stack_num` if None. With 1 there is no axis for them.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If there is no such column and no default.
+        RowIndexError
+            If an index lies outside.
+
+        Examples
+        --------
+        >>> from samplebatch import ReplayBuffer
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(5):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0, terminated=i == 1, truncated=False))
+        >>> buf.get([1, 4], "obs", stack_num=3)
+        array([[0, 0, 1],
+               [2, 3, 4]])
+        """
+        slots = self._slots(index)
+        try:
+            found = column_at(
+                self._table, key, slots.reshape(-1) if not slots.ndim else slots, stack_num or self.stack_num
+            )
+        except ColumnNotFoundError:
+            if default_value is None:
+                raise
+            return default_value
+        return found if slots.ndim else first_row(found)
+
+    def latest(self, n: int) -> Batch:
+        """Copy the newest n rows, or as many as there are, in time order; of several rings, those of each.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If nothing has been added yet.
+        """
+        return self._rows(self._table.rings.newest(n, self._ring))
+
+    def get_buffer_indices(self, start: int, stop: int) -> Ints:
+        """Return the indices from `start` up to `stop`, both of one ring; past the ring's end they go on at its start.
+
+        Raises
+        ------
+        RingError
+            If the two are not of one ring.
+
+        Examples
+        --------
+        >>> from samplebatch import VectorReplayBuffer
+        >>> VectorReplayBuffer(10, 2).get_buffer_indices(8, 7)
+        array([8, 9, 5, 6])
+        """
+        if self._ring is None:
+            return self._table.rings.interval(start, stop)
+        if not (0 <= start <= self.maxsize and 0 <= stop <= self.maxsize):
+            raise RingError(f"start and stop must lie within one ring, got {start} and {stop}")
+        return self._table.rings.interval(start + self._start, stop + self._start) - self._start
+
+    # Neighbours
+
+    def prev(self, index: Any) -> Any:
+        """Return the index of the step before each in its episode; of an episode's first step, that step's own.
+
+        Raises
+        ------
+        RowIndexError
+            If an index lies outside.
+        """
+        return self._neighbour(index, self._table.rings.prev)
+
+    def next(self, index: Any) -> Any:
+        """Return the index of the step after each in its episode; of the last one that is there, that step's own.
+
+        Raises
+        ------
+        RowIndexError
+            If an index lies outside.
+        """
+        return self._neighbour(index, self._table.rings.next)
+
+    def _neighbour(self, index: Any, find: Any) -> Any:
+        table = self._table
+        plain = type(index) is _ndarray and index.dtype == _INTP and index.ndim
+        slots = self._normal(index) if plain else self._slots(index)
+        if "done" not in table.columns.tree:
+            found = slots
+        elif slots.ndim:
+            found = find(slots, table.done)
+        else:
+            found = find(slots.reshape(1), table.done)[0]
+        return found - self._start if self._start else found
+
+    # Missing values
+
+    def isnull(self) -> Batch:
+        """Tell for every element of all rows, as they lie, whether it is NaN, NaT or None."""
+        return nulls(self[: len(self)])  # type: ignore[return-value]
+
+    def hasnull(self) -> bool:
+        """Tell whether any element of any row is NaN, NaT or None."""
+        return bool(len(self)) and any_null(self[: len(self)])

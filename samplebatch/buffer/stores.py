@@ -1,0 +1,112 @@
+"""Which store each column of a buffer gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from samplebatch.buffer.compressed_store import CompressedStore
+from samplebatch.buffer.ragged_store import RaggedStore
+from samplebatch.buffer.store import Allocate, ObjectStore, Store, store_for, zeroed
+from samplebatch.column.interface import Column
+from samplebatch.errors import ColumnTypeError
+
+OBSERVATIONS = ("obs", "obs_next")
+
+
+@dataclass(frozen=True)
+class Stores:
+    """What kinds of stores a buffer makes, and where their memory comes from.
+
+    Attributes
+    ----------
+    compress
+        Names of columns to keep in LZ4 chunks; a name stands for all that is nested under it, too.
+    ragged
+        Names of columns whose rows vary in shape, beside observations that come as arrays of arrays.
+    most_open
+        How many chunks of a compressed column may lie open.
+    allocate
+        Where the memory of rows of one shape comes from.
+
+    Examples
+    --------
+    >>> stores = Stores(compress=("obs",), ragged=("info.path",))
+    >>> frames, path = np.zeros((1, 84, 84), np.uint8), np.zeros((1, 3))
+    >>> [stores.make(name, rows, 9).kind for name, rows in [("obs.camera", frames), ("info.path", path)]]
+    ['compressed', 'ragged']
+    """
+
+    compress: tuple[str, ...] = ()
+    ragged: tuple[str, ...] = ()
+    most_open: int = 8
+    allocate: Allocate = zeroed
+
+    def make(self, name: str, first_rows: Any, slots: int) -> Store:
+        """Make the store that suits the first rows of a column; they are not written.
+
+        Raises
+        ------
+        ColumnTypeError
+            If no column can hold the rows, or not as asked; names the column.
+        """
+        if _covers(self.compress, name):
+            return CompressedStore.suiting(name, first_rows, slots, self.most_open)
+        if _covers(self.ragged, name) or (_covers(OBSERVATIONS, name) and _is_of_arrays(first_rows)):
+            return RaggedStore.suiting(name, first_rows, slots)
+        return store_for(name, first_rows, slots, self.allocate)
+
+    def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
+        """Make an empty store of a kind for rows such as those of a column that another store's `live` returned."""
+        if kind == "object":
+            return ObjectStore(name, slots, row_shape)
+        if kind == "compressed":
+            return CompressedStore.suiting(name, column.slice(0, min(len(column), 1)).to_numpy(), slots, self.most_open)
+        if kind == "ragged":
+            return RaggedStore.suiting(name, column, slots)
+        return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
+
+    def plain(self) -> Self:
+        """Return the same without compression."""
+        return replace(self, compress=())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Memory of another process, or of a file, does not travel.
+        return {"compress": self.compress, "ragged": self.ragged, "most_open": self.most_open, "allocate": zeroed}
+
+
+def names_of(given: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
+    """Turn what a user says of columns into their names: one or several, or True for the usual ones.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it is nothing of that kind; names the argument.
+
+    Examples
+    --------
+    >>> names_of(True, ("obs",), "compress"), names_of("obs.camera", (), "compress"), names_of(False, (), "compress")
+    (('obs',), ('obs.camera',), ())
+    """
+    if isinstance(given, bool):
+        return of_true if given else ()
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) for name in names):
+        raise ColumnTypeError(f"{argument} must be True, False or names of columns, got {type(given).__name__}")
+    return names
+
+
+def _covers(names: tuple[str, ...], name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in names)
+
+
+def _is_of_arrays(rows: Any) -> bool:
+    """Tell whether rows are arrays of numbers in an array of objects, all of one dtype and number of dimensions."""
+    if not (isinstance(rows, np.ndarray) and rows.dtype.kind == "O" and rows.ndim == 1 and len(rows)):
+        return False
+    kinds = {(row.dtype, row.ndim) if isinstance(row, np.ndarray) else None for row in rows}
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    return kind is not None and kind[0].kind in "biufc" and kind[1] > 0

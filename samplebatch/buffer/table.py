@@ -1,0 +1,433 @@
+"""Table: rings of slots, and the columns, observations and flags of the steps in them. What all buffers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE, TENSOR
+from samplebatch.buffer.columns import Columns, Ready, newest_frame
+from samplebatch.buffer.direct import Direct
+from samplebatch.buffer.finals import OWNER, Finals
+from samplebatch.buffer.ring import Added, Flags, Ints, Rings
+from samplebatch.buffer.store import Slots
+from samplebatch.buffer.stores import Stores
+from samplebatch.errors import (
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    RingError,
+    near_names,
+)
+
+_FLAGS = ("terminated", "truncated")
+_REQUIRED = ("obs", "act", "rew", *_FLAGS)
+_count = np.count_nonzero
+_NONE: Flags = np.zeros(0, np.bool_)
+
+
+class Journal(Protocol):
+    """Who wants to know of every step, such as a folder from which the buffer can be opened again."""
+
+    def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
+        """Take notice that the rows of these columns in these slots will be written over."""
+
+    def commit(self) -> None:
+        """Take notice that a step is written, cursors included."""
+
+
+class Listener(Protocol):
+    """Who wants to know of new rows, such as a sampler."""
+
+    def added(self, slots: Ints) -> None:
+        """Take notice that rows were written to slots."""
+
+
+class Table:
+    """Rings, and the rows in them.
+
+    Parameters
+    ----------
+    maxsizes
+        Slots of each ring.
+    stores
+        Makes the stores of the columns.
+    keeps_next
+        Whether next observations are stored like any other column. Otherwise they are the observations of the steps
+        that follow, and only those that no step brings are kept.
+    last_frame
+        Whether of stacked observations only the newest frame is stored.
+
+    Attributes
+    ----------
+    rings, columns, finals
+        The parts.
+    journal
+        Whom to tell of all that is written; None for nobody.
+    listener
+        Whom to tell of the slots of new rows; None for nobody.
+    """
+
+    __slots__ = ("_direct", "_no_way", "columns", "finals", "journal", "keeps_next", "last_frame", "listener", "rings")
+
+    def __init__(self, maxsizes: Sequence[int], stores: Stores, *, keeps_next: bool, last_frame: bool) -> None:
+        self.rings = Rings(maxsizes)
+        self.columns = Columns(self.rings.capacity, stores)
+        self.keeps_next = keeps_next
+        self.last_frame = last_frame
+        self.finals = None if keeps_next else Finals(self.rings.n, self.rings.capacity, stores)
+        self.journal: Journal | None = None
+        self.listener: Listener | None = None
+        self._direct: Direct | None = None
+        self._no_way: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> Flags:
+        """Whether an episode ended with each step; one for each slot, or none before the first step."""
+        store = self.columns.tree.get("done")
+        return _NONE if store is None else store.values
+
+    def forget_ways(self) -> None:
+        """Look at the next batch anew: a store, or its memory, is another than before."""
+        self._direct = None
+        self._no_way = ()
+
+    def _look_for_way(self, held: dict[str, Any], n: int | None) -> None:
+        if self._direct is None and tuple(held) != self._no_way:
+            self._direct = Direct.found(self, held, n)
+            self._no_way = () if self._direct else tuple(held)
+
+    # Adding
+
+    def add_one(self, held: dict[str, Any]) -> tuple[int, Any, int, int]:
+        """Add a step to the only ring; see `Rings.advance_one`.
+
+        Parameters
+        ----------
+        held
+            The step's values by name, as a `Batch` holds them.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If a column is missing that every step must have.
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If a column cannot take its value. Nothing has changed then.
+        """
+        direct = self._direct
+        if direct is not None and direct.single:
+            added = direct.add_one(held)
+            if added is not None:
+                if self.listener is not None:
+                    self.listener.added(np.array([added[0]]))
+                return added
+        values, obs_next = self._completed(held, 1, single=True)
+        rew, done = values["rew"], bool(values["done"])
+        self._write(values, obs_next, None, 1, single=True)
+        added = self.rings.advance_one(done, rew if rew.ndim else rew.item())
+        self._told(np.array([added[0]]))
+        self._look_for_way(held, None)
+        return added
+
+    def add(self, held: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
+        """Add one step to each of n rings, all of them in order if none are given; see `Rings.advance`.
+
+        With `single`, the values are those of one step, without a leading axis.
+
+        Raises
+        ------
+        SampleBatchError
+            As `add_one` does.
+        """
+        direct = self._direct
+        if rings is None and direct is not None and not direct.single and not single:
+            found = direct.add(held)
+            if found is not None:
+                if self.listener is not None:
+                    self.listener.added(found[0])
+                return found
+        values, obs_next = self._completed(held, n, single=single)
+        if rings is not None and len(set(rings.tolist())) < n:
+            return self._add_repeated(values, obs_next, rings)
+        found = self._add(values, obs_next, n, rings, single=single)
+        if rings is None and not single:
+            self._look_for_way(held, n)
+        return found
+
+    def _add(self, values: dict[str, Any], obs_next: Any, n: int, rings: Ints | None, *, single: bool) -> Added:
+        self._write(values, obs_next, rings, n, single=single)
+        rew, done = values["rew"], values["done"]
+        found = self.rings.advance(rings, done[None] if single else done, rew[None] if single else rew)
+        self._told(found[0])
+        return found
+
+    def _add_repeated(self, values: dict[str, Any], obs_next: Any, rings: Ints) -> Added:
+        """Add several steps to one ring, one after the other."""
+        self.columns.fit(values, len(rings))
+        rows = Batch(now=values, after=obs_next)
+        found = []
+        for i in range(len(rings)):
+            row = rows[i : i + 1]
+            found.append(self._add(row.now.__dict__, row.after, 1, rings[i : i + 1], single=False))
+        slots, returns, lengths, starts = (np.concatenate(part) for part in zip(*found, strict=True))
+        return slots, returns, lengths, starts
+
+    def append(self, ring: int, rows: dict[str, Any], count: int) -> Ints:
+        """Add rows to a ring that belong to none of its running episodes.
+
+        Parameters
+        ----------
+        rows
+            Values as `reading.rows_at` returns them.
+        count
+            How many rows to count as added; `rows` are the last of them, as many as the ring has slots for.
+
+        Returns
+        -------
+        The slots that they went to, in order, shape (count,).
+
+        Raises
+        ------
+        SampleBatchError
+            As `add_one` does.
+        """
+        n = min(count, int(self.rings.maxsizes[ring]))
+        values, obs_next = self._completed(rows, n, single=False, stored=True)
+        ready = self.columns.fit(values, n)
+        cut = values["truncated"] & ~values["terminated"]
+        finals = self.finals if obs_next is not None else None
+        if finals is not None:
+            # The newest row may be followed by one of another episode, so its observation is the ring's.
+            newest = finals.fit(_rows_at(obs_next, slice(n - 1, n)), 1, single=False)
+            places = np.flatnonzero(cut[:-1])
+            others = finals.fit(_rows_at(obs_next, places), len(places), single=False)
+        slots = self.rings.append(ring, count)
+        written = slots[count - n :]
+        self._begin(written, np.array([ring]), int(_count(cut)))
+        if self.finals is not None:
+            self.finals.release(written)
+        self._put(ready, written, values["rew"].shape[1:])
+        if finals is not None:
+            finals.write(newest, ring, written[-1:], cut[-1:])
+            if len(places):
+                finals.keep(others, written[places])
+        self._told(written)
+        return slots
+
+    def fill(self, rows: dict[str, Any], start: int, stop: int, *, keep: bool = False) -> None:
+        """Put rows into the slots from `start` up to `stop`; which slots count stays as it is.
+
+        Parameters
+        ----------
+        keep
+            Whether new columns may be the very arrays given.
+
+        Raises
+        ------
+        SampleBatchError
+            As `add_one` does.
+        """
+        n = stop - start
+        values, obs_next = self._completed(rows, n, single=False)
+        ready = self.columns.fit(values, n, keep=keep and self.journal is None)
+        cut = np.flatnonzero(values["truncated"] & ~values["terminated"])
+        finals = self.finals if obs_next is not None else None
+        final_ready = finals.fit(_rows_at(obs_next, cut), len(cut), single=False) if finals is not None else None
+        slots = np.arange(start, stop)
+        self._begin(slots, slice(0, 0), len(cut))
+        if self.finals is not None:
+            self.finals.forget(start, stop)
+        self._put(ready, slice(start, stop), values["rew"].shape[1:])
+        if finals is not None and final_ready is not None and len(cut):
+            finals.keep(final_ready, slots[cut])
+        self._told(slots)
+
+    def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
+        """Put values into one column; the other slots of a new one get a default, zero for None.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If the column is `done`, which follows from two others.
+        SampleBatchError
+            As `add_one` does.
+        """
+        n = len(slots)
+        if name == "done":
+            raise ColumnMismatchError("column 'done' follows from 'terminated' and 'truncated'; set those")
+        if name in ("rew", *_FLAGS):
+            value = _numbers(value, name, (n,), np.float64 if name == "rew" else np.bool_)
+        ready = self.columns.fit_only(name, value, n)
+        self._begin(slots, slice(0, 0), 0)
+        self.forget_ways()
+        new = {id(held) for _, _, held in ready.new}
+        self.columns.write(Ready([], ready.new), slots)
+        for store, rows in ready.rows:
+            if default is not None and id(store) in new:
+                every = np.full((self.columns.slots, *np.shape(rows)[1:]), default)
+                store.write(slice(0, self.columns.slots), store.fit(every, self.columns.slots))
+            store.write(slots, rows)
+        if name in _FLAGS and "done" in self.columns.tree:
+            ended = [self.columns.tree[flag].values[slots] for flag in _FLAGS]
+            self.done[slots] = ended[0] | ended[1]
+        self._committed()
+
+    def _write(self, values: dict[str, Any], obs_next: Any, rings: Ints | None, n: int, *, single: bool) -> None:
+        """Check and write a step of some rings."""
+        ready = self.columns.fit(values, n, single=single)
+        finals = self.finals if obs_next is not None else None
+        final_ready = finals.fit(obs_next, n, single=single) if finals is not None else None
+        slots = self.rings.targets(rings)
+        if not self.rings.capacity:
+            raise RingError("a buffer must have slots to take steps, this one has none; give it a size")
+        cut = values["truncated"] & ~values["terminated"]
+        rows: Slots = slice(0, self.rings.n) if rings is None else rings
+        self._begin(slots, rows, int(_count(cut)))
+        if self.finals is not None:
+            self.finals.release(slots)
+        self._put(ready, slots, values["rew"].shape[0 if single else 1 :])
+        if finals is not None and final_ready is not None:
+            numbers = np.arange(slots, slots + 1) if isinstance(slots, int) else self._numbers(slots)
+            finals.write(final_ready, rows, numbers, np.atleast_1d(cut))
+
+    def _put(self, ready: Ready, slots: Slots, rew_shape: tuple[int, ...]) -> None:
+        if ready.new:
+            self.forget_ways()
+        if "rew" not in self.columns.tree:
+            self.rings.expect(rew_shape)
+        self.columns.write(ready, slots)
+
+    def _numbers(self, slots: Ints | slice) -> Ints:
+        return np.arange(slots.start, slots.stop, slots.step) if isinstance(slots, slice) else slots
+
+    def _begin(self, slots: Slots, rings: Slots, cut: int) -> None:
+        """Tell the journal what a step of some rings, with so many truncations, will write over."""
+        if self.journal is None:
+            return
+        overwritten: list[tuple[Iterable[str], Slots]] = [([store.name for _, store in self.columns.leaves()], slots)]
+        if self.finals is not None:
+            # What takes room must do so before names and rows are listed.
+            rows = self.finals.rows_touched(slots, cut)
+            names = [OWNER, *(store.name for _, store in self.finals.columns.leaves())]
+            overwritten += [(names, rings), (names, rows)]
+        self.journal.begin(overwritten)
+
+    def _told(self, slots: Ints) -> None:
+        """Tell who wants to know that rows are written."""
+        if self.listener is not None:
+            self.listener.added(slots)
+        self._committed()
+
+    def _committed(self) -> None:
+        if self.journal is not None:
+            self.journal.commit()
+
+    def _completed(
+        self, held: Mapping[str, Any], n: int, *, single: bool, stored: bool = False
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the values to be stored: numbers and flags converted, `done` made; and the next observations apart.
+
+        With `stored`, the values come out of a table, and are of single frames already.
+        """
+        values = dict(held)
+        if "terminated" not in values and "truncated" not in values and "done" in values:
+            values["terminated"] = values["done"]
+            values["truncated"] = np.zeros(() if single else n, np.bool_)
+        for name in _REQUIRED:
+            if name not in values:
+                raise ColumnNotFoundError(f"a step must have column {name!r}; {near_names(name, held)}")
+        lead = () if single else (n,)
+        values["rew"] = _numbers(values["rew"], "rew", lead, np.float64)
+        for name in _FLAGS:
+            values[name] = _numbers(values[name], name, lead, np.bool_).reshape(lead)
+        values["done"] = np.asarray(values["terminated"] | values["truncated"])
+        if self.last_frame and not stored:
+            for name in ("obs", "obs_next"):
+                if name in values:
+                    values[name] = newest_frame(values[name], single=single)
+        if not self.keeps_next:
+            return values, values.pop("obs_next", None)
+        if "obs_next" in self.columns.tree and "obs_next" not in values:
+            raise ColumnNotFoundError("a step must have column 'obs_next', as those before it; give it for all or none")
+        return values, None
+
+    # Emptying
+
+    def reset(self, rings: Sequence[int] | None = None, *, keep_statistics: bool = False) -> None:
+        """Empty some rings, or all; the rows stay where they are until they are written over."""
+        if self.journal is not None:
+            owned = [] if self.finals is None else [([OWNER], np.flatnonzero(self.finals.owners))]
+            self.journal.begin(owned)
+        if self.finals is not None:
+            edges = self.rings.edges
+            for ring in range(self.rings.n) if rings is None else rings:
+                self.finals.forget(int(edges[ring]), int(edges[ring + 1]))
+        self.rings.reset(rings, keep_statistics=keep_statistics)
+        self._committed()
+
+    # Carrying on elsewhere
+
+    def state(self, ring: int | None = None) -> dict[str, Any]:
+        """Return all there is to know, with the rows that count, of one ring or of all; `of` is the inverse."""
+        rings = self.rings
+        slots = rings.stored() if ring is None else np.sort(rings.chronological(ring))
+        start, stop = (0, rings.capacity) if ring is None else rings.edges[ring : ring + 2].tolist()
+        return {
+            "rings": rings.state(ring),
+            "stores": self.columns.stores,
+            "columns": self.columns.live(slots),
+            "finals": None if self.finals is None else self.finals.live(start, stop, ring),
+            "keeps_next": self.keeps_next,
+            "last_frame": self.last_frame,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """Make a table of what `state` returned.
+
+        Raises
+        ------
+        FormatError
+            If its parts do not fit each other.
+        """
+        maxsizes = np.asarray(state["rings"]["maxsizes"]).tolist()
+        table = cls(maxsizes, state["stores"], keeps_next=state["keeps_next"], last_frame=state["last_frame"])
+        table.restore(state)
+        return table
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned of a table of rings of the same sizes.
+
+        Raises
+        ------
+        FormatError
+            If it is of rings of other sizes, or its parts do not fit each other.
+        """
+        self.forget_ways()
+        self.rings.restore(state["rings"])
+        self.columns.restore(self.rings.stored(), state["columns"])
+        if self.finals is not None and state["finals"] is not None:
+            self.finals.restore(state["finals"])
+
+
+def _numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
+    """Convert rewards or flags, of one row or of some."""
+    array = value.numpy(force=True) if KINDS[type(value)] == TENSOR else np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
+    if array.shape[: len(lead)] != lead:
+        found = array.shape[0] if array.ndim else "a single number"
+        raise ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {found}")
+    if kind is np.bool_ and array.size != (lead[0] if lead else 1):
+        raise ColumnMismatchError(f"column {name!r} must have one flag a row, got shape {array.shape[len(lead) :]}")
+    return array.astype(kind, copy=False)
+
+
+def _rows_at(values: Any, index: Any) -> Any:
+    """Take rows of values; a name without values has them all."""
+    return values if KINDS[type(values)] == NODE and not values.__dict__ else values[index]
