@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, Final, Literal, Self
 from weakref import ref
 from zlib import crc32
@@ -51,6 +53,7 @@ from samplebatch.transport.message import (
 from samplebatch.transport.poller import Poller
 from samplebatch.transport.producer import ROOMS, ROWS, SCHEMA
 from samplebatch.transport.region import Region
+from samplebatch.transport.release import is_released, release
 from samplebatch.transport.schema import Rows, Schema, aligned
 from samplebatch.transport.slot_columns import SlotColumns
 
@@ -159,6 +162,68 @@ class Consumer(End):
             # It may have come in between.
             self._watch()
         return self._poller.fileno()
+
+    @contextlib.contextmanager
+    def lease(self, timeout_s: float | None = None) -> Iterator[AnyBatch]:
+        """Receive the next batch for the length of a block, and give its memory back at the end of it.
+
+        Raises
+        ------
+        LeaseError
+            At the end of the block, if there are other views of the memory; see `release`.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch, channel
+        >>> producer, consumer = channel(1 << 20)
+        >>> producer.send(SampleBatch(rewards=[1.0, 2.0]))
+        >>> with consumer.lease() as batch:
+        ...     print(batch["rewards"].sum())
+        3.0
+        >>> batch["rewards"]
+        Traceback (most recent call last):
+        samplebatch.errors.ReleasedError: a batch must not be used after its memory was given back; ...
+        >>> producer.close(), consumer.close()
+        (None, None)
+        """
+        batch = self.recv(timeout_s)
+        yield batch
+        self._release(batch)
+
+    def release(self, batch: AnyBatch) -> None:
+        """Give the memory of a received batch back now, while the batch is still there; using it after that raises.
+
+        Without it, the memory goes back when the last array over it is gone. Safe to call twice.
+
+        Parameters
+        ----------
+        batch
+            What `recv` returned; no part of it.
+
+        Raises
+        ------
+        LeaseError
+            If there are other views of the memory: arrays, slices, tensors, Arrow arrays. Then the batch stays as it
+            is.
+        ValueError
+            If this consumer has not handed it out, or nothing of it lies in the arena.
+        """
+        if not is_released(batch) and not self._release(batch):
+            raise ValueError(
+                f"only what this consumer has handed out can be released, and this {type(batch).__name__} has nothing "
+                "in its arena"
+            )
+
+    def _release(self, batch: AnyBatch) -> bool:
+        # The newest first: it is the likeliest.
+        for tie in reversed(list(self._lent.values())):
+            lease = tie()
+            found = lease is not None and lease.batch() is batch
+            del lease
+            if found:
+                release(batch, tie)
+                return True
+        return False
 
     def __iter__(self) -> Self:
         return self

@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError
 from samplebatch.transport.region import Region
@@ -57,6 +56,16 @@ LONG_S: Final = 1.0
 """Seconds after which an end that waits looks around in any case."""
 
 
+class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """The bytes of a region.
+
+    A class of its own because of NumPy: an array over an array hangs on what that one hangs on, where both are of one
+    class. Arrays over a slot must hang on the slot, so what the slot hangs on must be something else than an array.
+    """
+
+    __slots__ = ()
+
+
 class End:
     """One end of a channel. It belongs to the first process that uses it, and to no other."""
 
@@ -67,7 +76,7 @@ class End:
 
     def __init__(self, region: Region, *, allow_pickle: bool) -> None:
         self._region: Region | None = region
-        self._memory: npt.NDArray[np.uint8] = region.array
+        self._memory = region.array.view(Memory)
         self._words = region.memory[:FAILURE_START].cast("Q")
         self._allow_pickle = allow_pickle
         self._owner = 0
