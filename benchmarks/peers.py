@@ -19,7 +19,7 @@ BARE = "bare"
 
 
 def _ours() -> SimpleNamespace:
-    from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+    from samplebatch import MultiAgentBatch, ReplayBuffer, SampleBatch, VectorReplayBuffer, concat_samples
     from samplebatch.batch.nested.batch import Batch
 
     return SimpleNamespace(
@@ -27,15 +27,22 @@ def _ours() -> SimpleNamespace:
         Batch=Batch,
         SampleBatch=SampleBatch,
         MultiAgentBatch=MultiAgentBatch,
+        ReplayBuffer=ReplayBuffer,
+        VectorReplayBuffer=VectorReplayBuffer,
         concat_samples=concat_samples,
     )
 
 
 def _rllib() -> SimpleNamespace:
     from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+    from ray.rllib.utils.replay_buffers import ReplayBuffer
 
     return SimpleNamespace(
-        batch=SampleBatch, SampleBatch=SampleBatch, MultiAgentBatch=MultiAgentBatch, concat_samples=concat_samples
+        batch=SampleBatch,
+        SampleBatch=SampleBatch,
+        MultiAgentBatch=MultiAgentBatch,
+        ReplayBuffer=ReplayBuffer,
+        concat_samples=concat_samples,
     )
 
 
@@ -45,6 +52,8 @@ def _tianshou() -> SimpleNamespace:
     return SimpleNamespace(
         batch=tianshou.data.Batch,
         Batch=tianshou.data.Batch,
+        ReplayBuffer=tianshou.data.ReplayBuffer,
+        VectorReplayBuffer=tianshou.data.VectorReplayBuffer,
         to_torch=tianshou.data.to_torch,
         to_numpy=tianshou.data.to_numpy,
     )
@@ -79,6 +88,47 @@ def _pyarrow() -> SimpleNamespace:
     return SimpleNamespace(batch=lambda columns: pa.table(arrays(columns)), arrays=arrays, pa=pa)
 
 
+def _cpprb() -> SimpleNamespace:
+    import cpprb
+
+    return SimpleNamespace(ReplayBuffer=cpprb.ReplayBuffer)
+
+
+def _sb3() -> SimpleNamespace:
+    import gymnasium
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    def buffer(size: int, obs: int, act: int, n_envs: int = 1) -> Any:
+        spaces = [gymnasium.spaces.Box(-np.inf, np.inf, (n,), np.float32) for n in (obs, act)]
+        return ReplayBuffer(size, *spaces, device="cpu", n_envs=n_envs, handle_timeout_termination=False)
+
+    return SimpleNamespace(buffer=buffer)
+
+
+def _torch() -> SimpleNamespace:
+    import torch
+    import torch.multiprocessing
+
+    strategy = torch.multiprocessing.set_sharing_strategy
+    return SimpleNamespace(torch=torch, multiprocessing=torch.multiprocessing, strategy=strategy)
+
+
+def _ray() -> SimpleNamespace:
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=2**31
+        )
+
+    @ray.remote
+    class Receiver:
+        def seen(self, columns: Any) -> tuple[int, float]:
+            return len(columns["rewards"]), float(columns["rewards"][-1])
+
+    return SimpleNamespace(put=ray.put, get=ray.get, seen=Receiver.remote().seen.remote)
+
+
 def _leaves(columns: Any) -> Any:
     for value in columns.values():
         if isinstance(value, dict):
@@ -97,6 +147,11 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "tianshou": _tianshou,
     "tensordict": _tensordict,
     "pyarrow": _pyarrow,
+    "cpprb": _cpprb,
+    "sb3": _sb3,
+    "torch fd": _torch,
+    "torch fs": _torch,
+    "ray": _ray,
     "numpy": _numpy,
     BARE: _numpy,
 }

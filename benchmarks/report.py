@@ -12,7 +12,18 @@ from pathlib import Path
 from benchmarks.harness import Outcome
 
 HEADINGS = ("work", "ours us", "rllib us", "fastest peer us", "bare us", "ours/peer", "ours/bare", "verdict")
-PACKAGES = ("samplebatch", "numpy", "pyarrow", "ray", "tensordict", "torch", "lz4")
+PACKAGES = (
+    "samplebatch",
+    "numpy",
+    "pyarrow",
+    "ray",
+    "tianshou",
+    "stable-baselines3",
+    "cpprb",
+    "tensordict",
+    "torch",
+    "lz4",
+)
 
 
 def microseconds(value: float | None) -> str:
