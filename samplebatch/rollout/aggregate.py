@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -45,8 +45,8 @@ class Aggregator:
         fragment whose rows do not tell their steps, or that is padded, is not cut.
     complete_episodes
         Whether train batches consist of whole episodes, as many as fit, at least one. An episode that has not ended is
-        held back until it does: until a fragment comes in whose last step of it terminates or truncates every agent
-        that acts. Within the batch each agent's steps of an episode lie together, in the order in which they came.
+        held back until a fragment comes in that ends it (see `episode_ends`). Within the batch each agent's steps of an
+        episode lie together, in the order in which they came.
 
     Attributes
     ----------
@@ -171,6 +171,26 @@ class Aggregator:
         if unfinished and self._unfinished is not None:
             self._unfinished.clear()
         return batch
+
+    def drop_unfinished(self, env_ids: Container[int] | None = None) -> int:
+        """Forget episodes that will never end, such as those of a worker that is gone.
+
+        Parameters
+        ----------
+        env_ids
+            The environments whose episodes are forgotten; all by default.
+
+        Returns
+        -------
+        int
+            The environment steps that are lost with them.
+        """
+        if self._unfinished is None:
+            return 0
+        lost = self._unfinished.drop(env_ids).counts[-1].tolist()
+        self.env_steps -= lost[0]
+        self.agent_steps -= lost[1]
+        return int(lost[0])
 
     def _full(self) -> tuple[int, int] | None:
         """Find out how many pieces, and how many units of the one after them, make a full batch; None if none is."""

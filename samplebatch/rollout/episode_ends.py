@@ -11,6 +11,12 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.batch.sample_batch import SampleBatch
 
+EPS_DONE = "eps_done"
+"""The column that marks the last step of an episode, in the rows of all agents that act in it.
+
+Where agents come and go, or take turns, the flags of those who act in a fragment's last step do not tell whether others
+go on."""
+
 
 class EpisodeEnds(NamedTuple):
     """Episodes, shape (k,) in ascending order of their ids, and whether each of them ended."""
@@ -20,13 +26,16 @@ class EpisodeEnds(NamedTuple):
 
 
 def episode_ends(policies: Mapping[str, SampleBatch]) -> EpisodeEnds | None:
-    """Tell which episodes ended: those in whose last step every agent was terminated or truncated.
+    """Tell which episodes ended.
+
+    Those with a step that is marked by `eps_done`; without that column, those in whose last step every agent that acts
+    is terminated or truncated.
 
     Parameters
     ----------
     policies
-        Batches with the columns `eps_id`, `t`, and `terminateds` and `truncateds` (or `dones`), in any order of rows;
-        a single one without `t` has its rows in order.
+        Batches with the columns `eps_id` and `eps_done`; or `eps_id`, `t`, and `terminateds` and `truncateds` (or
+        `dones`), in any order of rows, where a single one without `t` has its rows in order.
 
     Returns
     -------
@@ -42,9 +51,16 @@ def episode_ends(policies: Mapping[str, SampleBatch]) -> EpisodeEnds | None:
     batches = [steps for steps in policies.values() if steps.count]
     if not batches:
         return EpisodeEnds(np.empty(0, np.int64), np.empty(0, np.bool_))
-    if not all(_tells(steps, ordered=len(batches) == 1) for steps in batches):
+    marked = all(names.EPS_ID in steps and EPS_DONE in steps for steps in batches)
+    if not marked and not all(_tells(steps, ordered=len(batches) == 1) for steps in batches):
         return None
     eps_id = np.concatenate([np.asarray(steps[names.EPS_ID]) for steps in batches])
+    if marked:
+        last = np.concatenate([np.asarray(steps[EPS_DONE]) for steps in batches]).astype(np.bool_)
+        ids, episode = np.unique(eps_id, return_inverse=True)
+        finished = np.zeros(len(ids), np.bool_)
+        finished[episode[last]] = True
+        return EpisodeEnds(ids, finished)
     done = np.concatenate([np.asarray(steps[names.DONES]) for steps in batches]).astype(np.bool_)
     t = np.concatenate(
         [np.asarray(steps[names.T]) if names.T in steps else np.arange(len(eps_id)) for steps in batches]

@@ -68,8 +68,9 @@ class EpisodeStatistics:
 def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistics | None:
     """Sum up the episodes in a batch.
 
-    An episode has ended if every agent that acted in its last step was terminated or truncated by it. Those that have
-    not are counted, but enter no mean: they would pull it down.
+    An episode has ended if a step of it is marked by `eps_done`; without that column, if every agent that acted in its
+    last step was terminated or truncated by it. Those that have not are counted, but enter no mean: they would pull it
+    down.
 
     Parameters
     ----------

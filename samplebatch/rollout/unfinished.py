@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError, SequenceError
-from samplebatch.rollout.episode_ends import episode_ends
+from samplebatch.rollout.episode_ends import EPS_DONE, episode_ends
 from samplebatch.rollout.pieces import Piece, number_steps, policies_of, runs, whole
 
 
@@ -22,6 +22,7 @@ class _Episode:
 
     parts: list[tuple[int, str, SampleBatch]] = field(default_factory=list)
     """Runs of steps: the agent's index, the policy, and the rows."""
+    env_id: int | None = None
     env_steps: int = 0
     agent_steps: int = 0
     flat: bool = True
@@ -49,6 +50,23 @@ class UnfinishedEpisodes:
         self._episodes = {}
         self.nbytes = 0
 
+    def drop(self, env_ids: Container[int] | None) -> Piece:
+        """Forget the episodes of some environments, or all, and return what was forgotten."""
+        gone = {
+            eps_id: episode
+            for eps_id, episode in self._episodes.items()
+            if env_ids is None or episode.env_id in env_ids
+        }
+        dropped = _Episode()
+        for eps_id, episode in gone.items():
+            del self._episodes[eps_id]
+            dropped.parts += episode.parts
+            dropped.env_steps += episode.env_steps
+            dropped.agent_steps += episode.agent_steps
+        piece = dropped.piece(ended=False)
+        self.nbytes -= piece.nbytes
+        return piece
+
     def pieces(self) -> Iterator[Piece]:
         """Yield what is held of each episode, in the order in which they began."""
         for episode in self._episodes.values():
@@ -72,8 +90,8 @@ class UnfinishedEpisodes:
         ends = episode_ends(policies)
         if ends is None:
             raise ColumnNotFoundError(
-                f"columns {names.TERMINATEDS!r} and {names.TRUNCATEDS!r} must be there to tell where episodes end, or "
-                f"{names.DONES!r}, and a policy's batch has neither"
+                f"columns {names.TERMINATEDS!r} and {names.TRUNCATEDS!r}, or {EPS_DONE!r}, must be there to tell where "
+                "episodes end, and a policy's batch has neither"
             )
         env_steps = _env_steps(policies, flat=flat)
         # Steps that the fragment counts and no row tells of must not be lost either.
@@ -93,12 +111,15 @@ class UnfinishedEpisodes:
     def _cut(self, policy: str, steps: SampleBatch) -> None:
         """Give each episode its rows."""
         eps_id = np.asarray(steps[names.EPS_ID])
+        env_id = np.asarray(steps[names.ENV_ID]) if names.ENV_ID in steps else None
         agents = np.asarray(steps[names.AGENT_INDEX]) if names.AGENT_INDEX in steps else np.zeros(steps.count, int)
         order = np.argsort(eps_id, kind="stable")
         bounds = np.flatnonzero(np.diff(eps_id[order])) + 1
         for rows in np.split(order, bounds):
             episode = self._episodes[eps_id[rows[0]].item()]
             episode.agent_steps += len(rows)
+            if env_id is not None:
+                episode.env_id = int(env_id[rows[0]])
             for start, stop in runs(rows, apart=agents[rows]):
                 part = steps.slice(start, stop)
                 episode.parts.append((int(agents[start]), policy, part))

@@ -191,6 +191,20 @@ def test_an_agent_that_leaves_early_does_not_end_the_episode() -> None:
     assert (batch.count, batch["right"]["t"].tolist()) == (4, [0, 1, 2, 3])
 
 
+def test_episodes_that_will_never_end_are_dropped_and_counted() -> None:
+    aggregator = Aggregator(complete_episodes=True)
+    for env_id in range(3):
+        fragment = pair(0, 2 + env_id, eps_id=env_id)
+        for part in fragment.policy_batches.values():
+            part["env_id"] = np.full(len(part), env_id)
+        aggregator.add(fragment)
+    assert aggregator.drop_unfinished(range(1, 3)) == 7
+    assert (aggregator.env_steps, aggregator.agent_steps, aggregator.fragments) == (2, 4, 1)
+    assert aggregator.drop_unfinished() == 2
+    assert (aggregator.env_steps, aggregator.agent_steps, aggregator.fragments, aggregator.nbytes) == (0, 0, 0, 0)
+    assert Aggregator().drop_unfinished() == 0
+
+
 @pytest.mark.parametrize(
     ("fragment", "error", "words"),
     [
