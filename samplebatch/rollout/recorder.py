@@ -1,0 +1,231 @@
+"""Recorder: takes steps of environments down, in a buffer or for a batch, and keeps count of their episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.flat import as_sample_batch
+from samplebatch.batch.nested.node import node
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.names import TO_FLAT, TO_NESTED
+from samplebatch.rollout.choices import Choice, column_names
+from samplebatch.rollout.episode_hooks import EpisodeHook, call_on_buffer, call_on_rows
+from samplebatch.rollout.rows import Columns
+from samplebatch.rollout.spaces import Layout, Leaf
+from samplebatch.rollout.steps import Steps
+from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, rows_of
+
+StepHook = Callable[[Batch, Batch], Any]
+"""Called with every step of the environments: on what was decided (`act`, `act_normalized`, `policy_entry`, `dist`,
+`hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
+
+
+class Outcome(Protocol):
+    """What steps of k environments led to."""
+
+    @property
+    def new_obs(self) -> Sequence[Leaf]:
+        """Leaves of the observations, each of shape (k, ...)."""
+        ...
+
+    @property
+    def rewards(self) -> npt.NDArray[np.float64]:
+        """Shape (k,)."""
+        ...
+
+    @property
+    def terminateds(self) -> npt.NDArray[np.bool_]:
+        """Shape (k,)."""
+        ...
+
+    @property
+    def truncateds(self) -> npt.NDArray[np.bool_]:
+        """Shape (k,)."""
+        ...
+
+    @property
+    def infos(self) -> Infos:
+        """What the environments said."""
+        ...
+
+
+class Recorder:
+    """Takes down what happens in n environments.
+
+    Parameters
+    ----------
+    num_envs
+        How many environments there are.
+    observations, actions
+        The layouts of the spaces.
+    buffer
+        Where the steps go; None to keep them for a batch.
+    on_step, on_episode
+        Hooks.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        observations: Layout,
+        actions: Layout,
+        buffer: Any = None,
+        *,
+        on_step: StepHook | None = None,
+        on_episode: EpisodeHook | None = None,
+    ) -> None:
+        self._buffer = buffer
+        self._on_step, self._on_episode = on_step, on_episode
+        self._new_names = column_names(names.NEXT_OBS, observations)
+        layouts = {names.OBS: observations, names.NEXT_OBS: observations, names.ACTIONS: actions}
+        self._actions = actions
+        self._all = np.arange(num_envs)
+        self._steps = Steps(num_envs, layouts)
+        self._plain = buffer is None and on_step is None
+
+    @property
+    def recorded(self) -> int:
+        """Steps taken down since the last `take`."""
+        return self._steps.kept
+
+    def reserve(self, steps: int) -> None:
+        """Make room for so many steps."""
+        self._steps.reserve(steps)
+
+    def record(self, choice: Choice, outcome: Outcome, envs: Rows | None = None, drop: Rows | None = None) -> None:
+        """Take down a step of some environments.
+
+        Parameters
+        ----------
+        choice
+            What was decided before it.
+        outcome
+            What it led to.
+        envs
+            The environments that made it, shape (k,); None for all.
+        drop
+            Rows that do not count; None for none.
+        """
+        values, rewards, infos = choice.columns, outcome.rewards, outcome.infos
+        for name, leaf in zip(self._new_names, outcome.new_obs, strict=True):
+            values[name] = leaf
+        values[names.REWARDS] = rewards
+        values[names.TERMINATEDS] = outcome.terminateds
+        values[names.TRUNCATEDS] = outcome.truncateds
+        if self._plain:
+            self._steps.append(values, infos, envs, drop)
+            return
+        rows = None
+        if drop is not None:
+            rows = np.delete(np.arange(len(rewards)), drop)
+            if not len(rows):
+                return
+            values = {name: column[rows] for name, column in values.items()}
+            if infos:
+                every = rows_of(infos, len(rewards))
+                infos = [every[row] for row in rows.tolist()]
+            envs = (self._all if envs is None else envs)[rows]
+        if self._on_step is None:
+            self._add(nested(values, infos), envs)
+            return
+        transitions = nested(values, infos)
+        said = decided(choice, self._actions)
+        self._on_step(said if rows is None else said[rows], transitions)
+        if self._buffer is None:
+            self._steps.append(flat(transitions), infos, envs)
+        else:
+            self._add(transitions, envs)
+
+    def _add(self, transitions: Batch, envs: Rows | None) -> None:
+        """Add transitions to the buffer, and count them."""
+        added = self._buffer.add(transitions, buffer_ids=self._all if envs is None else envs)
+        held = transitions.__dict__
+        counted = {name: held[TO_NESTED[name]] for name in (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)}
+        self._steps.append(counted, {}, envs)
+        if self._on_episode is None:
+            return
+        ended, lens = self._steps.count()
+        if len(ended):
+            row_of = {env: row for row, env in enumerate((self._all if envs is None else envs).tolist())}
+            for env, length in zip(ended.tolist(), lens.tolist(), strict=True):
+                row = row_of[env]
+                call_on_buffer(self._on_episode, self._buffer, int(added[3][row]), int(added[0][row]), length)
+
+    def begin(self) -> None:
+        """Start an episode in every environment; those under way do not go on.
+
+        In a buffer, the last step of each of these becomes truncated.
+        """
+        self._steps.begin()
+        if self._buffer is None or not len(self._buffer):
+            return
+        last = self._buffer.unfinished_index()
+        if len(last):
+            self._buffer.truncated[last] = True
+            self._buffer.done[last] = True
+
+    def take(self, unroll_id: int) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start anew."""
+        batch, returns, lens = self._steps.take(batch=self._buffer is None)
+        if batch is not None:
+            batch[names.AGENT_INDEX] = np.zeros(len(batch), np.int64)
+            batch[names.UNROLL_ID] = np.full(len(batch), unroll_id)
+            if self._on_episode is not None:
+                call_on_rows(self._on_episode, batch)
+        return batch, returns, lens
+
+
+def nested(values: Columns, infos: Infos) -> Batch:
+    """Put columns together as Tianshou's transitions: `obs`, `act`, `rew`, ..., the parts of nested ones in batches.
+
+    >>> nested({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, {})
+    Batch(
+        rew: array([1.]),
+        policy: Batch(
+                    logp: array([0.]),
+                ),
+        info: Batch(),
+    )
+    """
+    data: dict[str, Any] = {}
+    for name, value in values.items():
+        top, dot, path = name.partition(".")
+        top = TO_NESTED.get(top, top)
+        if not dot:
+            data[top] = value
+            continue
+        *folders, leaf = path.split(".")
+        folder = data.setdefault(top, node(Batch, {})).__dict__
+        for key in folders:
+            folder = folder.setdefault(key, node(Batch, {})).__dict__
+        folder[leaf] = value
+    data["info"] = batch_of(infos) if infos else node(Batch, {})
+    return node(Batch, data)
+
+
+def flat(transitions: Batch) -> Columns:
+    """Take Tianshou's transitions apart into columns again, leaving out what the environments said."""
+    kept = {TO_FLAT.get(name, name): value for name, value in transitions.__dict__.items() if name != "info"}
+    columns = as_sample_batch(node(Batch, kept))
+    return {name: np.asarray(columns.column(name).values) for name in columns.column_names}
+
+
+def decided(choice: Choice, actions: Layout) -> Batch:
+    """Make what the step hook gets to see of a decision."""
+    decision = choice.decision
+    return node(
+        Batch,
+        {
+            "act": decision["act"],
+            "act_normalized": actions.batch(choice.actions),
+            "policy_entry": Batch(decision.get("policy") or {}),
+            "dist": decision.get("dist"),
+            "hidden_state": decision.get("state"),
+        },
+    )

@@ -1,0 +1,350 @@
+"""Collector: lets a policy act in Gymnasium environments, and keeps every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.errors import EnvironmentSpecError
+from samplebatch.rollout import policy_state
+from samplebatch.rollout.choices import ActionMap, Choice, Chooser
+from samplebatch.rollout.collect_statistics import CollectStats
+from samplebatch.rollout.episode_hooks import EpisodeHook
+from samplebatch.rollout.recorder import Recorder, StepHook
+from samplebatch.rollout.spaces import Leaf
+from samplebatch.rollout.vector_environments import as_environments
+from samplebatch.rollout.vector_infos import Infos, Rows, batch_of
+
+
+class Collector:
+    """Let a policy act in one environment or many, and keep every step, in a buffer or as a batch.
+
+    A policy always decides for all environments, row i for environment i. The steps that Gymnasium's vector
+    environments spend on resetting are left out, and what an episode's last step led to is always its last observation.
+
+    Without a buffer, `collect` returns a batch of the steps, those of an environment together and in order of time. Its
+    columns are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
+
+    - `eps_id`: the episode, 63 random bits, unlike every other process's and every earlier run's, whatever the seed;
+    - `env_id`: the environment, counted from 0; `agent_index`: 0;
+    - `t`: steps since the episode began; `unroll_id`: the call of `collect`;
+    - `policy`: what the policy returned under that name; `action_logp`, `action_prob`, `action_dist_inputs` and
+      `vf_preds` if it returned them; `state_in_0`, ... the state that it was given.
+
+    An episode goes on in the next call if it has not ended.
+
+    Parameters
+    ----------
+    policy
+        Anything that `as_policy` takes: a callable on batches or observations, a torch module, an action space. If it
+        has methods `map_action` or `add_exploration_noise`, they are used, as Tianshou's are.
+    env
+        A Gymnasium environment, or vector environment in any autoreset mode.
+    buffer
+        A buffer with Tianshou's `add(batch, buffer_ids)` and a ring for each environment.
+    exploration_noise
+        Whether to let the policy's `add_exploration_noise` change the actions; or a function of actions and batch that
+        does.
+    on_episode_done_hook
+        Called on the steps of every episode that ended, under Tianshou's names; what it returns, arrays with a row a
+        step by name, is kept with the steps. (See `EpisodeHook`.)
+    on_step_hook
+        Called on what was decided and on the transitions, to which it may add columns. (See `StepHook`.)
+    map_action
+        How actions become what the environments take: `"clip"` to the bounds of the space, `"scale"` from [-1, 1] to
+        them, or a function. By default what the policy's `map_action` does, if it has one. Kept are the actions before.
+    seed
+        Seed of the environments, the first time they are reset, and of random actions. With the same seed and a policy
+        that draws nothing itself, the data are the same, `eps_id` aside.
+    first_unroll_id
+        The `unroll_id` of the first call; those after it count on.
+
+    Attributes
+    ----------
+    policy, env, buffer
+        As given.
+    num_envs
+        How many environments there are.
+    collect_step, collect_episode, collect_time
+        Steps, episodes that ended, and seconds, since the last `reset_stat`.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If `env` is no Gymnasium environment.
+    PolicySpecError
+        If the policy cannot be asked for actions.
+
+    Examples
+    --------
+    >>> import gymnasium
+    >>> env = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+    >>> collector = Collector(lambda obs: (obs[:, 2] > 0).astype(int), env, seed=1)
+    >>> stats = collector.collect(n_episode=6)
+    >>> stats.n_collected_episodes, stats.batch["new_obs"].shape == (stats.lens.sum(), 4)
+    (6, True)
+    >>> collector.close()
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        env: Any,
+        buffer: Any = None,
+        *,
+        exploration_noise: bool | Callable[[Any, Batch], Any] = False,
+        on_episode_done_hook: EpisodeHook | None = None,
+        on_step_hook: StepHook | None = None,
+        map_action: ActionMap | None = None,
+        seed: int | np.random.SeedSequence | None = None,
+        first_unroll_id: int = 0,
+    ) -> None:
+        self._environments = environments = as_environments(env)
+        self.policy, self.env, self.buffer = policy, env, buffer
+        self.num_envs = environments.num_envs
+        check_buffer(buffer, self.num_envs)
+        seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        env_seeds, action_seeds = seeds.spawn(2)
+        self._seeds: Sequence[int] | None = env_seeds.generate_state(self.num_envs).tolist()
+        self._chooser = Chooser(
+            policy,
+            environments.observations,
+            environments.actions,
+            environments.action_space,
+            exploration_noise=exploration_noise,
+            map_action=map_action,
+            seed=action_seeds,
+            hidden=None if buffer is None else "policy.hidden_state",
+        )
+        self._recorder = Recorder(
+            self.num_envs,
+            environments.observations,
+            environments.actions,
+            buffer,
+            on_step=on_step_hook,
+            on_episode=on_episode_done_hook,
+        )
+        self._env_ids = np.arange(self.num_envs)
+        self._obs: Sequence[Leaf] | None = None
+        self._infos: Infos = {}
+        self._state: Any = None
+        self._unroll_id = first_unroll_id
+        self._closed = False
+        self.reset_stat()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the environments."""
+        if not self._closed:
+            self._closed = True
+            self._environments.close()
+
+    # Starting anew
+
+    def reset(
+        self,
+        reset_buffer: bool = True,
+        reset_stats: bool = True,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[Any, Infos]:
+        """Reset the environments and, unless told otherwise, the buffer and the counts; return what `reset_env` does.
+
+        Parameters
+        ----------
+        reset_buffer
+            Whether to empty the buffer.
+        reset_stats
+            Whether to start counting anew.
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`.
+        """
+        returned = self.reset_env(gym_reset_kwargs)
+        if reset_buffer:
+            self.reset_buffer()
+        if reset_stats:
+            self.reset_stat()
+        return returned
+
+    def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
+        """Start an episode in every environment, and return the observations and what was said with them.
+
+        Episodes that were under way are cut off: in a buffer, their last steps become truncated.
+
+        Parameters
+        ----------
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`, such as `seed` or `options`. Where an environment resets itself
+            after an episode, they are not used again.
+        """
+        if self._closed:
+            raise EnvironmentSpecError("the environments must be open to be reset, and the collector has been closed")
+        self._recorder.begin()
+        self._obs, self._infos = self._environments.reset(seeds=self._seeds, **(gym_reset_kwargs or {}))
+        # Later resets go on with the environments' generators: no two episodes shall be alike.
+        self._seeds = None
+        self._state = None
+        return self._environments.observations.nest(self._obs), self._infos
+
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer, if there is one."""
+        if self.buffer is not None:
+            self.buffer.reset(keep_statistics=keep_statistics)
+
+    def reset_stat(self) -> None:
+        """Start counting steps, episodes and time anew."""
+        self.collect_step = self.collect_episode = 0
+        self.collect_time = 0.0
+
+    # Collecting
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        random: bool = False,
+        render: float | None = None,
+        reset_before_collect: bool = False,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> CollectStats:
+        """Collect at least so many steps, or exactly so many episodes.
+
+        With `n_step`, all environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.
+
+        With `n_episode`, an environment goes on after an episode as long as fewer episodes than wanted have been begun,
+        so that every one that is begun is kept, whatever its length. Environments with nothing left to do are stepped
+        on, because Gymnasium's vector environments only step together, but what they do is dropped; all environments
+        are reset before the next call then. Episodes that earlier calls have begun are among those counted.
+
+        Parameters
+        ----------
+        n_step, n_episode
+            How much; one of the two.
+        random
+            Whether to act at random, instead of as the policy says.
+        render
+            Seconds to wait after each step, once `env.render()` has been called.
+        reset_before_collect
+            Whether to reset the environments first, without emptying the buffer. The first call always does.
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`, for that.
+
+        Raises
+        ------
+        ValueError
+            If not exactly one of `n_step` and `n_episode` is positive.
+        EnvironmentSpecError
+            If the collector has been closed.
+        PolicySpecError
+            If the policy gives no actions that fit.
+        """
+        check_amounts(n_step, n_episode)
+        began = time.perf_counter()
+        if reset_before_collect or self._obs is None:
+            self.reset_env(gym_reset_kwargs)
+        elif self._closed:
+            raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
+        try:
+            if n_step:
+                self._recorder.reserve(n_step + 2 * self.num_envs)
+                while self._recorder.recorded < n_step:
+                    self._step(None, random=random, render=render)
+            else:
+                self._collect_episodes(n_episode or 0, random=random, render=render)
+        except BaseException:
+            # Nobody knows how far the environments got.
+            self._obs = None
+            raise
+        steps = self._recorder.recorded
+        batch, returns, lens = self._recorder.take(self._unroll_id)
+        self._unroll_id += 1
+        stats = CollectStats.of(
+            steps=steps, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
+        )
+        self.collect_step += stats.n_collected_steps
+        self.collect_episode += stats.n_collected_episodes
+        self.collect_time += stats.collect_time
+        return stats
+
+    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
+        running = np.arange(self.num_envs) < wanted
+        to_begin = wanted - int(running.sum())
+        idle = None if running.all() else (~running).nonzero()[0]
+        while running.any():
+            ended = self._step(idle, random=random, render=render)
+            for env in () if ended is None else ended[running[ended]].tolist():
+                if to_begin:
+                    to_begin -= 1
+                else:
+                    running[env] = False
+                    idle = (~running).nonzero()[0]
+        if idle is not None and self.num_envs > 1:
+            self._obs = None
+
+    def _step(self, idle: Rows | None, *, random: bool, render: float | None) -> Rows | None:
+        """Step all environments once, take down what they did, but for idle ones, and return which ended episodes."""
+        choice = self._choose(random=random)
+        step = self._environments.step(choice.actions)
+        drop = step.void
+        if idle is not None:
+            drop = idle if drop is None else np.union1d(idle, drop)
+        self._recorder.record(choice, step, None, drop)
+        self._obs, self._infos, state = step.obs, step.obs_infos, choice.state
+        if state is not None:
+            begun = step.void if self._environments.resets_later else step.ended
+            state = state if begun is None else policy_state.begun_anew(state, begun)
+        self._state = state
+        if render is not None:
+            self.env.render()
+            if render > 0:
+                time.sleep(render)
+        return step.ended
+
+    def _choose(self, *, random: bool) -> Choice:
+        obs = self._obs or ()
+        if random:
+            return self._chooser.draw(obs, self.num_envs)
+        info = node(Batch, {}) if not self._infos else batch_of(self._infos)
+        info.__dict__["env_id"] = self._env_ids
+        return self._chooser.choose(obs, info, self._state, self.num_envs)
+
+
+def check_amounts(n_step: int | None, n_episode: int | None) -> None:
+    """Refuse anything but exactly one positive amount.
+
+    Raises
+    ------
+    ValueError
+        If none is positive, or both are, or one is negative.
+    """
+    if (n_step or 0) < 0 or (n_episode or 0) < 0 or bool(n_step) == bool(n_episode):
+        raise ValueError(
+            f"exactly one of n_step and n_episode must be positive, got n_step={n_step} and n_episode={n_episode}"
+        )
+
+
+def check_buffer(buffer: Any, num_envs: int) -> None:
+    """Refuse a buffer that has not a ring for each environment.
+
+    Raises
+    ------
+    ValueError
+        If it has fewer; a plain buffer has one.
+    """
+    if buffer is None:
+        return
+    rings = getattr(buffer, "buffer_num", 1)
+    if rings < num_envs:
+        raise ValueError(
+            f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
+            f"use a VectorReplayBuffer with buffer_num={num_envs}"
+        )

@@ -1,0 +1,129 @@
+"""What many environments say beside their observations: as rows, as a batch, and partly replaced.
+
+Infos come in one of two forms: a list with a dict a row, or, as Gymnasium's vector environments give them, a dict of
+arrays, in which the mask `_key` says for which rows `key` is meant. Nothing said at all is an empty dict or an empty
+list in both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+
+Infos = dict[str, Any] | list[dict[str, Any]]
+"""Infos of n environments, in either form."""
+
+Rows = npt.NDArray[np.intp]
+
+_FINALS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
+
+
+def without_finals(infos: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what Gymnasium puts among the infos about episodes that ended in the same step."""
+    return {key: value for key, value in infos.items() if key not in _FINALS}
+
+
+def with_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
+    """Put what was said at the ends of episodes, which Gymnasium keeps apart, in the place of what their resets said.
+
+    What a vector environment's wrapper reports about these episodes stays.
+    """
+    finals = dict(infos.get("final_info", {}))
+    for key in ("episode", "_episode"):
+        if key in infos:
+            finals.setdefault(key, infos[key])
+    return replaced(without_finals(infos), finals, ended, count)
+
+
+def replaced(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
+    """Take the infos of some rows, out of `count`, from elsewhere, and those of all other rows as they are.
+
+    Examples
+    --------
+    >>> both = np.array([True, True])
+    >>> here, there = {"x": np.array([1, 2]), "_x": both}, {"y": np.array([0, 5]), "_y": ~both}
+    >>> rows_of(replaced(here, there, np.array([1]), 2), 2)
+    [{'x': 1}, {}]
+    """
+    merged: dict[str, Any] = {}
+    for key, value in infos.items():
+        if not _is_mask(key, infos):
+            here = _mask(infos, key, count)
+            here[rows] = False
+            merged[key], merged[f"_{key}"] = value, here
+    for key, value in others.items():
+        if _is_mask(key, others):
+            continue
+        there = np.zeros(count, np.bool_)
+        there[rows] = _mask(others, key, count)[rows]
+        merged[key] = _chosen(merged[key], value, there) if key in merged else value
+        merged[f"_{key}"] = merged[f"_{key}"] | there if f"_{key}" in merged else there
+    return merged
+
+
+def _chosen(value: Any, other: Any, there: npt.NDArray[np.bool_]) -> Any:
+    if isinstance(value, dict) and isinstance(other, dict):
+        return replaced(value, other, there.nonzero()[0], len(there))
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray) and value.shape[1:] == other.shape[1:]:
+        kept = value.astype(np.result_type(value, other))
+        kept[there] = other[there]
+        return kept
+    mixed = np.empty(len(there), object)
+    for row, elsewhere in enumerate(there.tolist()):
+        mixed[row] = (other if elsewhere else value)[row]
+    return mixed
+
+
+def _is_mask(key: str, infos: dict[str, Any]) -> bool:
+    return key[:1] == "_" and key[1:] in infos
+
+
+def _mask(infos: dict[str, Any], key: str, count: int) -> npt.NDArray[np.bool_]:
+    found = infos.get(f"_{key}")
+    return np.ones(count, np.bool_) if found is None else np.array(found, np.bool_)
+
+
+def rows_of(infos: Infos, rows: int) -> list[dict[str, Any]]:
+    """Return a dict a row, each of its own memory; numbers are Python's.
+
+    Examples
+    --------
+    >>> rows_of({"lives": np.array([3, 0]), "_lives": np.array([True, False])}, 2)
+    [{'lives': 3}, {}]
+    """
+    if isinstance(infos, list):
+        return [dict(info) for info in infos] if infos else [{} for _ in range(rows)]
+    made: list[dict[str, Any]] = [{} for _ in range(rows)]
+    for key, value in infos.items():
+        if _is_mask(key, infos):
+            continue
+        items = rows_of(value, rows) if isinstance(value, dict) else _items(value)
+        mask = infos.get(f"_{key}")
+        for row in range(rows) if mask is None else np.flatnonzero(mask).tolist():
+            made[row][key] = items[row]
+    return made
+
+
+def _items(values: Any) -> list[Any]:
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        return [row.copy() for row in values]
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def batch_of(infos: Infos) -> Batch:
+    """Return a batch of arrays; rows that say nothing of a key have zeros there, or None."""
+    if isinstance(infos, list):
+        return Batch(infos) if any(infos) else Batch()
+    return node(
+        Batch,
+        {
+            key: batch_of(value) if isinstance(value, dict) else np.asarray(value)
+            for key, value in infos.items()
+            if not _is_mask(key, infos)
+        },
+    )

@@ -1,0 +1,126 @@
+"""Small Gymnasium environments, each with a habit of its own."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Ladder(gymnasium.Env):
+    """Episodes of a given length; an observation is (number, episode, step), the reward 100 * number + step.
+
+    Episodes end by truncation where `truncates` says so. What is said in a step is the step; in a reset, the episode.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
+
+    def __init__(self, number: int, length: int = 4, *, truncates: bool = False, says: bool = False) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._number, self._length, self._truncates, self._says = number, length, truncates, says
+        self._episode = -1
+        self.made: list[Any] = []
+        self.resets: list[Any] = []
+        self.renders = 0
+        self.closed = False
+
+    def _observe(self) -> Any:
+        return np.array([self._number, self._episode, self._step], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.resets.append((seed, options))
+        self._episode += 1
+        self._step = 0
+        return self._observe(), {"episode_number": self._episode} if self._says else {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self._step < self._length, "stepped beyond the end"
+        self.made.append(action)
+        self._step += 1
+        over = self._step == self._length
+        info = {"step": self._step, "name": f"step {self._step}"} if self._says else {}
+        return (
+            self._observe(),
+            100.0 * self._number + self._step,
+            over and not self._truncates,
+            over and self._truncates,
+            info,
+        )
+
+    def render(self) -> None:
+        self.renders += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Reusing(Ladder):
+    """A ladder that writes every observation into one array, and what it says into one dict."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._array = np.zeros(3, np.float32)
+        self._info: dict[str, Any] = {}
+
+    def _observe(self) -> Any:
+        self._array[:] = self._number, self._episode, self._step
+        return self._array
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *rest, info = super().step(action)
+        self._info.update(info)
+        return (*rest, self._info)  # type: ignore[return-value]
+
+
+class Nested(Ladder):
+    """A ladder seen by two eyes and a mouth, climbed with hands and feet."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.observation_space = spaces.Dict(
+            eyes=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(100)]), mouth=spaces.Text(9)
+        )
+        self.action_space = spaces.Dict(
+            hands=spaces.MultiDiscrete([2, 3]), feet=spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(2)])
+        )
+
+    def _observe(self) -> Any:
+        eye = np.array([self._number, self._episode], np.float32)
+        return {"eyes": (eye, np.int64(self._step)), "mouth": f"{self._number}/{self._step}"}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        return super().step(action)
+
+
+class Failing(Ladder):
+    """A ladder whose tenth step breaks."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if len(self.made) == 9:
+            self.made.append(action)
+            raise RuntimeError("the rung broke")
+        return super().step(action)
+
+
+class Walk(gymnasium.Env):
+    """Steps left or right by chance, until it is three steps away; pays what a continuous action says."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-5, 5, (1,), np.float64)
+        self.action_space = spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0]), dtype=np.float64)
+        self.made: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._place = 0
+        return np.array([0.0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.made.append(np.array(action))
+        self._place += 1 if self.np_random.random() < 0.5 else -1
+        return np.array([float(self._place)]), float(action[0]), abs(self._place) == 3, False, {}
