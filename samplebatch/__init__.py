@@ -25,6 +25,9 @@ _HOMES = {
     "get_len_of_dist": "samplebatch.batch.nested.distributions",
     "dist_to_atleast_2d": "samplebatch.batch.nested.distributions",
     "collate": "samplebatch.batch.nested.loader",
+    "PrioritizedReplayBuffer": "samplebatch.buffer.prioritized",
+    "PrioritizedReplayBufferManager": "samplebatch.buffer.prioritized",
+    "PrioritizedVectorReplayBuffer": "samplebatch.buffer.prioritized",
     "SegmentTree": "samplebatch.buffer.sum_tree",
     "ReplayBuffer": "samplebatch.buffer.replay",
     "ReplayBufferManager": "samplebatch.buffer.vector",
@@ -63,9 +66,12 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.loader import collate as collate
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
-    from samplebatch.buffer.sum_tree import SegmentTree as SegmentTree
     from samplebatch.buffer.cached import CachedReplayBuffer as CachedReplayBuffer
+    from samplebatch.buffer.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
+    from samplebatch.buffer.prioritized import PrioritizedReplayBufferManager as PrioritizedReplayBufferManager
+    from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer as PrioritizedVectorReplayBuffer
     from samplebatch.buffer.replay import ReplayBuffer as ReplayBuffer
+    from samplebatch.buffer.sum_tree import SegmentTree as SegmentTree
     from samplebatch.buffer.vector import ReplayBufferManager as ReplayBufferManager
     from samplebatch.buffer.vector import VectorReplayBuffer as VectorReplayBuffer
     from samplebatch.errors import SampleBatchError as SampleBatchError

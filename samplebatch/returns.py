@@ -180,7 +180,73 @@ def nstep(
     reward = _floats("rewards", rewards)
     n = len(reward)
     over, ended = _flags(terminated, truncated, n)
-    return _windows(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
+    return nstep_of_rings(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
+
+
+def nstep_of_rings(
+    rewards: npt.NDArray[Any],
+    terminated: npt.NDArray[Any],
+    ended: npt.NDArray[Any],
+    edges: npt.ArrayLike,
+    newest: npt.ArrayLike,
+    slots: Indices,
+    n_step: int,
+    gamma: float,
+) -> NStep:
+    """Sum the discounted rewards of the steps from each of some slots on, in rings of slots; see `nstep`.
+
+    A window goes on at its ring's first slot after the last, and never past the ring's newest step.
+
+    Parameters
+    ----------
+    rewards, terminated, ended
+        Of all slots, shapes (slots, ...), (slots,) and (slots,); `ended` are those terminated or truncated.
+    edges
+        The first slot of each ring, and the number of slots; shape (rings + 1,).
+    newest
+        The slot of each ring's newest step, shape (rings,).
+    slots
+        Where the windows start, shape (n,).
+    n_step, gamma
+        The most steps to sum, and the discount of a step.
+
+    Raises
+    ------
+    RowIndexError
+        If a slot is none; names it.
+    ValueError
+        If `n_step` is not positive.
+
+    Examples
+    --------
+    >>> never = np.zeros(3, bool)
+    >>> nstep_of_rings(np.array([1.0, 2.0, 4.0]), never, never, [0, 3], [1], np.array([2, 1]), n_step=3, gamma=1.0)
+    NStep(returns=array([7., 2.]), discount=array([1., 1.]), last=array([1, 1]))
+    """
+    from samplebatch import kernels
+
+    if n_step < 1:
+        raise ValueError(f"n_step must be positive, got {n_step}")
+    reward = np.ascontiguousarray(rewards, np.float64)
+    flat = reward.reshape(len(reward), prod(reward.shape[1:]))
+    n = len(slots)
+    returns, discount, last = np.empty((n, flat.shape[1])), np.empty(n), np.empty(n, np.intp)
+    refused = kernels.windows(
+        flat,
+        np.ascontiguousarray(terminated, np.bool_),
+        np.ascontiguousarray(ended, np.bool_),
+        np.ascontiguousarray(edges, np.intp),
+        np.ascontiguousarray(newest, np.intp),
+        slots,
+        n_step,
+        gamma,
+        returns,
+        discount,
+        last,
+    )
+    if refused >= 0:
+        raise RowIndexError(f"slot {slots[refused]} must lie in [0, {len(reward)})")
+    return NStep(returns.reshape(n, *reward.shape[1:]), discount, last)
 
 
 def value_mask(buffer: Any, indices: npt.ArrayLike) -> Flags:
@@ -317,11 +383,11 @@ def compute_nstep_return(
         reward, over, ended = _steps(batch)
         _mark_changes(batch, ended)
         n = len(reward)
-        found = _windows(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
+        found = nstep_of_rings(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
     else:
         slots = _slots_of(batch, indices, len(batch))
         reward, edges, newest = buffer.rew, buffer.subbuffer_edges, buffer.last_index
-        found = _windows(reward, buffer.terminated, buffer.done, edges, newest, slots, n_step, gamma)
+        found = nstep_of_rings(reward, buffer.terminated, buffer.done, edges, newest, slots, n_step, gamma)
     returns, discount, last = found
     estimates = target_q_fn(batch if buffer is None else buffer, last)
     tensor = KINDS[type(estimates)] == TENSOR
@@ -362,43 +428,6 @@ def _estimated(
         kernels.gae(reward, terminated, ended, value, following, gamma, decay, advantages, returns)
     advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in found)
     return returns, advantages
-
-
-def _windows(
-    rewards: npt.NDArray[Any],
-    terminated: npt.NDArray[Any],
-    ended: npt.NDArray[Any],
-    edges: npt.ArrayLike,
-    newest: npt.ArrayLike,
-    slots: Indices,
-    n_step: int,
-    gamma: float,
-) -> NStep:
-    """Run the compiled sums over windows that start at slots."""
-    from samplebatch import kernels
-
-    if n_step < 1:
-        raise ValueError(f"n_step must be positive, got {n_step}")
-    reward = np.ascontiguousarray(rewards, np.float64)
-    flat = reward.reshape(len(reward), prod(reward.shape[1:]))
-    n = len(slots)
-    returns, discount, last = np.empty((n, flat.shape[1])), np.empty(n), np.empty(n, np.intp)
-    refused = kernels.windows(
-        flat,
-        np.ascontiguousarray(terminated, np.bool_),
-        np.ascontiguousarray(ended, np.bool_),
-        np.ascontiguousarray(edges, np.intp),
-        np.ascontiguousarray(newest, np.intp),
-        slots,
-        n_step,
-        gamma,
-        returns,
-        discount,
-        last,
-    )
-    if refused >= 0:
-        raise RowIndexError(f"slot {slots[refused]} must lie in [0, {len(reward)})")
-    return NStep(returns.reshape(n, *reward.shape[1:]), discount, last)
 
 
 def _numbers(name: str, value: Any) -> npt.NDArray[Any]:

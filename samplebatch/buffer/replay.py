@@ -11,6 +11,7 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE
 from samplebatch.batch.nested.nulls import complete_rows
+from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.reading import ORDER, rows_at
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.rows import Rows
@@ -208,8 +209,20 @@ class ReplayBuffer(Rows):
 
     # Sampling
 
-    def sample(self, batch_size: int | None) -> tuple[Batch, Ints]:
+    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> tuple[Batch, Ints]:
         """Draw rows; see `sample_indices`.
+
+        Parameters
+        ----------
+        batch_size
+            How many, as `sample_indices` takes it.
+        n_step
+            The most steps that each row stands for. The rows then have two columns more: `returns`, the discounted sum
+            of the rewards of up to so many steps of the episode, and `discount`, by which an estimate at `obs_next`,
+            now the observation after the last of them, is to be multiplied: `gamma` to the number of the steps, or 0
+            where the last is terminated. None: each row is a step.
+        gamma
+            The discount of a step.
 
         Returns
         -------
@@ -217,9 +230,28 @@ class ReplayBuffer(Rows):
             The rows, as `buf[indices]` gives them.
         indices
             Where they are.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there is no row to draw from.
+        ValueError
+            If `n_step` is not positive.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(5):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 4, truncated=False, obs_next=i + 1))
+        >>> batch, indices = buf.sample(0, n_step=3, gamma=0.5)
+        >>> batch.returns, batch.discount, batch.obs_next
+        (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
         """
         slots = self._drawn(batch_size)
-        return self._rows(slots), slots - self._start if self._start else slots
+        rows = self._rows(slots)
+        if n_step is not None:
+            rows.__dict__.update(nstep_columns(self._table, slots, n_step, gamma, self.stack_num))
+        return rows, slots - self._start if self._start else slots
 
     def sample_indices(self, batch_size: int | None) -> Ints:
         """Draw indices of rows with replacement.
@@ -359,10 +391,12 @@ class ReplayBuffer(Rows):
         truncated: Any,
         done: Any,
         obs_next: Any,
+        **options: Any,
     ) -> Self:
         """Make a full buffer of rows that are there already, in time order, such as those of a data set.
 
-        Arrays that lie as columns do are kept, not copied: adding steps later overwrites them.
+        Arrays that lie as columns do are kept, not copied: adding steps later overwrites them. Options are those of the
+        class, the size aside.
 
         Raises
         ------
@@ -378,12 +412,12 @@ class ReplayBuffer(Rows):
         """
         rows = {"obs": obs, "act": act, "rew": rew, "terminated": terminated, "truncated": truncated}
         size = len(obs)
-        buffer = cls(size)
+        buffer = cls(size, **options)
         if size:
             held = {name: value if name == "obs" else np.asarray(value) for name, value in rows.items()}
             held |= {"done": np.asarray(done), "obs_next": obs_next}
             buffer._table.fill(values_given(held, {}), 0, size, keep=True)
-            buffer._table.rings.append(0, size)
+            buffer._sampler.added(buffer._table.rings.append(0, size))
         return buffer
 
     def dropnull(self) -> None:
@@ -396,10 +430,12 @@ class ReplayBuffer(Rows):
             rows = Batch(given_rows(rows_at(self._table, slots, 1)))
             whole = complete_rows(rows, len(slots))
             if not whole.all():
+                kept = slots[whole]
+                known = self._sampler.live(kept)
                 self._table.reset([ring], keep_statistics=True)
-                kept = int(whole.sum())
-                if kept:
-                    self._table.append(ring, rows[np.flatnonzero(whole)].__dict__, kept)
+                if len(kept):
+                    moved = self._table.append(ring, rows[np.flatnonzero(whole)].__dict__, len(kept))
+                    self._sampler.moved(moved, known)
 
     # Carrying on elsewhere
 

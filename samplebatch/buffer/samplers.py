@@ -21,7 +21,7 @@ class Sampler(ABC):
     Attributes
     ----------
     listens
-        Whether it wants to be told of every row that is added.
+        Whether it wants to be told of every row that is added or removed.
     """
 
     listens: ClassVar[bool] = False
@@ -42,6 +42,14 @@ class Sampler(ABC):
 
     def added(self, slots: Ints) -> None:
         """Take notice that rows were written to slots."""
+        return None
+
+    def removed(self, slots: Ints) -> None:
+        """Take notice that slots have no rows any more."""
+        return None
+
+    def moved(self, slots: Ints, state: Any) -> None:
+        """Take notice that rows of which `live` returned this state are in other slots now, shape (n,)."""
         return None
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:

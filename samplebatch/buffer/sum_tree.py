@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,11 @@ class SumTree:
     def total(self) -> float:
         """The sum of all weights."""
         return float(self._tree[1])
+
+    @property
+    def limit(self) -> float:
+        """The largest weight that a slot may have."""
+        return self._limit
 
     @property
     def weights(self) -> Floats:
@@ -147,7 +152,15 @@ class SumTree:
         self._kernels.tree_find(self._tree, self._leaves, wanted, found)
         return found
 
-    def draw(self, n: int, rng: np.random.Generator, *, stratified: bool = False) -> Indices:
+    def draw(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        stratified: bool = False,
+    ) -> Indices:
         """Draw slots with replacement, each with probability proportional to its weight.
 
         Parameters
@@ -156,6 +169,9 @@ class SumTree:
             How many.
         rng
             Where the n uniform numbers come from.
+        start, stop
+            The slots to draw from, all by default. Among some of them only, a draw takes time proportional to their
+            number.
         stratified
             Whether each draw has an n-th of the total to itself: the k-th comes from the k-th part, so the slots are
             in ascending order, and how often a slot is drawn differs from the expectation by less than 2.
@@ -170,7 +186,9 @@ class SumTree:
         PriorityError
             If no slot has a positive weight.
         """
-        total = self.total
+        stop = self.size if stop is None else stop
+        sums = None if stop - start == self.size else np.cumsum(self.weights[start:stop])
+        total = self.total if sums is None else float(sums[-1]) if len(sums) else 0.0
         if not total > 0.0:
             raise PriorityError("slots can be drawn where one has a positive weight at least, got none")
         values = rng.random(n)
@@ -180,7 +198,7 @@ class SumTree:
             values += np.arange(n)
             values /= n
         values *= total
-        return self.find(values)
+        return self.find(values) if sums is None else start + np.searchsorted(sums, values)
 
     def __getstate__(self) -> tuple[int, Indices | None, Floats]:
         weights = self.weights
@@ -223,6 +241,13 @@ class SegmentTree:
         if size < 1:
             raise ValueError(f"a segment tree must have a positive size, got {size}")
         self._sums = SumTree(size)
+
+    @classmethod
+    def over(cls, sums: SumTree) -> Self:
+        """Make a segment tree of a sum tree, whose weights it shares."""
+        tree = cls.__new__(cls)
+        tree._sums = sums
+        return tree
 
     def __len__(self) -> int:
         return self._sums.size

@@ -42,10 +42,13 @@ class Journal(Protocol):
 
 
 class Listener(Protocol):
-    """Who wants to know of new rows, such as a sampler."""
+    """Who wants to know which rows come and go, such as a sampler."""
 
     def added(self, slots: Ints) -> None:
         """Take notice that rows were written to slots."""
+
+    def removed(self, slots: Ints) -> None:
+        """Take notice that slots have no rows any more."""
 
 
 class Table:
@@ -70,7 +73,7 @@ class Table:
     journal
         Whom to tell of all that is written; None for nobody.
     listener
-        Whom to tell of the slots of new rows; None for nobody.
+        Whom to tell of the slots of rows that come and go; None for nobody.
     """
 
     __slots__ = ("_direct", "_no_way", "columns", "finals", "journal", "keeps_next", "last_frame", "listener", "rings")
@@ -205,7 +208,7 @@ class Table:
             # The newest row may be followed by one of another episode, so its observation is the ring's.
             newest = finals.fit(_rows_at(obs_next, slice(n - 1, n)), 1, single=False)
             places = np.flatnonzero(cut[:-1])
-            others = finals.fit(_rows_at(obs_next, places), len(places), single=False)
+            others = finals.fit(_rows_at(obs_next, places), len(places), single=False) if len(places) else None
         slots = self.rings.append(ring, count)
         written = slots[count - n :]
         self._begin(written, np.array([ring]), int(_count(cut)))
@@ -213,8 +216,8 @@ class Table:
             self.finals.release(written)
         self._put(ready, written, values["rew"].shape[1:])
         if finals is not None:
-            finals.write(newest, ring, written[-1:], cut[-1:])
-            if len(places):
+            finals.write(newest, np.array([ring]), written[-1:], cut[-1:])
+            if others is not None:
                 finals.keep(others, written[places])
         self._told(written)
         return slots
@@ -245,7 +248,7 @@ class Table:
         self._put(ready, slice(start, stop), values["rew"].shape[1:])
         if finals is not None and final_ready is not None and len(cut):
             finals.keep(final_ready, slots[cut])
-        self._told(slots)
+        self._committed()
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
         """Put values into one column; the other slots of a new one get a default, zero for None.
@@ -367,6 +370,9 @@ class Table:
             edges = self.rings.edges
             for ring in range(self.rings.n) if rings is None else rings:
                 self.finals.forget(int(edges[ring]), int(edges[ring + 1]))
+        if self.listener is not None:
+            for ring in (None,) if rings is None else rings:
+                self.listener.removed(self.rings.chronological(ring))
         self.rings.reset(rings, keep_statistics=keep_statistics)
         self._committed()
 

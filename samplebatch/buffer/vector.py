@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,7 @@ class ReplayBufferManager(ReplayBuffer):
     """
 
     buffer_num: int
+    _part_kind: ClassVar[type[ReplayBuffer]] = ReplayBuffer
     _parts: npt.NDArray[Any] | None = None
 
     def __init__(self, buffer_list: Sequence[ReplayBuffer]) -> None:
@@ -116,7 +117,7 @@ class ReplayBufferManager(ReplayBuffer):
         return parts
 
     def _part(self, ring: int) -> ReplayBuffer:
-        part = ReplayBuffer.__new__(ReplayBuffer)
+        part = self._part_kind.__new__(self._part_kind)
         part.maxsize = int(self._table.rings.maxsizes[ring])
         part.options, part.stack_num = dict(self.options), self.stack_num
         part._seed = self._seed

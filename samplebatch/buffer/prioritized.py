@@ -1,0 +1,277 @@
+"""Prioritized replay buffers: rows with large errors are drawn more often, and count less each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.conversion import array_of
+from samplebatch.batch.nested.node import KINDS, TENSOR
+from samplebatch.buffer.priorities import Prioritized, exponent
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.sum_tree import SegmentTree
+from samplebatch.buffer.vector import ReplayBufferManager
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError, RowIndexError
+
+if TYPE_CHECKING:
+    _Base = ReplayBuffer
+else:
+    # At run time no base, so that no buffer derives from another along two ways.
+    _Base = object
+
+
+class Weighted(_Base):
+    """What prioritized buffers of one ring and of several have in common: the priorities of their rows."""
+
+    _sampler: Prioritized
+
+    def _prioritize(self) -> None:
+        """Draw by priorities from now on, as the options say."""
+        alpha, beta, weight_norm = (self.options[name] for name in ("alpha", "beta", "weight_norm"))
+        stratified = self.options.get("stratified", False)
+        self._use(Prioritized(self.maxsize, alpha, beta, weight_norm=weight_norm, stratified=stratified))
+
+    @property
+    def weight(self) -> SegmentTree:
+        """Priorities to the power of alpha, one a slot and 0 where there is no row, as a tree of sums."""
+        if self._ring is not None:
+            raise RingError("the weights of all rings lie in one tree; read `weight` of the whole buffer")
+        return SegmentTree.over(self._sampler.tree)
+
+    def update_weight(
+        self, index: Any, new_weight: Any, *, generation: npt.NDArray[np.integer[Any]] | Sequence[int] | None = None
+    ) -> None:
+        """Give rows new priorities.
+
+        Parameters
+        ----------
+        index
+            Which rows, as between brackets; n of them. On duplicates the last priority wins.
+        new_weight
+            Priorities, shape (n,) or one for all; an array or a tensor. Their signs do not count.
+        generation
+            The `generation` of the rows when they were sampled, shape (n,). Priorities of rows that have been written
+            over since, or removed, are dropped then: they belong to steps that are no longer there.
+
+        Raises
+        ------
+        ColumnLengthError
+            If there are not n priorities, or not n generations.
+        ColumnTypeError
+            If priorities are no numbers.
+        PriorityError
+            If a priority is NaN or too large. Nothing has changed then.
+        RowIndexError
+            If an index lies outside, or, without generations, there is no row.
+
+        Examples
+        --------
+        >>> from samplebatch import Batch
+        >>> buf = PrioritizedReplayBuffer(2, alpha=1.0, beta=1.0)
+        >>> for i in range(2):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0.0, terminated=False, truncated=False))
+        >>> generation = buf[[0, 1]].generation
+        >>> added = buf.add(Batch(obs=2, act=0, rew=0.0, terminated=False, truncated=False))
+        >>> buf.update_weight([0, 1], [7.0, 4.0], generation=generation)
+        >>> buf.weight[:].round(6)
+        array([1., 4.])
+        """
+        slots = self._slots(index).reshape(-1)
+        priorities = _numbers(new_weight, len(slots))
+        rings = self._table.rings
+        size = rings.capacity // rings.n
+        if rings.together and rings.size == size:
+            there = None
+        elif rings.together:
+            there = slots % size < rings.size
+        else:
+            ring = rings.ring_of(slots)
+            there = slots - rings.bases[ring] < rings.sizes[ring]
+        if generation is not None:
+            known = np.asarray(generation).reshape(-1)
+            if len(known) != len(slots):
+                raise ColumnLengthError(f"column 'generation' must have {len(slots)} rows, one a row, got {len(known)}")
+            same = rings.generation(slots) == known
+            there = same if there is None else same & there
+        if there is not None and not there.all():
+            if generation is None:
+                missing = int(slots[~there][0]) - self._start
+                raise RowIndexError(f"priorities can be given to rows that are there, got index {missing} without one")
+            slots, priorities = slots[there], priorities[there]
+        self._sampler.update(slots, priorities)
+
+    def get_weight(self, index: Any) -> Any:
+        """Return the importance weights of rows, not divided by the largest: a number for one index, else an array.
+
+        Examples
+        --------
+        >>> from samplebatch import Batch
+        >>> buf = PrioritizedReplayBuffer(2, alpha=1.0, beta=0.5)
+        >>> for i in range(2):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0.0, terminated=False, truncated=False))
+        >>> buf.update_weight([0], [4.0])
+        >>> buf.get_weight([0, 1]).round(6), round(buf.get_weight(0), 6)
+        (array([0.5, 1. ]), 0.5)
+        """
+        slots = self._slots(index)
+        weights = self._sampler.importance(slots.reshape(-1))
+        return weights.reshape(slots.shape) if slots.ndim else float(weights[0])
+
+    def set_beta(self, beta: float) -> None:
+        """Set the exponent of importance weights, which usually grows to 1 in the course of training.
+
+        Raises
+        ------
+        PriorityError
+            If beta is negative or no number.
+        """
+        self._sampler.beta = exponent("beta", beta)
+
+
+def _numbers(value: Any, n: int) -> npt.NDArray[np.float64]:
+    """Return n priorities, shape (n,), of an array, a tensor or a number."""
+    array = array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+    if array.dtype.kind not in "biuf" and array.size:
+        raise ColumnTypeError(f"priorities must be numbers, got dtype {array.dtype}")
+    flat = array.astype(np.float64, copy=False).reshape(-1)
+    if len(flat) != n:
+        if array.ndim:
+            raise ColumnLengthError(f"column 'weight' must have {n} rows, one a row, got {len(flat)}")
+        flat = np.full(n, flat[0])
+    return flat
+
+
+class PrioritizedReplayBuffer(Weighted, ReplayBuffer):
+    """The newest steps of an environment, of which those of high priority are drawn more often.
+
+    A new step enters with the largest priority so far. What is read or sampled has two columns more: `weight`, by which
+    the losses of rows are multiplied to make up for how often they are drawn, and `generation`, to be handed back to
+    `update_weight`.
+
+    Parameters
+    ----------
+    size
+        How many steps to keep.
+    alpha
+        How much priorities count: 0 for all rows equally likely, 1 for likelihoods proportional to priorities.
+    beta
+        How much weights make up for it: 0 for not at all, 1 for fully.
+    weight_norm
+        Whether to divide weights by the largest of those that are read together, so that they only scale down.
+    stratified
+        Whether each of n draws has an n-th of the sum of all to itself: the rows come in the order of their slots, and
+        how often each is drawn differs less from the expectation.
+    **kwargs
+        As for `ReplayBuffer`. `sample_avail` has no effect: rows with fewer frames are drawn as well.
+
+    Raises
+    ------
+    PriorityError
+        If alpha or beta is negative or no number.
+
+    Examples
+    --------
+    >>> from samplebatch import Batch
+    >>> buf = PrioritizedReplayBuffer(size=4, alpha=1.0, beta=1.0)
+    >>> for i in range(4):
+    ...     added = buf.add(Batch(obs=i, act=0, rew=0.0, terminated=False, truncated=False))
+    >>> buf.update_weight([0, 1, 2, 3], [1.0, 1.0, 2.0, 4.0])
+    >>> batch, indices = buf.sample(80_000)
+    >>> (np.bincount(indices) / 10_000).round(1)
+    array([1., 1., 2., 4.])
+    >>> buf[[1, 2, 3]].weight.round(3)
+    array([1.  , 0.5 , 0.25])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        alpha: float,
+        beta: float,
+        weight_norm: bool = True,
+        *,
+        stratified: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(size, **kwargs)
+        self.options |= {"alpha": alpha, "beta": beta, "weight_norm": weight_norm}
+        if stratified:
+            self.options["stratified"] = True
+        self._prioritize()
+
+
+class PrioritizedReplayBufferManager(Weighted, ReplayBufferManager):
+    """Several prioritized buffers as one: rows are drawn from all of them by their priorities.
+
+    Parameters
+    ----------
+    buffer_list
+        The buffers, made with the same options. They become parts of this one, with their rows and priorities.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If one of them is not prioritized; or as `ReplayBufferManager` does.
+    """
+
+    _part_kind = PrioritizedReplayBuffer
+
+    def __init__(self, buffer_list: Sequence[ReplayBuffer]) -> None:
+        buffers = list(buffer_list)
+        for buffer in buffers:
+            if not isinstance(buffer, PrioritizedReplayBuffer):
+                raise ColumnMismatchError(f"the parts must be prioritized buffers, got a {type(buffer).__name__}")
+        super().__init__(buffers)
+
+    def _set_up(self, maxsizes: Sequence[int], options: Mapping[str, Any], random_seed: int) -> None:
+        super()._set_up(maxsizes, options, random_seed)
+        self._prioritize()
+
+    def _gather(self, buffers: Sequence[ReplayBuffer]) -> None:
+        super()._gather(buffers)
+        own = self._sampler
+        for ring, buffer in enumerate(buffers):
+            known: Any = buffer._sampler
+            own.tree.set(self._table.rings.chronological(ring), known.tree.get(buffer._slots(slice(None))))
+            own.largest = max(own.largest, known.largest)
+            own.smallest = min(own.smallest, known.smallest)
+
+
+class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
+    """The newest steps of n environments, each in a ring of its own, drawn from all of them by their priorities.
+
+    Parameters
+    ----------
+    total_size
+        How many steps to keep of all environments together, rounded up so that each has as many slots.
+    buffer_num
+        How many environments there are.
+    **kwargs
+        As for `PrioritizedReplayBuffer`.
+
+    Raises
+    ------
+    ColumnLengthError
+        If there is not one environment or more.
+    PriorityError
+        If alpha or beta is negative or no number.
+
+    Examples
+    --------
+    >>> from samplebatch import Batch
+    >>> buf = PrioritizedVectorReplayBuffer(total_size=8, buffer_num=2, alpha=1.0, beta=1.0)
+    >>> flags = np.zeros(2, bool)
+    >>> slots, *_ = buf.add(Batch(obs=[0, 1], act=[0, 0], rew=[1.0, 1.0], terminated=flags, truncated=flags))
+    >>> buf.update_weight(slots, [0.5, 1.0])
+    >>> buf[slots].weight.round(3)
+    array([1. , 0.5])
+    """
+
+    def __init__(self, total_size: int, buffer_num: int, **kwargs: Any) -> None:
+        if buffer_num < 1:
+            raise ColumnLengthError(f"buffer_num must be 1 or more, got {buffer_num}")
+        one = PrioritizedReplayBuffer(-(-total_size // buffer_num), **kwargs)
+        self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
