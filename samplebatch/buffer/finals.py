@@ -57,9 +57,13 @@ class Finals:
         store = columns.stores.make(OWNER, np.zeros(0, np.int64), columns.slots)
         if owners is not None:
             store.write(slice(0, len(owners)), store.fit(owners, len(owners)))
+        self.adopt(columns, store.values)
+
+    def adopt(self, columns: Columns, owners: npt.NDArray[np.int64]) -> None:
+        """Take columns, and the array that says whose their rows are, as they lie in memory."""
         self.columns = columns
         # One more than the slot, so that the zeros of fresh memory stand for none.
-        self.owners: npt.NDArray[np.int64] = store.values
+        self.owners: npt.NDArray[np.int64] = owners
         self._row_of = np.zeros(self.slots, np.int32)
         own = np.flatnonzero(self.owners[self.rings :]) + self.rings
         self._row_of[self.owners[own] - 1] = own
@@ -122,8 +126,9 @@ class Finals:
         places = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(places) :]
         rows = np.array(places, np.intp)
+        # Rows of rings have been written before, which has made whatever stores `ready` would make anew.
         by_name = {store.name: store for _, store in self.columns.leaves()}
-        self.columns.write(Ready([(by_name.get(store.name, store), row) for store, row in ready.rows], ready.new), rows)
+        self.columns.write(Ready([(by_name[store.name], row) for store, row in ready.rows], []), rows)
         self.owners[rows] = slots + 1
         self._row_of[slots] = rows
         self.kept += len(rows)
