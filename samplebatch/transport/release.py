@@ -163,7 +163,7 @@ class _Range:
     def offset(self, values: npt.NDArray[Any]) -> int | None:
         """Tell where in the slot an array begins; None if it does not lie there."""
         at = _address(values)
-        return at - self._start if values.size and self._start <= at < self._stop else None
+        return at - self._start if self._start <= at < self._stop else None
 
 
 def _address(values: npt.NDArray[Any]) -> int:
@@ -177,7 +177,8 @@ def _noted(column: Column, within: _Range) -> Rebuild | None:
     header, buffers = column.dump()
     flat = [bytes_of(buffer) for buffer in buffers]
     offsets = [within.offset(buffer) for buffer in flat]
-    if all(offset is None for offset in offsets):
+    # What has no bytes lies nowhere, but may hold the slot all the same.
+    if all(offset is None for offset in offsets) and any(buffer.nbytes for buffer in flat):
         return None
     outside = [buffer if offset is None else None for buffer, offset in zip(flat, offsets, strict=True)]
     sizes = [buffer.nbytes for buffer in flat]
@@ -202,8 +203,10 @@ def _noted_value(value: Any, within: _Range) -> Rebuild | None:
         return None if noted is None else lambda lease: noted(lease).values.requires_grad_(needs_gradient)
     if type(value) is not _ndarray:
         return None
+    shape, dtype, strides = value.shape, value.dtype, value.strides
+    if not value.size:
+        return lambda _: np.empty(shape, dtype)
     offset = within.offset(value)
     if offset is None:
         return None
-    shape, dtype, strides = value.shape, value.dtype, value.strides
     return lambda lease: _ndarray(shape, dtype, lease, offset, strides)

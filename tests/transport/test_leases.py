@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import os
+import random
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +16,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from samplebatch import SampleBatch, channel
-from samplebatch.errors import ChannelTimeoutError
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
+from samplebatch.errors import ChannelTimeoutError, LeaseError, ReleasedError
 from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.lease import Returns
 from samplebatch.transport.producer import Producer
+from tests.batch.every_kind import in_sequences, with_every_kind
 
 ROWS = 1000
 
@@ -76,3 +84,369 @@ def test_anything_over_the_slot_holds_it(ends: tuple[Producer, Consumer], holder
         assert not is_free(producer, consumer)
         del held
         assert is_free(producer, consumer)
+
+
+def test_slots_come_back_in_any_order() -> None:
+    producer, consumer = channel(1 << 20)
+    with producer, consumer:
+        order = random.Random(0)
+        for _ in range(5):
+            held = []
+            with pytest.raises(ChannelTimeoutError):  # noqa: PT012
+                while True:
+                    producer.send(steps(len(held)), timeout_s=0)
+                    held.append(consumer.recv(timeout_s=1)["obs"][0])
+            assert len(held) > 10
+            assert [row[0] for row in held] == list(range(len(held)))
+            order.shuffle(held)
+            while held:
+                held.pop()
+                producer.send(steps(), timeout_s=0)
+                consumer.recv(timeout_s=1)
+
+
+def test_receivers_may_write(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    batch = steps(1.0)
+    producer.send(batch)
+    got = consumer.recv(timeout_s=1)
+    got["obs"][:] = 5
+    got["rewards"] += 1
+    assert got["obs"].sum() == 5 * got["obs"].size
+    assert batch == steps(1.0)
+
+
+@pytest.mark.parametrize("make", [lambda: with_every_kind(20), lambda: in_sequences(padded=True)])
+def test_columns_of_every_kind_hold_the_slot(make: Callable[[], SampleBatch]) -> None:
+    wanted = make()
+    producer, consumer = channel(1 << 17, allow_pickle=True)
+    with producer, consumer:
+        producer.send(wanted)
+        batch = consumer.recv(timeout_s=1)
+        assert isinstance(batch, SampleBatch)
+        names = batch.column_names
+        for name in names:
+            column = batch.column(name)
+            del batch
+            for _ in range(9):
+                producer.send(SampleBatch(a=np.full(9000, 255, np.uint8)), timeout_s=1)
+                consumer.recv(timeout_s=1)
+            assert column.equals(wanted.column(name)), name
+            del column
+            producer.send(wanted)
+            batch = consumer.recv(timeout_s=1)
+        del batch
+        producer._collect()
+        assert producer._arena.free_nbytes == producer._arena.nbytes
+
+
+def test_many_threads_let_go() -> None:
+    producer, consumer = channel(1 << 18)
+    with producer, consumer:
+        shelves: list[list[Any]] = [[] for _ in range(4)]
+        stop = threading.Event()
+
+        def let_go(shelf: list[Any]) -> None:
+            while not stop.is_set() or shelf:
+                if shelf:
+                    shelf.pop()
+
+        threads = [threading.Thread(target=let_go, args=(shelf,)) for shelf in shelves]
+        for thread in threads:
+            thread.start()
+        for i in range(300):
+            producer.send(SampleBatch(i=np.full(500, i)), timeout_s=10)
+            array = consumer.recv(timeout_s=10)["i"]
+            assert (array == i).all()
+            shelves[i % 4].append(array)
+        del array
+        stop.set()
+        for thread in threads:
+            thread.join()
+        producer._collect()
+        assert producer._arena.free_nbytes == producer._arena.nbytes
+
+
+def test_the_garbage_collector_may_let_go_at_any_moment() -> None:
+    """Slots that are given back while another one is: by arrays in cycles, which the collector finds on its own."""
+
+    class Knot:
+        def __init__(self, array: Any) -> None:
+            self.array, self.itself = array, self
+
+    threshold = gc.get_threshold()
+    producer, consumer = channel(1 << 19)
+    with producer, consumer:
+        try:
+            gc.set_threshold(5, 2, 2)
+            for i in range(1000):
+                producer.send(SampleBatch(i=np.full(100, i)), timeout_s=10)
+                array = consumer.recv(timeout_s=10)["i"]
+                assert array[0] == i
+                Knot(array)
+        finally:
+            gc.set_threshold(*threshold)
+        del array
+        gc.collect()
+        producer._collect()
+        assert producer._arena.free_nbytes == producer._arena.nbytes
+
+
+def test_no_slot_is_lost_when_the_pipe_is_full() -> None:
+    count = 10_000
+    producer, consumer = channel(64 * (count + 16))
+    with producer, consumer:
+        held = []
+        for i in range(count):
+            producer.send(SampleBatch(i=[i]), timeout_s=0)
+            held.append(consumer.recv(timeout_s=0)["i"])
+        assert [array.item() for array in held] == list(range(count))
+        # More than a pipe holds, while nobody reads.
+        held.clear()
+        assert consumer._returns._pending
+        producer._collect()
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0.1)
+        producer._collect()
+        assert not consumer._returns._pending
+        assert producer._arena.free_nbytes == producer._arena.nbytes
+
+
+def test_a_slot_whose_return_was_interrupted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = channel(1 << 16)
+    with producer, consumer:
+        producer.send(SampleBatch(a=[1]))
+        batch = consumer.recv(timeout_s=1)
+        monkeypatch.setattr(consumer._returns, "_process", 0)
+        del batch
+        monkeypatch.undo()
+        assert len(producer._lent) == 1
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0.2)
+        producer._collect()
+        assert not producer._lent
+
+
+def test_what_is_given_back_twice_counts_once(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    producer.send(steps())
+    batch = consumer.recv(timeout_s=1)
+    ident = next(iter(consumer._returns.lent))
+    del batch
+    consumer._returns.give(ident)
+    producer.send(steps())
+    consumer._returns.give(ident)
+    producer._collect()
+    assert len(producer._lent) == 1
+    assert producer._arena.free_nbytes < producer._arena.nbytes
+
+
+def test_arrays_outlive_both_ends() -> None:
+    producer, consumer = channel(1 << 17)
+    producer.send(steps(3.0))
+    batch = consumer.recv(timeout_s=1)
+    producer.close()
+    assert (batch["obs"] == 3).all()
+    consumer.close()
+    rewards = batch["rewards"]
+    del batch, producer, consumer
+    gc.collect()
+    assert (rewards == 3).all()
+    rewards[:] = 4
+
+
+def test_a_forked_child_gives_nothing_back(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    producer.send(steps(2.0))
+    batch = consumer.recv(timeout_s=1)
+
+    def drop() -> None:
+        nonlocal batch
+        assert (batch["obs"] == 2).all()
+        del batch
+        gc.collect()
+
+    child = multiprocessing.get_context("fork").Process(target=drop)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert not is_free(producer, consumer)
+    del batch
+    assert is_free(producer, consumer)
+
+
+def test_the_pipe_goes_with_its_last_user() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    producer, consumer = channel(1 << 17)
+    producer.send(steps())
+    batch = consumer.recv(timeout_s=1)
+    returns = weakref.ref(consumer._returns)
+    consumer.close()
+    producer.close()
+    assert returns() is None
+    del producer, consumer
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(batch) == ROWS
+
+
+class TestRelease:
+    """Giving a slot back by name."""
+
+    def test_gives_back_at_once(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        producer.send(steps())
+        batch = consumer.recv(timeout_s=1)
+        batch["rewards"].sum()
+        consumer.release(batch)
+        assert is_free(producer, consumer)
+        consumer.release(batch)
+
+    def test_a_released_batch_refuses_everything(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        producer.send(steps())
+        batch = consumer.recv(timeout_s=1)
+        assert isinstance(batch, SampleBatch)
+        consumer.release(batch)
+        for use in (
+            lambda: batch["obs"],
+            lambda: batch[1:],
+            lambda: len(batch),
+            lambda: list(batch),
+            lambda: "obs" in batch,
+            lambda: batch.copy(),
+            lambda: batch.count,
+            lambda: batch == batch,
+            lambda: batch.to_arrow(),
+            lambda: setattr(batch, "count", 3),
+            lambda: batch.__setitem__("obs", np.zeros(3)),
+        ):
+            with pytest.raises(ReleasedError, match="copy"):
+                use()
+        assert "given back" in repr(batch)
+        assert isinstance(batch, SampleBatch)
+
+    @pytest.mark.parametrize("holder", list(HOLDERS.values())[1:], ids=list(HOLDERS)[1:])
+    def test_is_refused_while_others_look(
+        self, ends: tuple[Producer, Consumer], holder: Callable[[SampleBatch], Any]
+    ) -> None:
+        producer, consumer = ends
+        producer.send(steps(6.0))
+        batch = consumer.recv(timeout_s=1)
+        assert isinstance(batch, SampleBatch)
+        held = holder(batch)
+        for _ in range(2):
+            with pytest.raises(LeaseError, match="views"):
+                consumer.release(batch)
+            assert batch == steps(6.0)
+        batch["rewards"][3] = 7
+        assert batch["rewards"].sum() == 6 * ROWS + 1
+        assert not is_free(producer, consumer)
+        del held
+        consumer.release(batch)
+        assert is_free(producer, consumer)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: with_every_kind(20),
+            lambda: in_sequences(padded=False),
+            lambda: MultiAgentBatch({"a": steps(1.0)[:50], "b": in_sequences(padded=True)}, 50),
+            lambda: Batch(
+                obs=Batch(x=np.arange(30).reshape(10, 3), y=torch.arange(10.0)),
+                act=np.arange(10.0),
+                grad=torch.ones(3, requires_grad=True),
+                scalar=np.array(3.0),
+                info=None,
+                objects=np.array([{"a": 1}, None], object),
+            ),
+        ],
+        ids=["every kind", "sequences", "multi-agent", "nested"],
+    )
+    def test_of_every_batch(self, make: Callable[[], Any]) -> None:
+        wanted = make()
+        producer, consumer = channel(1 << 19, allow_pickle=True)
+        with producer, consumer:
+            producer.send(wanted)
+            batch = consumer.recv(timeout_s=1)
+            part = batch.policy_batches["a"] if isinstance(batch, MultiAgentBatch) else None
+            if isinstance(batch, Batch):
+                view = batch.obs.y[1:]
+            else:
+                view = (part if part is not None else batch)[1:]
+            with pytest.raises(LeaseError):
+                consumer.release(batch)
+            assert batch == wanted
+            assert not isinstance(batch, Batch) or batch.grad.requires_grad
+            del view
+            consumer.release(batch)
+            with pytest.raises(ReleasedError):
+                batch["a"]
+            if part is not None:
+                with pytest.raises(ReleasedError):
+                    part["obs"]
+            producer._collect()
+            assert producer._arena.free_nbytes == producer._arena.nbytes
+
+    def test_columns_of_ones_own_are_kept_on_refusal(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        producer.send(steps())
+        batch = consumer.recv(timeout_s=1)
+        own = np.arange(ROWS)
+        batch["own"] = own
+        batch["again"] = batch["rewards"]
+        view = batch["obs"][:1]
+        with pytest.raises(LeaseError):
+            consumer.release(batch)
+        assert batch["own"] is own
+        assert list(batch) == ["obs", "rewards", "own", "again"]
+        del view
+        consumer.release(batch)
+        assert is_free(producer, consumer)
+        assert own.sum() > 0
+
+    def test_what_is_not_leased_is_refused(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        producer.send(steps())
+        batch = consumer.recv(timeout_s=1)
+        for other in (steps(), batch[:3]):
+            with pytest.raises(ValueError, match="handed out"):
+                consumer.release(other)
+            assert len(other)
+
+    def test_a_block_releases(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        producer.send(steps(2.0))
+        with consumer.lease(timeout_s=1) as batch:
+            total = batch["rewards"].sum()
+        assert total == 2 * ROWS
+        assert is_free(producer, consumer)
+        producer.send(steps())
+        with pytest.raises(LeaseError), consumer.lease(timeout_s=1) as batch:
+            kept = batch["obs"]
+        assert len(kept) == len(batch)
+
+
+def test_a_signal_between_giving_back_and_writing_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    returns = Returns(writer)
+    write = os.write
+    seen: list[int] = []
+
+    def interrupted(descriptor: int, data: bytes) -> int:
+        seen.append(int.from_bytes(data, "little"))
+        if len(seen) == 2:
+            write(descriptor, data)
+            raise KeyboardInterrupt
+        return write(descriptor, data)
+
+    monkeypatch.setattr("samplebatch.transport.lease._write", interrupted)
+    returns.give(1)
+    with pytest.raises(KeyboardInterrupt):
+        returns.give(2)
+    returns.give(3)
+    assert seen == [1, 2, 2, 3]
+    assert returns.flush()
+    del returns
+    assert len(os.read(reader, 100)) == 32
+    os.close(reader)
