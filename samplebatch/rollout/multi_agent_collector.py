@@ -1,9 +1,8 @@
-"""MultiAgentCollector: steps one environment into multi-agent batches."""
+"""MultiAgentCollector: steps environments of several agents into multi-agent batches."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,161 +10,264 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder, PolicyMapping
-from samplebatch.errors import EnvironmentSpecError
-from samplebatch.rollout.agents import agent_positions, policy_by_kind
-from samplebatch.rollout.environments import ParallelEnvironment
+from samplebatch.errors import PolicyNotFoundError, near_names
+from samplebatch.rollout.agents import policy_by_kind
+from samplebatch.rollout.deciding import Asked, Decider, Key, PolicyDecider, RandomDecider, seed_number
+from samplebatch.rollout.environments import make_environment
+from samplebatch.rollout.postprocessing import Hook, postprocess
+from samplebatch.rollout.runs import Decision, Run, run_of
 
 _DTYPES = {names.REWARDS: np.float64, names.TERMINATEDS: np.bool_, names.TRUNCATEDS: np.bool_}
 """Fixed, so that a reward of 0 in one fragment and 0.5 in the next can be joined."""
+_RANDOM = "random"
 
 
 class MultiAgentCollector:
-    """Step a parallel environment with random actions, and keep every step of every agent.
+    """Step environments of several agents, and keep every step of every agent.
 
-    The batches have the columns `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`,
-    `infos`, and
+    Agents may act together or take turns, and may come and go within an episode. All agents of a policy, in all
+    environments, are decided for in one call.
+
+    The batches have the columns `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`,
+    what else the policy says (see `Collector`), and
 
     - `eps_id`: the episode, 63 random bits, unlike every other process's and every earlier run's, whatever the seed;
+    - `env_id`: the environment;
     - `agent_index`: the agent's place in the environment's `possible_agents`, those that it does not name after them;
-    - `t`: steps since the episode began, for all agents alike, so that those who join late line up with the others;
+    - `t`: environment steps since the episode began, for all agents alike, so that those who join late line up with the
+      others. Where agents take turns, every turn is a step;
+    - `eps_done`: whether the step is the last of its episode, for all agents;
     - `unroll_id`: the batch that the steps were collected in.
 
-    An episode goes on in the next batch if it has not ended. Agents may come and go within it.
+    In a batch the steps of each agent lie together, in order. An episode goes on in the next batch if it has not ended.
+    Where agents take turns, a step goes into a batch once all agents that acted until then have seen what came of it.
 
     Parameters
     ----------
     environment
-        The environment. It is stepped, and not closed.
+        A PettingZoo environment of either interface, several, or the name of one or a function that makes one (see
+        `environment_factory`). They are not closed, unless by `close`.
+    policies
+        Who decides, by policy id: anything that `as_policy` takes, or `"random"`, which honours an `action_mask` among
+        the observations or infos. Or one for all of them. By default all act at random.
     policy_mapping
         The policy that acts for an agent, by agent id. By default one policy for each kind of agent (see
         `policy_by_kind`).
+    envs
+        How many environments to make, where a name or a function is given.
     seed
-        Seed of the environment and of the actions; the same seed gives the same data, `eps_id` aside.
+        Seed of environments and actions; the same seed gives the same data, `eps_id` aside. What happens in the
+        environment of one `env_id` does not depend on how many others there are, as long as policies see to it.
+    hooks
+        What is applied to each trajectory, to the part of it that a batch has: see `postprocess`.
     first_unroll_id
         The `unroll_id` of the first batch; those after it count on.
+    first_env_id
+        The `env_id` of the first environment; those after it count on.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there is no such environment, or it is none of several agents.
+    ValueError
+        If `envs` is not positive.
 
     Examples
     --------
-    >>> from samplebatch.rollout.environments import make_environment
-    >>> collector = MultiAgentCollector(make_environment("mpe2/simple_tag_v3"), seed=1)
+    >>> collector = MultiAgentCollector("mpe2/simple_tag_v3", seed=1)
     >>> batch = collector.collect(40)
     >>> batch.count, {policy: len(steps) for policy, steps in batch.policy_batches.items()}
     (40, {'adversary': 120, 'agent': 40})
+    >>> stay = {"adversary": lambda obs: np.zeros(len(obs), int), "agent": "random"}
+    >>> batch = MultiAgentCollector("mpe2/simple_tag_v3", policies=stay, envs=4, seed=1).collect(episodes=6)
+    >>> batch.count, batch["adversary"]["actions"].any()
+    (150, np.False_)
     """
 
     def __init__(
         self,
-        environment: ParallelEnvironment,
+        environment: Any,
         *,
+        policies: Mapping[str, Any] | Any = _RANDOM,
         policy_mapping: PolicyMapping | None = None,
+        envs: int = 1,
         seed: int | np.random.SeedSequence | None = None,
+        hooks: Sequence[Hook] = (),
         first_unroll_id: int = 0,
+        first_env_id: int = 0,
     ) -> None:
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        environment_seeds, self._action_seeds = seeds.spawn(2)
-        self._environment = environment
-        self._seed: int | None = _number(environment_seeds)
-        self._builder = MultiAgentBatchBuilder(
-            policy_by_kind(environment) if policy_mapping is None else policy_mapping, dtypes=_DTYPES
-        )
-        self._positions = agent_positions(environment)
-        self._spaces: dict[Any, Any] = {}
-        self._observations: dict[Any, Any] = {}
-        self._eps_id = 0
-        self._t = 0
-        self._in_episode = False
+        made = _made(environment, envs)
+        self._policy_seeds, random_seeds, environment_seeds = (_child(seeds, place) for place in range(3))
+        numbers = range(first_env_id, first_env_id + len(made))
+        self._runs = [
+            run_of(one, number, seed_number(_child(environment_seeds, number)))
+            for one, number in zip(made, numbers, strict=True)
+        ]
+        self._random = RandomDecider({number: _child(random_seeds, number) for number in numbers})
+        self._policies = policies
+        self._mapping = policy_by_kind(made[0]) if policy_mapping is None else policy_mapping
+        self._policy_of: dict[Key, str] = {}
+        self._deciders: dict[str, Decider] = {}
+        self._builder = MultiAgentBatchBuilder(self._policy_of, dtypes=_DTYPES)
+        self._hooks = tuple(hooks)
+        self._next = 0
         self._unroll_id = first_unroll_id
 
-    def collect(self, env_steps: int) -> MultiAgentBatch:
-        """Make so many steps of the environment, and return what all agents saw and did in them.
+    @property
+    def environments(self) -> list[Any]:
+        """The environments, in the order of their `env_id`."""
+        return [run.environment for run in self._runs]
+
+    def close(self) -> None:
+        """Close all environments."""
+        for run in self._runs:
+            run.environment.close()
+
+    def reset(self) -> None:
+        """Forget the episodes under way, and what no batch has of them: the next batch begins with new ones."""
+        for run in self._runs:
+            run.abandon()
+
+    def collect(self, env_steps: int | None = None, *, episodes: int | None = None) -> MultiAgentBatch:
+        """Make steps, and return what all agents saw and did in them.
+
+        Parameters
+        ----------
+        env_steps
+            How many steps of all environments together the batch has: as many in each, give or take one.
+        episodes
+            How many episodes end in the batch: those that begin first, so that long ones are as likely as short ones.
+            Episodes that are under way come before new ones. No other episode is stepped.
 
         Raises
         ------
         EnvironmentSpecError
-            If the environment does not keep to the parallel interface; names the agent.
+            If an environment does not keep to its interface; names the agent.
+        PolicyNotFoundError
+            If an agent has no policy, or `policies` lacks it.
+        PolicySpecError
+            If a policy does not answer with actions.
         ColumnMismatchError
             If observations, actions or rewards of one policy's agents differ in shape, or in dtype beyond what can be
             widened.
+        ValueError
+            If not exactly one of the numbers is given, or it is not positive.
         """
-        for _ in range(env_steps):
-            self._step()
+        given = [number for number in (env_steps, episodes) if number is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ValueError(f"one of env_steps and episodes must be given, at least 1, got {env_steps} and {episodes}")
+        if env_steps is not None:
+            self._collect_steps(env_steps)
+        else:
+            self._collect_episodes(given[0])
         batch = self._builder.build_and_reset()
         for steps in batch.policy_batches.values():
             steps[names.UNROLL_ID] = np.full(len(steps), self._unroll_id)
         self._unroll_id += 1
-        return batch
+        if not self._hooks:
+            return batch
+        agents = {(run.env_id, index): agent for run in self._runs for index, agent in enumerate(run.agents)}
+        return postprocess(batch, self._hooks, agents=agents)
 
-    def _begin_episode(self) -> None:
-        # Only the first reset is seeded: the environment's generator then runs on, and no two episodes are alike.
-        observations, _ = self._environment.reset(seed=self._seed)
-        if not self._environment.agents:
-            raise EnvironmentSpecError("an environment must have agents after reset, and it has none")
-        self._seed = None
-        self._observations = _kept(observations)
-        self._eps_id = secrets.randbits(63)
-        self._t = 0
-        self._in_episode = True
+    def _collect_steps(self, env_steps: int) -> None:
+        runs = self._runs
+        left = env_steps - self._deliver(runs, env_steps)
+        while left:
+            count = min(left, len(runs))
+            chosen = [runs[(self._next + i) % len(runs)] for i in range(count)]
+            self._next = (self._next + count) % len(runs)
+            for run in chosen:
+                if not run.in_episode:
+                    self._begin(run)
+            self._step(chosen)
+            left -= self._deliver(runs, left)
 
-    def _step(self) -> None:
-        if not self._in_episode:
-            self._begin_episode()
-        environment, before = self._environment, self._observations
-        agents = list(environment.agents)
-        _check("an observation", before, agents)
-        actions = {agent: self._space(agent).sample() for agent in agents}
-        after, rewards, terminations, truncations, infos = environment.step(actions)
-        _check("an observation", after, agents)
-        _check("a reward", rewards, agents)
-        _check("a termination flag", terminations, agents)
-        _check("a truncation flag", truncations, agents)
-        add_values, positions = self._builder.add_values, self._positions
-        for agent in agents:
-            add_values(
-                agent,
-                obs=before[agent],
-                new_obs=after[agent],
-                actions=actions[agent],
-                rewards=rewards[agent],
-                terminateds=bool(terminations[agent]),
-                truncateds=bool(truncations[agent]),
-                infos=infos.get(agent),
-                eps_id=self._eps_id,
-                agent_index=positions[agent],
-                t=self._t,
+    def _collect_episodes(self, episodes: int) -> None:
+        # Those under way began first.
+        chosen = sorted(self._runs, key=lambda run: not run.in_episode)[:episodes]
+        begun = len(chosen)
+        for run in chosen:
+            if not run.in_episode:
+                self._begin(run)
+        going = chosen
+        while going:
+            self._step(going)
+            for run in going:
+                if not run.in_episode and begun < episodes:
+                    self._begin(run)
+                    begun += 1
+            going = [run for run in going if run.in_episode]
+        self._deliver(chosen)
+
+    def _begin(self, run: Run) -> None:
+        run.begin()
+        for decider in self._deciders.values():
+            decider.forget(run.env_id)
+
+    def _step(self, runs: Sequence[Run]) -> None:
+        """Let all agents of some runs act that are to."""
+        by_policy: dict[str, list[Asked]] = {}
+        for run in runs:
+            for waiting in run.waiting:
+                asked = Asked(run, waiting)
+                policy_id = self._policy_of.get(asked.key)
+                if policy_id is None:
+                    policy_id = self._policy_of[asked.key] = self._mapped(waiting.agent)
+                by_policy.setdefault(policy_id, []).append(asked)
+        decisions: dict[int, dict[Any, Decision]] = {run.env_id: {} for run in runs}
+        for policy_id, group in by_policy.items():
+            decider = self._deciders.get(policy_id) or self._decider(policy_id)
+            for asked, decision in zip(group, decider.decide(group), strict=True):
+                decisions[asked.run.env_id][asked.waiting.agent] = decision
+        for run in runs:
+            run.act(decisions[run.env_id])
+
+    def _deliver(self, runs: Sequence[Run], most: int | None = None) -> int:
+        """Add steps that are whole to the batch, and return how many these were."""
+        builder, delivered = self._builder, 0
+        for run in runs:
+            while run.whole and delivered != most:
+                for agent, row in run.whole.popleft():
+                    builder.add_values((run.env_id, agent), **row)
+                builder.end_env_step()
+                delivered += 1
+        return delivered
+
+    def _mapped(self, agent: Any) -> str:
+        mapping = self._mapping
+        if not isinstance(mapping, Mapping):
+            return mapping(agent)
+        if agent not in mapping:
+            raise PolicyNotFoundError(
+                f"agent {agent!r} must have a policy in policy_mapping; {near_names(agent, mapping)}"
             )
-        self._builder.end_env_step()
-        self._t += 1
-        self._observations = _kept(after)
-        ended = all(terminations[agent] or truncations[agent] for agent in agents)
-        self._in_episode = bool(environment.agents) and not (ended and set(environment.agents) <= set(agents))
+        return mapping[agent]
 
-    def _space(self, agent: Any) -> Any:
-        space = self._spaces.get(agent)
-        if space is None:
-            self._spaces[agent] = space = self._environment.action_space(agent)
-            space.seed(_number(self._action_seeds.spawn(1)[0]))
-            self._positions.setdefault(agent, len(self._positions))
-        return space
-
-
-def _number(seeds: np.random.SeedSequence) -> int:
-    return int(seeds.generate_state(1)[0])
+    def _decider(self, policy_id: str) -> Decider:
+        policy = self._policies
+        if isinstance(policy, Mapping):
+            if policy_id not in policy:
+                raise PolicyNotFoundError(f"policies must have {policy_id!r}; {near_names(policy_id, policy)}")
+            policy = policy[policy_id]
+        if isinstance(policy, str) and policy == _RANDOM:
+            made: Decider = self._random
+        else:
+            made = PolicyDecider(policy, _child(self._policy_seeds, *policy_id.encode()))
+        self._deciders[policy_id] = made
+        return made
 
 
-def _kept(value: Any) -> Any:
-    """Copy observations that the environment may overwrite in its next step."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: _kept(item) for key, item in value.items()}
-    if type(value) is tuple or type(value) is list:
-        return type(value)(_kept(item) for item in value)
-    return value
+def _made(environment: Any, envs: int) -> list[Any]:
+    if envs < 1:
+        raise ValueError(f"envs must be at least 1, got {envs}")
+    if isinstance(environment, (list, tuple)):
+        return list(environment)
+    if isinstance(environment, (str, type)) or not hasattr(environment, "step"):
+        return [make_environment(environment) for _ in range(envs)]
+    return [environment]
 
 
-def _check(part: str, by_agent: Mapping[Any, Any], agents: Iterable[Any]) -> None:
-    for agent in agents:
-        if agent not in by_agent:
-            raise EnvironmentSpecError(
-                f"an environment must give {part} for every agent that acts, and gave none for {agent!r}"
-            )
+def _child(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequence:
+    """Return the seeds of a place, whatever else was spawned before."""
+    return np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *place), pool_size=seeds.pool_size)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 Step = tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]
 
@@ -176,3 +176,82 @@ def not_an_environment() -> object:
 
 def vector_of_carts() -> SyncVectorEnv:
     return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+
+
+class Bazaar(AECEnv):
+    """Traders who take turns, in no regular order, and who pay each other; the richest leave first.
+
+    Trader k is out after k + 2 turns of its own, all of them after 9 turns. In every turn each trader that is in gets
+    the number of the turn, and the one whose turn it is ten times that. An observation is (turn, trader), written into
+    one array that every turn reuses; the mask allows the action of the turn alone.
+    """
+
+    metadata: ClassVar = {"name": "bazaar"}
+    possible_agents: ClassVar = ["trader_0", "trader_1", "trader_2"]
+    order: ClassVar = [2, 0, 0, 1, 2, 2, 1, 0, 2, 1, 0, 2]
+
+    def __init__(self) -> None:
+        self._buffer = np.zeros(2, np.float32)
+
+    def observation_space(self, agent: str) -> Dict:
+        return Dict(observation=Box(-np.inf, np.inf, (2,), np.float32), action_mask=Box(0, 1, (4,), np.int8))
+
+    def action_space(self, agent: str) -> Discrete:
+        return Discrete(4)
+
+    def observe(self, agent: str) -> dict[str, Any]:
+        self._buffer[:] = self.turn, int(agent[-1])
+        return {"observation": self._buffer, "action_mask": np.arange(4) == self.turn % 4}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.turn = 0
+        self.agents = list(self.possible_agents)
+        self.turns = dict.fromkeys(self.agents, 0)
+        self.rewards = dict.fromkeys(self.agents, 0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+        self._choose()
+
+    def _choose(self) -> None:
+        living = [agent for agent in self.agents if not (self.terminations[agent] or self.truncations[agent])]
+        if living:
+            self.agent_selection = living[self.order[self.turn % len(self.order)] % len(living)]
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        assert action == self.turn % 4
+        self._cumulative_rewards[agent] = 0
+        self.turn += 1
+        self.turns[agent] += 1
+        self.rewards = {one: self.turn * (10 if one == agent else 1) for one in self.agents}
+        self._accumulate_rewards()
+        self.terminations[agent] = self.turns[agent] == int(agent[-1]) + 2
+        if self.turn == 9:
+            self.truncations = dict.fromkeys(self.agents, True)
+        self.infos = {one: {"turn": self.turn} for one in self.agents}
+        self._choose()
+        self._deads_step_first()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Immortal(Bazaar):
+    """A bazaar that never lets the dead go."""
+
+    def _was_dead_step(self, action: Any) -> None:
+        pass
+
+
+class Abrupt(Bazaar):
+    """A bazaar that ends without a word to anybody."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.turn == 5:
+            self.agents = []

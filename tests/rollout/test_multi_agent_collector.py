@@ -23,8 +23,10 @@ COLUMNS = (
     "truncateds",
     "infos",
     "eps_id",
+    "env_id",
     "agent_index",
     "t",
+    "eps_done",
     "unroll_id",
 )
 
@@ -47,7 +49,18 @@ def test_a_real_environment_step_by_step() -> None:
     batch = concat_samples(fragments)["agent"]
     assert batch.column_names == COLUMNS
     dtypes = [str(batch[name].dtype) for name in COLUMNS]
-    assert dtypes == ["float32", "float32", "int64", "float64", "bool", "bool", "object", *["int64"] * 4]
+    assert dtypes == [
+        "float32",
+        "float32",
+        "int64",
+        "float64",
+        "bool",
+        "bool",
+        "object",
+        *["int64"] * 4,
+        "bool",
+        "int64",
+    ]
     cut = trajectories(batch)
     assert sorted(len(one) for one in cut.values()) == [10] * 3 + [25] * 6
     for one in cut.values():
@@ -110,23 +123,39 @@ def test_observations_that_the_environment_overwrites_are_kept() -> None:
     assert (batch["obs.who"] == batch["agent_index"]).all()
 
 
-def without_ids(batch: MultiAgentBatch) -> dict[str, dict[str, Any]]:
-    return {
-        policy: {name: steps[name].tolist() for name in COLUMNS if name != "eps_id"}
-        for policy, steps in batch.policy_batches.items()
-    }
+def plain(batch: MultiAgentBatch) -> dict[tuple[Any, ...], list[Any]]:
+    """Return the rows of each agent in each environment, in order, without what is unlike in every run."""
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for policy, steps in batch.policy_batches.items():
+        names = [name for name in steps.column_names if name not in ("eps_id", "unroll_id")]
+        columns = [steps[name].tolist() for name in names]
+        keys = zip(steps["env_id"].tolist(), steps["agent_index"].tolist(), strict=True)
+        for key, row in zip(keys, zip(*columns, strict=True), strict=True):
+            found.setdefault((policy, *key), []).append(dict(zip(names, row, strict=True)))
+    return found
 
 
 def test_a_seed_determines_everything_but_the_episodes_ids() -> None:
     def collect(seed: int | None) -> MultiAgentBatch:
-        return MultiAgentCollector(make_environment("mpe2/simple_tag_v3"), seed=seed).collect(60)
+        return MultiAgentCollector("mpe2/simple_tag_v3", envs=2, seed=seed).collect(120)
 
     one, two, other = collect(7), collect(7), collect(8)
-    assert without_ids(one) == without_ids(two)
-    assert without_ids(one) != without_ids(other)
-    assert without_ids(collect(None)) != without_ids(collect(None))
+    assert plain(one) == plain(two)
+    assert plain(one) != plain(other)
+    assert plain(collect(None)) != plain(collect(None))
     ids = [set(batch["agent"]["eps_id"].tolist()) for batch in (one, two, other)]
     assert not ids[0] & ids[1]
+
+
+@pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Bazaar"])
+def test_what_happens_in_an_environment_does_not_depend_on_the_others(name: str) -> None:
+    whole = MultiAgentCollector(name, envs=4, seed=5)
+    halves = [MultiAgentCollector(name, envs=2, seed=5, first_env_id=2 * half) for half in range(2)]
+    one = plain(concat_samples([whole.collect(episodes=4), whole.collect(episodes=4)]))
+    two: dict[tuple[Any, ...], list[Any]] = {}
+    for half in halves:
+        two |= plain(half.collect(episodes=4))
+    assert one == two
 
 
 def test_agents_draw_independent_actions() -> None:
@@ -159,3 +188,84 @@ def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], w
 def test_an_environment_that_raises_does_so_to_the_caller() -> None:
     with pytest.raises(RuntimeError, match="baton"):
         MultiAgentCollector(arena.Failing()).collect(40)
+
+
+def test_steps_are_shared_out_evenly_over_environments() -> None:
+    collector = MultiAgentCollector(arena.Relay, envs=3, seed=0, first_env_id=5)
+    fragments = [collector.collect(steps) for steps in (4, 4, 1)]
+    assert [fragment.count for fragment in fragments] == [4, 4, 1]
+    steps = concat_samples(fragments)["runner"]
+    assert {env: int(steps["t"][steps["env_id"] == env].max()) for env in (5, 6, 7)} == {5: 2, 6: 2, 7: 2}
+    assert steps["unroll_id"].max() == 2
+
+
+class Uneven(arena.Relay):
+    """A relay whose first runner is alone, and whose episodes last one step, then two, and so on."""
+
+    episode = 0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.episode += 1
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, Any]) -> arena.Step:
+        observations, rewards, *_, infos = super().step(actions)
+        self.agents = ["runner_0"] if self._step < self.episode else []
+        return observations, rewards, {"runner_0": not self.agents}, {"runner_0": False}, infos
+
+
+def lengths(batch: MultiAgentBatch) -> list[tuple[int, int]]:
+    """Return environment and length of each episode, in order."""
+    found = trajectories(batch["runner"])
+    return sorted((int(one["env_id"][0]), len(one)) for one in found.values())
+
+
+def test_episodes_are_those_that_begin_first() -> None:
+    collector = MultiAgentCollector(Uneven, envs=2, seed=0)
+    batch = collector.collect(episodes=5)
+    # Both are at their third episode when four have ended; the fifth to begin is the first environment's.
+    assert lengths(batch) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
+    assert batch.count == 9
+    batch = collector.collect(episodes=1)
+    assert lengths(batch) == [(0, 4)]
+    assert lengths(collector.collect(episodes=2)) == [(0, 5), (1, 3)]
+
+
+def test_episodes_under_way_come_first() -> None:
+    collector = MultiAgentCollector(Uneven, envs=2, seed=0)
+    first = collector.collect(7)
+    assert lengths(first) == [(0, 1), (0, 1), (0, 2), (1, 1), (1, 2)]
+    rest = collector.collect(episodes=1)
+    joined = concat_samples([first, rest])
+    assert lengths(joined) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
+    assert rest["runner"]["t"].tolist() == [1, 2]
+
+
+def test_a_reset_begins_new_episodes() -> None:
+    collector = MultiAgentCollector(arena.Relay, envs=2, seed=0)
+    before = collector.collect(6)["runner"]
+    collector.reset()
+    after = collector.collect(4)["runner"]
+    assert after["t"].max() == 1
+    assert not set(before["eps_id"].tolist()) & set(after["eps_id"].tolist())
+
+
+def test_environments_are_closed_when_asked_for() -> None:
+    collector = MultiAgentCollector(arena.Relay, envs=2, seed=0)
+    collector.collect(2)
+    assert not any(environment.closed for environment in collector.environments)
+    collector.close()
+    assert all(environment.closed for environment in collector.environments)
+
+
+@pytest.mark.parametrize("given", [{}, {"env_steps": 1, "episodes": 1}, {"env_steps": 0}, {"episodes": -1}])
+def test_steps_or_episodes_must_be_asked_for(given: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="one of env_steps and episodes"):
+        MultiAgentCollector(arena.Relay()).collect(**given)
+
+
+def test_environments_of_one_agent_belong_to_another_collector() -> None:
+    with pytest.raises(EnvironmentSpecError, match="which Collector steps"):
+        MultiAgentCollector("CartPole-v1")
+    with pytest.raises(ValueError, match="envs must be at least 1"):
+        MultiAgentCollector("mpe2/simple_tag_v3", envs=0)

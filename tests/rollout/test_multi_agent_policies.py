@@ -1,0 +1,229 @@
+"""Policies act for several agents at once, in several environments, and remember each of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import arena
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+from mpe2 import simple_spread_v3
+
+from samplebatch import Batch, MultiAgentBatch, concat_samples
+from samplebatch.errors import PolicyNotFoundError, PolicySpecError
+from samplebatch.rollout.environments import make_environment
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
+
+
+class Counting:
+    """A policy that notes how many agents it was asked about in each call."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: Batch) -> Batch:
+        self.sizes.append(len(batch.obs))
+        return Batch(act=np.zeros(len(batch.obs), int))
+
+
+def test_a_policy_is_asked_once_for_all_its_agents_in_all_environments() -> None:
+    adversaries, runners = Counting(), Counting()
+    collector = MultiAgentCollector(
+        "mpe2/simple_tag_v3", envs=4, seed=0, policies={"adversary": adversaries, "agent": runners}
+    )
+    batch = collector.collect(40)
+    assert adversaries.sizes == [12] * 10
+    assert runners.sizes == [4] * 10
+    assert {policy: len(steps) for policy, steps in batch.items()} == {"adversary": 120, "agent": 40}
+    assert not batch["adversary"]["actions"].any()
+
+
+def test_one_policy_for_all_and_agents_that_take_turns() -> None:
+    everyone = Counting()
+    collector = MultiAgentCollector(arena.Relay, envs=2, seed=0, policies=everyone)
+    assert collector.collect(16).agent_steps() == 24
+    assert everyone.sizes == [2, 2, 4, 4, 4, 4, 2, 2]
+    asked = []
+
+    def move(batch: Batch) -> Batch:
+        asked.append(len(batch.obs.observation))
+        return Batch(act=batch.obs.action_mask.argmax(1))
+
+    batch = MultiAgentCollector(arena.Bazaar, envs=3, seed=0, policies=move).collect(episodes=3)
+    assert batch.count == 27
+    assert asked == [3] * 9
+
+
+def test_actions_follow_the_observations_of_the_agent() -> None:
+    def decide(obs: np.ndarray) -> np.ndarray:
+        return (obs[:, 0] + 2 * obs[:, 1]).astype(int) % 5
+
+    batch = MultiAgentCollector(arena.Relay, envs=3, seed=0, policies={"runner": decide}).collect(48)["runner"]
+    assert batch["actions"].tolist() == decide(batch["obs"]).tolist()
+
+
+def test_a_torch_module_acts_as_it_is() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(18, 5)
+    collector = MultiAgentCollector("mpe2/simple_spread_v3", envs=2, seed=0, policies={"agent": net})
+    batch = collector.collect(30)["agent"]
+    with torch.no_grad():
+        best = net(torch.from_numpy(batch["obs"])).argmax(1)
+    assert batch["actions"].tolist() == best.tolist()
+
+
+class Remembering:
+    """A policy of plain observations that counts each agent's steps in its state."""
+
+    def __call__(self, batch: Batch, state: Any) -> Batch:
+        count = np.zeros(len(batch.obs)) if state is None else state
+        return Batch(act=np.zeros(len(batch.obs), int), state=count + 1)
+
+
+def ages(batch: MultiAgentBatch, column: str) -> None:
+    """Check that each agent carried the number of its own steps so far in the episode."""
+    for steps in batch.policy_batches.values():
+        seen: dict[tuple[int, ...], int] = {}
+        for *key, age in zip(*(steps[name].tolist() for name in ("eps_id", "agent_index", column)), strict=True):
+            assert age == seen.setdefault(tuple(key), 0)
+            seen[tuple(key)] += 1
+
+
+def test_every_agent_has_a_memory_of_its_own() -> None:
+    collector = MultiAgentCollector(arena.Relay, envs=3, seed=0, policies=Remembering())
+    ages(concat_samples([collector.collect(n) for n in (5, 20, 47)]), "state_in_0")
+
+    def turns(batch: Batch, state: Any) -> Batch:
+        rows = len(batch.obs.observation)
+        count, trail = (np.zeros(rows), torch.zeros(rows, 2)) if state is None else (state.count, state.trail)
+        act = batch.obs.action_mask.argmax(1)
+        return Batch(act=act, state=Batch(count=count + 1, trail=trail + torch.tensor([1.0, 2.0])))
+
+    batch = MultiAgentCollector(arena.Bazaar, envs=2, seed=0, policies=turns).collect(60)
+    ages(batch, "state_in.count")
+    trader = batch["trader"]
+    assert (trader["state_in.trail"] == trader["state_in.count"][:, None] * [1, 2]).all()
+
+
+class Reviving(arena.Relay):
+    """A relay whose first runner falls in its second step, and is back in the one after that."""
+
+    def step(self, actions: dict[str, Any]) -> arena.Step:
+        fell = self._step == 1
+        observations, rewards, terminations, truncations, infos = super().step(actions)
+        if fell:
+            terminations["runner_0"] = True
+        return observations, rewards, terminations, truncations, infos
+
+
+def test_an_agent_that_comes_back_remembers_nothing() -> None:
+    batch = MultiAgentCollector(Reviving, seed=0, policies=Remembering()).collect(8)["runner"]
+    assert batch["state_in_0"][batch["agent_index"] == 0].tolist() == [0, 1, 0, 1]
+
+
+def test_what_a_policy_says_beside_actions_is_kept() -> None:
+    def telling(batch: Batch) -> Batch:
+        n = len(batch.obs)
+        said = Batch(value=batch.obs[:, 0] * 2, deep=Batch(who=batch.obs[:, 1]))
+        return Batch(act=np.zeros(n, int), policy=said, vf_preds=batch.obs[:, 0], unknown=np.ones(n))
+
+    batch = MultiAgentCollector(arena.Relay, envs=2, seed=0, policies=telling).collect(16)["runner"]
+    assert batch.column_names == (
+        "obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "infos", "policy.value",
+        "policy.deep.who", "vf_preds", "eps_id", "env_id", "agent_index", "t", "eps_done",
+        "unroll_id",
+    )  # fmt: skip
+    assert (batch["policy"]["value"] == 2 * batch["t"]).all()
+    assert (batch["policy"]["deep"]["who"] == batch["agent_index"]).all()
+    assert (batch["vf_preds"] == batch["t"]).all()
+
+
+class Scaled:
+    """A policy of actions in [-1, 1] that the environment wants in [0, 1]."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        return Batch(act=np.full((len(batch.obs), 5), -0.5, np.float32))
+
+    def map_action(self, act: np.ndarray) -> np.ndarray:
+        return (act + 1) / 2
+
+
+def test_actions_are_kept_as_the_policy_gave_them() -> None:
+    made = []
+
+    class Watched:
+        def __init__(self) -> None:
+            self._env = simple_spread_v3.parallel_env(continuous_actions=True)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._env, name)
+
+        def step(self, actions: dict[str, Any]) -> Any:
+            made.extend(actions.values())
+            return self._env.step(actions)
+
+    batch = MultiAgentCollector(Watched, seed=0, policies=Scaled()).collect(5)["agent"]
+    assert (batch["actions"] == np.float32(-0.5)).all()
+    assert (np.stack(made) == np.float32(0.25)).all()
+
+
+def test_spaces_and_the_word_random_draw_actions() -> None:
+    policies = {"adversary": Discrete(2), "agent": "random"}
+    batch = MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policies=policies).collect(60)
+    assert set(batch["adversary"]["actions"].tolist()) == {0, 1}
+    assert set(batch["agent"]["actions"].tolist()) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"policies": {"runer": "random"}}, PolicyNotFoundError, "'runner'; there are 'runer'|did you mean 'runer'"),
+        ({"policy_mapping": {"runner_9": "a"}}, PolicyNotFoundError, "'runner_0' must have a policy"),
+        ({"policies": 3}, PolicySpecError, "must be callable"),
+        ({"policies": lambda obs: None}, PolicySpecError, "must return actions"),
+        ({"policies": lambda obs: np.zeros(7, int)}, PolicySpecError, "each of 1"),
+    ],
+)
+def test_policies_that_cannot_act_are_named(options: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        MultiAgentCollector(arena.Relay, **options).collect(2)
+
+
+def test_environments_of_many_kinds_of_making() -> None:
+    makes: list[Any] = [
+        "mpe2/simple_spread_v3",
+        partial(simple_spread_v3.parallel_env, N=3),
+        make_environment("mpe2/simple_spread_v3"),
+        [make_environment("mpe2/simple_spread_v3") for _ in range(2)],
+    ]
+    for make in makes:
+        collector = MultiAgentCollector(make, seed=0)
+        assert collector.collect(4).agent_steps() == 12
+        collector.close()
+    assert len(MultiAgentCollector(makes[3]).environments) == 2
+
+
+class Talking(arena.Relay):
+    """A relay whose runners say what they like."""
+
+    def step(self, actions: dict[str, Any]) -> arena.Step:
+        *rest, _ = super().step(actions)
+        infos: dict[str, Any] = {"runner_0": {"at": {"x": 1}}, "runner_1": {"at": 3}, "runner_2": {"at": np.zeros(2)}}
+        return *rest, {agent: infos[agent] for agent in actions}  # type: ignore[return-value]
+
+
+def test_agents_may_tell_different_things() -> None:
+    heard: list[Any] = []
+
+    def listen(batch: Batch) -> Batch:
+        heard.extend(batch.info)
+        return Batch(act=np.zeros(len(batch.obs), int))
+
+    batch = MultiAgentCollector(Talking, envs=2, seed=0, policies=listen).collect(16)["runner"]
+    # A runner hears what it said itself, and nothing in its first step.
+    assert sum(not info for info in heard) == 6
+    assert sum(type(info.get("at")) is int for info in heard) == 6
+    assert list(batch["infos"][:4]) == [{"at": {"x": 1}}] * 4

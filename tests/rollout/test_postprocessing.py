@@ -1,0 +1,267 @@
+"""Advantages, n-step returns and hooks of one's own, for each trajectory, whatever part of it a batch has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import arena
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError
+from samplebatch.rollout.advantages import GAE, NStepReturns
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
+from samplebatch.rollout.postprocessing import Hook, postprocess
+from samplebatch.rollout.trajectories import Trajectory, in_order
+
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def value(obs: np.ndarray) -> np.ndarray:
+    """Estimate something that differs from observation to observation."""
+    return np.sin(np.asarray(obs, np.float64).reshape(len(obs), -1).sum(1))
+
+
+def by_hand(steps: SampleBatch) -> tuple[list[float], list[float]]:
+    """Return advantages and targets of one trajectory's part, step by step from its end."""
+    rows = list(steps.rows())
+    values = [float(value(row["obs"][None])[0]) for row in rows]
+    advantages: list[float] = []
+    after = 0.0
+    for i in reversed(range(len(rows))):
+        row = rows[i]
+        following = 0.0 if row["terminateds"] else float(value(row["new_obs"][None])[0])
+        goes_on = i + 1 < len(rows) and not (row["terminateds"] or row["truncateds"])
+        after = row["rewards"] + GAMMA * following - values[i] + (GAMMA * LAMBDA * after if goes_on else 0.0)
+        advantages.insert(0, after)
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+
+
+def parts(steps: SampleBatch) -> list[SampleBatch]:
+    """Cut a batch into trajectories, the slow way."""
+    keys = {*zip(steps["eps_id"].tolist(), steps["agent_index"].tolist(), strict=True)}
+    found = []
+    for eps_id, agent in sorted(keys):
+        own = steps[(steps["eps_id"] == eps_id) & (steps["agent_index"] == agent)]
+        found.append(own[np.argsort(own["t"])])
+    return found
+
+
+@pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay"])
+def test_advantages_agree_with_those_worked_out_by_hand(name: str) -> None:
+    hooks = [GAE(value, gamma=GAMMA, lambda_=LAMBDA)]
+    collector = MultiAgentCollector(name, envs=2, seed=0, hooks=hooks)
+    trajectories = 0
+    # Fragments that cut episodes, end with them, and hold several.
+    for env_steps in (7, 43, 100):
+        for steps in collector.collect(env_steps).policy_batches.values():
+            for own in parts(steps):
+                advantages, targets = by_hand(own)
+                np.testing.assert_allclose(own["advantages"], advantages, rtol=1e-12)
+                np.testing.assert_allclose(own["value_targets"], targets, rtol=1e-12)
+                trajectories += 1
+    assert trajectories > 20
+
+
+def test_one_step_estimates_do_not_depend_on_where_fragments_are_cut() -> None:
+    def collected(*cuts: int) -> np.ndarray:
+        collector = MultiAgentCollector("arena:Relay", seed=0, hooks=[GAE(value, gamma=GAMMA, lambda_=0.0)])
+        found = [collector.collect(cut)["runner"] for cut in cuts]
+        keys = np.concatenate([part["agent_index"] + 10 * part["t"] for part in found])
+        return np.concatenate([part["advantages"] for part in found])[np.argsort(keys)]
+
+    np.testing.assert_allclose(collected(8), collected(1, 2, 1, 4), rtol=1e-12)
+    assert not np.allclose(
+        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=1.0)]).collect(8)["runner"]["advantages"],
+        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=0.0)]).collect(8)["runner"]["advantages"],
+    )
+
+
+def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
+    asked = []
+
+    def estimate(obs: np.ndarray) -> np.ndarray:
+        asked.append(len(obs))
+        return np.zeros((len(obs), 1), np.float32)
+
+    batch = MultiAgentCollector("mpe2/simple_tag_v3", envs=3, seed=0, hooks=[GAE({"adversary": estimate})]).collect(60)
+    # All steps of nine agents, and the last ones of each.
+    assert asked == [180, 9]
+    assert batch["adversary"]["advantages"].dtype == np.float32
+    assert "advantages" not in batch["agent"]
+
+
+def test_modules_and_columns_estimate_too() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 1)
+    by_module = MultiAgentCollector("arena:Relay", seed=0, hooks=[GAE(net)]).collect(12)["runner"]
+
+    def plain(obs: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return net(torch.from_numpy(obs)).numpy()
+
+    def with_predictions(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> None:
+        trajectory.steps["vf_preds"] = plain(trajectory.steps["obs"])[:, 0]
+        trajectory.steps["beyond"] = plain(trajectory.steps["new_obs"])[:, 0]
+
+    for bootstrap in (plain, "beyond"):
+        collector = MultiAgentCollector("arena:Relay", seed=0, hooks=[with_predictions, GAE(bootstrap=bootstrap)])
+        by_column = collector.collect(12)["runner"]
+        np.testing.assert_allclose(by_column["advantages"], by_module["advantages"], rtol=1e-6)
+    with pytest.raises(ColumnNotFoundError, match="give GAE a bootstrap"):
+        MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(7)
+    # Whole episodes need none: all agents are terminated.
+    assert len(MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(8)["runner"]) == 12
+    with pytest.raises(ColumnNotFoundError, match="'vf_preds'"):
+        MultiAgentCollector("arena:Relay", hooks=[GAE()]).collect(8)
+
+
+def test_nested_observations_come_to_functions_as_batches() -> None:
+    batch = MultiAgentCollector("arena:Nested", seed=0, hooks=[GAE(lambda obs: obs.where[:, 0] + obs.who)]).collect(5)
+    runner = batch["runner"]
+    np.testing.assert_allclose(
+        runner["value_targets"] - runner["advantages"], runner["obs.where"][:, 0] + runner["obs.who"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 20])
+def test_nstep_returns_agree_with_those_worked_out_by_hand(n_step: int) -> None:
+    plain = MultiAgentCollector("arena:Nested", envs=2, seed=0)
+    summed = MultiAgentCollector("arena:Nested", envs=2, seed=0, hooks=[NStepReturns(n_step, gamma=GAMMA)])
+    for env_steps in (5, 24, 50):
+        before, after = parts(plain.collect(env_steps)["runner"]), parts(summed.collect(env_steps)["runner"])
+        # Ids are random: agent and time tell which is which.
+        for own in (before, after):
+            own.sort(key=lambda one: (int(one["env_id"][0]), int(one["agent_index"][0]), len(one), int(one["t"][0])))
+        for own, found in zip(before, after, strict=True):
+            assert own["t"].tolist() == found["t"].tolist()
+            for i in range(len(own)):
+                last = min(i + n_step, len(own)) - 1
+                window = own["rewards"][i : last + 1]
+                assert found["returns"][i] == pytest.approx(sum(GAMMA**k * r for k, r in enumerate(window)))
+                over = own["terminateds"][last]
+                assert found["discount"][i] == pytest.approx(0 if over else GAMMA ** (last - i + 1))
+                assert found["new_obs.where"][i].tolist() == own["new_obs.where"][last].tolist()
+                assert found["rewards"][i] == own["rewards"][i]
+
+
+def test_hooks_see_the_other_agents_of_the_episode() -> None:
+    seen = []
+
+    def team(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> SampleBatch:
+        assert all(other.eps_id == trajectory.eps_id for other in others.values())
+        assert trajectory.agent not in others
+        seen.append((trajectory.agent, trajectory.policy_id, sorted(others), trajectory.ended))
+        steps = trajectory.steps
+        steps["team"] = steps["rewards"] + sum(other.steps["rewards"] for other in others.values())
+        return steps
+
+    collector = MultiAgentCollector("mpe2/simple_tag_v3", seed=0, hooks=[team])
+    batch = collector.collect(30)
+    everyone = {"adversary_0", "adversary_1", "adversary_2", "agent_0"}
+    assert sorted(seen) == sorted(
+        (agent, agent.split("_")[0], sorted(everyone - {agent}), ended) for agent in everyone for ended in (True, False)
+    )
+    rewards = np.concatenate([steps["rewards"] for steps in batch.policy_batches.values()]).reshape(4, 30).sum(0)
+    for steps in batch.policy_batches.values():
+        np.testing.assert_allclose(steps["team"].reshape(-1, 30), np.tile(rewards, (len(steps) // 30, 1)))
+    assert batch.count == 30
+
+
+def test_hooks_follow_one_another_and_see_what_the_one_before_did() -> None:
+    def drop_first(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> SampleBatch:
+        return trajectory.steps[1:]
+
+    def count(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> None:
+        assert "count" not in next(iter(others.values())).steps if others else True
+        trajectory.steps["count"] = [len(trajectory.steps)] * len(trajectory.steps)
+
+    steps = SampleBatch(eps_id=[1, 1, 1, 2], agent_index=[0, 0, 1, 0], rewards=[1.0, 2.0, 3.0, 4.0])
+    done = postprocess(steps, [drop_first, count])
+    assert done["rewards"].tolist() == [2.0]
+    assert done["count"].tolist() == [1]
+    assert list(steps) == ["eps_id", "agent_index", "rewards"]
+    assert postprocess(steps, []) == steps
+    assert len(postprocess(steps, [lambda trajectory, others: trajectory.steps[:0]])) == 0
+
+
+def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
+    batch = MultiAgentCollector("arena:Relay", seed=0).collect(21)
+    for hook in (GAE(value), NStepReturns(3)):
+
+        def one_by_one(trajectory: Trajectory, others: Mapping[Any, Trajectory], hook: Hook = hook) -> Any:
+            return hook(trajectory, others)
+
+        assert postprocess(batch, [hook]) == postprocess(batch, [one_by_one])
+
+
+def test_the_batch_itself_stays_as_it_is() -> None:
+    batch = MultiAgentCollector("arena:Relay", seed=0).collect(8)
+    before = batch.copy()
+    done = postprocess(batch, [GAE(value), NStepReturns(3)])
+    assert batch == before
+    assert done["runner"]["obs"] is batch["runner"]["obs"]
+    assert isinstance(done, MultiAgentBatch)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), max_size=20), st.randoms(use_true_random=False))
+def test_trajectories_are_put_in_order(keys: list[tuple[int, int]], random: Any) -> None:
+    rows = [(eps_id, agent, keys[:i].count((eps_id, agent))) for i, (eps_id, agent) in enumerate(keys)]
+    random.shuffle(rows)
+    steps = SampleBatch({name: np.array([row[i] for row in rows], int) for i, name in enumerate(NAMES)})
+    ordered, starts = in_order(steps)
+    found = [*zip(*(ordered[name].tolist() for name in NAMES), strict=True)]
+    assert sorted(found) == sorted(rows)
+    cut = [found[start:stop] for start, stop in pairwise([*starts, len(found)])]
+    for one in cut:
+        assert len({row[:2] for row in one}) == 1
+        assert [row[2] for row in one] == list(range(len(one)))
+    assert [one[0][:2] for one in cut] == list(dict.fromkeys(row[:2] for row in rows))
+
+
+NAMES = ("eps_id", "agent_index", "t")
+
+
+@pytest.mark.parametrize(
+    ("steps", "hook", "error", "words"),
+    [
+        (SampleBatch(rewards=[1.0]), GAE(value), ColumnNotFoundError, "'eps_id'"),
+        (SampleBatch(eps_id=[1]), lambda *_: 3, ColumnTypeError, "must return a SampleBatch or None.*got a int"),
+        (
+            SampleBatch(eps_id=[1, 2], rewards=[1.0, 2.0]),
+            lambda own, others: own.steps.select("eps_id") if own.eps_id == 1 else None,
+            ColumnMismatchError,
+            "'rewards'",
+        ),
+        (SampleBatch(eps_id=[1, 1], seq_lens=[2]).right_zero_pad(3), GAE(value), SequenceError, "padded"),
+    ],
+)
+def test_what_cannot_be_postprocessed_is_named(
+    steps: SampleBatch, hook: Callable[..., Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        postprocess(steps, [hook])
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="n_step must be positive"):
+        NStepReturns(0)
+
+
+def test_turns_are_postprocessed_agent_by_agent() -> None:
+    hooks = [GAE(lambda obs: value(obs.observation), gamma=GAMMA, lambda_=LAMBDA)]
+    batch = MultiAgentCollector(arena.Bazaar, seed=0, hooks=hooks).collect(14)["trader"]
+    for own in parts(batch):
+        flat = SampleBatch(
+            {name: own[name] for name in ("rewards", "terminateds", "truncateds")},
+            obs=own["obs.observation"],
+            new_obs=own["new_obs.observation"],
+        )
+        np.testing.assert_allclose(own["advantages"], by_hand(flat)[0], rtol=1e-12)

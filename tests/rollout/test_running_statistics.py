@@ -1,0 +1,57 @@
+"""Episodes that come in parts are summed up as if they had come whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import SampleBatch, concat_samples
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
+from samplebatch.rollout.running_statistics import RunningStatistics
+from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
+
+
+def plain(statistics: EpisodeStatistics | None) -> dict[str, Any]:
+    assert statistics is not None
+    found: dict[str, Any] = {
+        policy: (one.episodes, sorted(zip(one.returns.round(9).tolist(), one.lengths.tolist(), strict=True)))
+        for policy, one in statistics.policies.items()
+        if one.episodes
+    }
+    return {**found, "episodes": statistics.episodes, "unfinished": statistics.unfinished}
+
+
+@pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay", "arena:Bazaar"])
+def test_cut_episodes_count_as_whole_ones(name: str) -> None:
+    rng = np.random.default_rng(0)
+    sources = [MultiAgentCollector(name, envs=2, seed=seed) for seed in range(2)]
+    running = RunningStatistics()
+    fragments = []
+    ended: list[EpisodeStatistics] = []
+    for _ in range(20):
+        fragments.append(sources[rng.integers(2)].collect(int(rng.integers(1, 40))))
+        ended.append(running.add(fragments[-1]))
+    joined = concat_samples(fragments)
+    assert plain(running.statistics()) == plain(episode_statistics(joined))
+    assert running.episodes == sum(one.episodes for one in ended) > 5
+    returns = [value for one in ended for policy in one.policies.values() for value in policy.returns.tolist()]
+    assert len(returns) == sum(len(policy.returns) for policy in running.statistics().policies.values())
+
+
+def test_rewards_of_several_parts_are_kept_apart() -> None:
+    running = RunningStatistics()
+    for t in range(3):
+        steps = SampleBatch(eps_id=[7], t=[t], agent_index=[0], rewards=[[1.0, 10.0 * t]], dones=[t == 2])
+        last = running.add(steps)
+    assert last.policies["default_policy"].returns.tolist() == [[3.0, 30.0]]
+    assert last.policies["default_policy"].lengths.tolist() == [3]
+
+
+def test_fragments_that_tell_no_episodes_count_nothing() -> None:
+    running = RunningStatistics()
+    assert running.add(SampleBatch(obs=[1, 2])) == EpisodeStatistics(0, 0, {})
+    assert running.add(SampleBatch(eps_id=[1], dones=[True])).episodes == 0
+    assert running.add(SampleBatch()).episodes == 0
+    assert running.statistics() == EpisodeStatistics(0, 0, {})

@@ -1,0 +1,159 @@
+"""Agents that take turns: each sees at its next turn what came of its last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import arena
+import numpy as np
+import pytest
+
+from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+from samplebatch.errors import EnvironmentSpecError
+from samplebatch.rollout.aggregate import Aggregator
+from samplebatch.rollout.environments import make_environment
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
+from samplebatch.rollout.statistics import episode_statistics
+
+
+def watched(make: Callable[[], Any], act: Callable[[Any], Any], seed: int | None = None) -> list[dict[str, Any]]:
+    """Play an episode by the book, with `agent_iter` and `last`, and note each agent's steps in order of turns."""
+    environment = make()
+    environment.reset(seed=seed)
+    rows: list[dict[str, Any]] = []
+    last_row: dict[str, dict[str, Any]] = {}
+    before: dict[str, Any] = {}
+    t = 0
+    for agent in environment.agent_iter():
+        observation, reward, terminated, truncated, info = environment.last()
+        observation = {name: np.array(value).tolist() for name, value in observation.items()}
+        if agent in last_row:
+            last_row.pop(agent).update(
+                new_obs=observation,
+                rewards=reward + before.pop(agent, 0),
+                terminateds=terminated,
+                truncateds=truncated,
+                infos=dict(info),
+            )
+        else:
+            before[agent] = reward
+        if terminated or truncated:
+            environment.step(None)
+            continue
+        action = act(observation)
+        last_row[agent] = {"agent": agent, "t": t, "obs": observation, "actions": action}
+        rows.append(last_row[agent])
+        environment.step(action)
+        t += 1
+    return rows
+
+
+def collected(batch: MultiAgentBatch, agents: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of a batch in the order of turns."""
+    found = []
+    for steps in batch.policy_batches.values():
+        for row in steps.rows():
+            plain = {
+                name: row[name] if name == "infos" else np.asarray(row[name]).tolist()
+                for name in ("t", "actions", "rewards", "terminateds", "truncateds", "infos")
+            }
+            for name in ("obs", "new_obs"):
+                plain[name] = {part: np.asarray(value).tolist() for part, value in row[name].items()}
+            found.append({"agent": agents[int(row["agent_index"])], **plain})
+    return sorted(found, key=lambda row: row["t"])
+
+
+@pytest.mark.parametrize("cuts", [[9], [1] * 9, [3, 4, 2], [8, 1]])
+def test_turns_are_told_as_the_book_tells_them(cuts: list[int]) -> None:
+    expected = watched(arena.Bazaar, lambda observation: observation["action_mask"].index(True))
+    collector = MultiAgentCollector(arena.Bazaar, seed=0)
+    fragments = [collector.collect(cut) for cut in cuts]
+    assert [fragment.count for fragment in fragments] == [fragment.agent_steps() for fragment in fragments] == cuts
+    batch = concat_samples(fragments)
+    assert collected(batch, arena.Bazaar.possible_agents) == expected
+    assert len(np.unique(batch["trader"]["eps_id"])) == 1
+    # Every fragment goes on where the one before it stopped.
+    times = [sorted(fragment["trader"]["t"].tolist()) for fragment in fragments]
+    assert [t for part in times for t in part] == list(range(9))
+
+
+def test_returns_are_all_that_was_paid() -> None:
+    rows = watched(arena.Bazaar, lambda observation: observation["action_mask"].index(True))
+    paid: dict[str, float] = {}
+    for row in rows:
+        paid[row["agent"]] = paid.get(row["agent"], 0) + row["rewards"]
+    # trader_0 has two turns, of 20 and 30, and gets 1 before the first.
+    assert paid["trader_0"] == 51
+    statistics = episode_statistics(MultiAgentCollector(arena.Bazaar, seed=0).collect(episodes=2))
+    assert statistics is not None
+    assert sorted(statistics.policies["trader"].returns.tolist()) == sorted([*paid.values()] * 2)
+    assert sorted(statistics.policies["trader"].lengths.tolist()) == [2, 2, 3, 3, 4, 4]
+
+
+def test_turns_keep_their_order_in_lockstep() -> None:
+    batch = MultiAgentCollector(arena.Bazaar, seed=0, policy_mapping=arena.whose).collect(9)
+    order = [next(iter(part.policy_batches))[-1] for part in batch.timeslices(1)]
+    assert "".join(order) == "200211212"
+    assert [part.count for part in batch.timeslices(4)] == [4, 4, 1]
+
+
+def test_an_agent_that_is_long_out_of_turn_holds_steps_back_not_up() -> None:
+    collector = MultiAgentCollector(arena.Bazaar, envs=3, seed=0)
+    aggregator = Aggregator(complete_episodes=True)
+    for env_steps in (1, 2, 5, 7, 12):
+        aggregator.add(collector.collect(env_steps))
+    done = aggregator.build_and_reset(unfinished=False)
+    rest = aggregator.build_and_reset()
+    assert done.count + rest.count == 27
+    ids, counts = np.unique(done["trader"]["eps_id"], return_counts=True)
+    assert len(ids) >= 2
+    assert counts.tolist() == [9] * len(ids)
+
+
+@pytest.mark.parametrize("name", ["pettingzoo/classic/tictactoe_v3", "pettingzoo/classic/connect_four_v3"])
+def test_games_are_played_by_the_rules(name: str) -> None:
+    batch = MultiAgentCollector(name, envs=2, seed=3).collect(episodes=6)
+    (steps,) = batch.policy_batches.values()
+    masks, actions = steps["obs"]["action_mask"], steps["actions"]
+    assert masks[np.arange(len(steps)), actions].all()
+    games = np.unique(steps["eps_id"])
+    assert len(games) == 6
+    for game in games:
+        own = steps[steps["eps_id"] == game]
+        order = np.argsort(own["t"])
+        assert own["t"][order].tolist() == list(range(len(own)))
+        assert own["agent_index"][order].tolist() == [t % 2 for t in range(len(own))]
+        assert own["rewards"].sum() == 0
+        assert own["dones"][order].tolist() == [False] * (len(own) - 2) + [True, True]
+
+
+def test_the_same_game_by_either_interface() -> None:
+    def steps_of(name: str) -> SampleBatch:
+        collector = MultiAgentCollector(make_environment(name), seed=2, policies=lambda obs: obs % 3)
+        return collector.collect(episodes=1)["player"]
+
+    together, in_turns = steps_of("pettingzoo.classic.rps_v2:parallel_env"), steps_of("pettingzoo.classic.rps_v2:env")
+    for column in ("obs", "actions", "rewards", "agent_index", "dones"):
+        assert together[column].tolist() == in_turns[column].tolist()
+    assert (in_turns["t"] == 2 * together["t"] + together["agent_index"]).all()
+
+
+class Mute(arena.Bazaar):
+    """A bazaar that shows nothing to the dead."""
+
+    def observe(self, agent: str) -> Any:
+        return None if self.terminations[agent] else super().observe(agent)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (arena.Immortal, "take a dead agent out.*kept 'trader_0'"),
+        (arena.Abrupt, "see what came of it.*'trader_"),
+        (Mute, "observation for every agent whose turn it is.*'trader_0'"),
+    ],
+)
+def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(EnvironmentSpecError, match=words):
+        MultiAgentCollector(make(), seed=0).collect(20)
