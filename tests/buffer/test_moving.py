@@ -1,0 +1,73 @@
+"""Steps moved from one buffer to another, where next observations are not stored with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, CachedReplayBuffer, ReplayBuffer
+from tests.buffer.oracle import step, steps
+
+KINDS: dict[str, Any] = {
+    "number": lambda n: n,
+    "nested": lambda n: {"a": {"b": n}, "c": np.array([n, n])},
+    "ragged": lambda n: np.full(n % 3, n),
+}
+
+
+def filled(kind: str, size: int, ends: str) -> tuple[ReplayBuffer, list[int]]:
+    """Add a step for each letter: t and c end an episode. Return what the next observations are, too."""
+    buf = ReplayBuffer(size, ignore_obs_next=True, ragged=kind == "ragged")
+    following = []
+    for n, end in enumerate(ends):
+        obs, after = KINDS[kind](10 * n), KINDS[kind](10 * n + (5 if end in "tc" else 10))
+        buf.add(step(n, obs=obs, obs_next=after, terminated=end == "t", truncated=end == "c"))
+        following.append(10 * n + {"t": 0, "c": 5}.get(end, 10))
+    return buf, following
+
+
+def numbers(kind: str, obs: Any) -> list[int]:
+    found = obs.a.b if kind == "nested" else [row[0] if len(row) else -1 for row in obs] if kind == "ragged" else obs
+    return np.asarray(found).tolist()
+
+
+def expected(kind: str, following: list[int]) -> list[int]:
+    return [n if kind != "ragged" or n % 3 else -1 for n in following]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("ends", ["r", "c", "t", "rrr", "crr", "rccr", "tcrtccc", "ccccccccr"])
+@pytest.mark.parametrize("started", [False, True])
+def test_final_observations_move_along(kind: str, ends: str, started: bool) -> None:
+    other, following = filled(kind, 6, ends)
+    buf = ReplayBuffer(20, ignore_obs_next=True, ragged=kind == "ragged")
+    if started:
+        for n in (7, 8):
+            buf.add(step(n, obs=KINDS[kind](n), obs_next=KINDS[kind](n + 1), truncated=1))
+        following = [8, 9, *following[-6:]]
+    buf.update(other)
+    assert numbers(kind, buf[:].obs_next) == expected(kind, following)[-len(buf) :]
+    assert numbers(kind, other[:].obs_next) == expected(kind, following)[-len(other) :]
+
+
+def test_finished_episodes_bring_their_final_observation() -> None:
+    buf = CachedReplayBuffer(ReplayBuffer(10, ignore_obs_next=True), 2, 5)
+    for n in range(4):
+        buf.add(steps([n, n + 50], truncated=[n == 2, False], terminated=[False, n == 3]))
+    rows = buf[:]
+    assert rows.obs.tolist() == [0, 1, 2, 50, 51, 52, 53, 3]
+    assert rows.obs_next.tolist() == [1, 2, 3, 51, 52, 53, 53, 4]
+
+
+def test_ragged_observations_without_a_truncation_move_too() -> None:
+    buf = CachedReplayBuffer(ReplayBuffer(4, ignore_obs_next=True, ragged=True), 1, 5)
+    obs = np.empty(1, object)
+    for n in range(3):
+        obs[0] = np.full(n, n, np.int32)
+        buf.add(
+            Batch(obs=obs.copy(), act=[0], rew=[0.0], terminated=[n == 2], truncated=[False], obs_next=obs.copy()),
+            buffer_ids=[0],
+        )
+    assert [row.tolist() for row in buf[:].obs_next] == [[1], [2, 2], [2, 2]]
