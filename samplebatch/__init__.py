@@ -45,6 +45,11 @@ _HOMES = {
     "from_hdf5": "samplebatch.storage.hdf5",
     "enable_shared_pickling": "samplebatch.transport.shared_pickling",
     "disable_shared_pickling": "samplebatch.transport.shared_pickling",
+    "MultiAgentCollector": "samplebatch.rollout.multi_agent_collector",
+    "Aggregator": "samplebatch.rollout.aggregate",
+    "postprocess": "samplebatch.rollout.postprocessing",
+    "GAE": "samplebatch.rollout.advantages",
+    "NStepReturns": "samplebatch.rollout.advantages",
     "SampleBatchError": "samplebatch.errors",
 }
 
@@ -76,6 +81,11 @@ if TYPE_CHECKING:
     from samplebatch.buffer.vector import VectorReplayBuffer as VectorReplayBuffer
     from samplebatch.errors import SampleBatchError as SampleBatchError
     from samplebatch.names import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
+    from samplebatch.rollout.advantages import GAE as GAE
+    from samplebatch.rollout.advantages import NStepReturns as NStepReturns
+    from samplebatch.rollout.aggregate import Aggregator as Aggregator
+    from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
+    from samplebatch.rollout.postprocessing import postprocess as postprocess
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
