@@ -371,8 +371,8 @@ class Table:
             for ring in range(self.rings.n) if rings is None else rings:
                 self.finals.forget(int(edges[ring]), int(edges[ring + 1]))
         if self.listener is not None:
-            for ring in (None,) if rings is None else rings:
-                self.listener.removed(self.rings.chronological(ring))
+            for part in (None,) if rings is None else rings:
+                self.listener.removed(self.rings.chronological(part))
         self.rings.reset(rings, keep_statistics=keep_statistics)
         self._committed()
 
