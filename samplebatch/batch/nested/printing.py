@@ -27,7 +27,8 @@ def printed(source: Node) -> str:
 
 def _leaf(value: Any) -> str:
     kind = KINDS[type(value)]
-    if kind in (ARRAY, NUMBER) and np.ndim(value) == 0:
+    # What a buffer hands out of one of its rows is a view, which its documents show as the array that it is.
+    if kind in (ARRAY, NUMBER) and np.ndim(value) == 0 and getattr(value, "base", None) is None:
         number = np.asarray(value)
         if number.dtype in _PLAIN:
             return repr(number.item())
