@@ -45,6 +45,8 @@ class Prioritized(Sampler):
     ----------
     largest, smallest
         The extremes of all priorities so far, of which 1 is the first. A new row enters with the largest.
+    mirror
+        An array of the capacity's length that gets every weight as well, such as one in a file; None for none.
 
     Raises
     ------
@@ -63,6 +65,12 @@ class Prioritized(Sampler):
         self.stratified = bool(stratified)
         self.largest = self.smallest = 1.0
         self.tree = SumTree(capacity)
+        self.mirror: Floats | None = None
+
+    def _set(self, slots: Ints, weights: Any) -> None:
+        self.tree.set(slots, weights)
+        if self.mirror is not None:
+            self.mirror[slots] = self.tree.get(slots)
 
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
         """Draw the slots of `count` rows with replacement; see `Sampler.draw`."""
@@ -74,15 +82,15 @@ class Prioritized(Sampler):
 
     def added(self, slots: Ints) -> None:
         """Give new rows the largest priority so far."""
-        self.tree.set(slots, self.largest**self.alpha)
+        self._set(slots, self.largest**self.alpha)
 
     def removed(self, slots: Ints) -> None:
         """Let rows that are no longer there not be drawn."""
-        self.tree.set(slots, 0.0)
+        self._set(slots, 0.0)
 
     def moved(self, slots: Ints, state: dict[str, Any]) -> None:
         """Give rows the weights they had where they were."""
-        self.tree.set(slots, state["weights"])
+        self._set(slots, state["weights"])
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
         """Return the importance weights of rows, and the generations of their slots."""
@@ -124,7 +132,7 @@ class Prioritized(Sampler):
             raise PriorityError(
                 f"the sum of priorities to the power of alpha must be finite, got a priority of {found}"
             )
-        self.tree.set(slots, sizes**self.alpha)
+        self._set(slots, sizes**self.alpha)
         self.largest = max(self.largest, largest)
         self.smallest = min(self.smallest, smallest)
 

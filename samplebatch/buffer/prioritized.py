@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,8 @@ class PrioritizedReplayBuffer(Weighted, ReplayBuffer):
     stratified
         Whether each of n draws has an n-th of the sum of all to itself: the rows come in the order of their slots, and
         how often each is drawn differs less from the expectation.
+    storage
+        A new folder to keep the rows in; see `ReplayBuffer`.
     **kwargs
         As for `ReplayBuffer`. `sample_avail` has no effect: rows with fewer frames are drawn as well.
 
@@ -194,6 +197,7 @@ class PrioritizedReplayBuffer(Weighted, ReplayBuffer):
         weight_norm: bool = True,
         *,
         stratified: bool = False,
+        storage: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(size, **kwargs)
@@ -201,6 +205,7 @@ class PrioritizedReplayBuffer(Weighted, ReplayBuffer):
         if stratified:
             self.options["stratified"] = True
         self._prioritize()
+        self._keep_in(storage)
 
 
 class PrioritizedReplayBufferManager(Weighted, ReplayBufferManager):
@@ -249,6 +254,8 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
         How many steps to keep of all environments together, rounded up so that each has as many slots.
     buffer_num
         How many environments there are.
+    storage
+        A new folder to keep the rows in; see `ReplayBuffer`.
     **kwargs
         As for `PrioritizedReplayBuffer`.
 
@@ -270,8 +277,11 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
     array([1. , 0.5])
     """
 
-    def __init__(self, total_size: int, buffer_num: int, **kwargs: Any) -> None:
+    def __init__(
+        self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
+    ) -> None:
         if buffer_num < 1:
             raise ColumnLengthError(f"buffer_num must be 1 or more, got {buffer_num}")
         one = PrioritizedReplayBuffer(-(-total_size // buffer_num), **kwargs)
         self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
+        self._keep_in(storage)

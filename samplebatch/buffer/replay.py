@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -11,10 +12,10 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE
 from samplebatch.batch.nested.nulls import complete_rows
+from samplebatch.buffer.durable import Durable
 from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.reading import ORDER, rows_at
 from samplebatch.buffer.ring import Added, Ints
-from samplebatch.buffer.rows import Rows
 from samplebatch.buffer.samplers import Sampler, Uniform
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Table
@@ -26,7 +27,7 @@ _zeros = np.zeros
 _array = np.array
 
 
-class ReplayBuffer(Rows):
+class ReplayBuffer(Durable):
     """The newest steps of an environment.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
@@ -53,6 +54,9 @@ class ReplayBuffer(Rows):
         is nested under it.
     ragged
         Names of columns whose rows vary in shape; observations that come as arrays of arrays are found out.
+    storage
+        A new folder to keep the rows in, mapped from files, so that they need not fit into memory and outlive the
+        process; `open` opens it again. They must be numbers of one shape then.
 
     Attributes
     ----------
@@ -92,6 +96,7 @@ class ReplayBuffer(Rows):
         *,
         compress: bool | str | Sequence[str] = False,
         ragged: bool | str | Sequence[str] = (),
+        storage: str | os.PathLike[str] | None = None,
     ) -> None:
         options: dict[str, Any] = {
             "stack_num": stack_num,
@@ -102,6 +107,7 @@ class ReplayBuffer(Rows):
         extras = {"compress": compress, "ragged": ragged}
         options |= {name: value for name, value in extras.items() if value}
         self._set_up([size], options, random_seed)
+        self._keep_in(storage)
 
     def _set_up(self, maxsizes: Sequence[int], options: Mapping[str, Any], random_seed: int) -> None:
         """Make rings of such sizes, empty."""
@@ -455,7 +461,7 @@ class ReplayBuffer(Rows):
         self._use(kind.revived(table.rings.capacity, table.rings.stored(), known))
 
 
-_BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_folder"))
 """What a buffer is bound to, and does not take along."""
 
 

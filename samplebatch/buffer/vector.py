@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.reading import rows_at
 from samplebatch.buffer.replay import ReplayBuffer, given_rows, values_given
 from samplebatch.buffer.ring import Added, Ints
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError, StorageError
 
 _INTP = np.dtype(np.intp)
 
@@ -38,6 +39,8 @@ class ReplayBufferManager(ReplayBuffer):
         If their options differ, or the columns of their rows; names what differs.
     ColumnTypeError
         If one of them is no buffer of its own.
+    StorageError
+        If one of them is kept in a folder.
 
     Examples
     --------
@@ -66,6 +69,8 @@ class ReplayBufferManager(ReplayBuffer):
             if not isinstance(buffer, ReplayBuffer) or isinstance(buffer, ReplayBufferManager):
                 found = type(buffer).__name__
                 raise ColumnTypeError(f"the parts of a buffer must be buffers of one ring each, got a {found}")
+            if buffer._folder is not None:
+                raise StorageError("the parts of a buffer must be in memory, one is kept in a folder")
         if len(set(map(id, buffers))) < len(buffers):
             raise ColumnMismatchError("the parts of a buffer must be different buffers, got one of them twice")
         options = [buffer.options | {"stack_num": buffer.stack_num} for buffer in buffers]
@@ -192,6 +197,8 @@ class VectorReplayBuffer(ReplayBufferManager):
         How many steps to keep of all environments together, rounded up so that each has as many slots.
     buffer_num
         How many environments there are.
+    storage
+        A new folder to keep the rows in; see `ReplayBuffer`.
     **kwargs
         As for `ReplayBuffer`.
 
@@ -209,8 +216,11 @@ class VectorReplayBuffer(ReplayBufferManager):
     (array([0, 4, 8]), 12, 3)
     """
 
-    def __init__(self, total_size: int, buffer_num: int, **kwargs: Any) -> None:
+    def __init__(
+        self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
+    ) -> None:
         if buffer_num < 1:
             raise ColumnLengthError(f"buffer_num must be 1 or more, got {buffer_num}")
         one = ReplayBuffer(-(-total_size // buffer_num), **kwargs)
         self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
+        self._keep_in(storage)

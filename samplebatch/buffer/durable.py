@@ -1,0 +1,345 @@
+"""What a buffer does to outlive its process: folders, checkpoints, files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from samplebatch.buffer import checkpoint
+from samplebatch.buffer.checkpoint import State
+from samplebatch.buffer.finals import Finals
+from samplebatch.buffer.journal import WEIGHTS, FolderJournal, MappedStores, adopt, unpacked
+from samplebatch.buffer.mapped import MappedFolder
+from samplebatch.buffer.priorities import Prioritized
+from samplebatch.buffer.rows import Rows
+from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.table import Table
+from samplebatch.errors import ColumnMismatchError, FormatError, RingError, StorageError, near_names
+
+_HOMES = {
+    "ReplayBuffer": "replay",
+    "ReplayBufferManager": "vector",
+    "VectorReplayBuffer": "vector",
+    "PrioritizedReplayBuffer": "prioritized",
+    "PrioritizedReplayBufferManager": "prioritized",
+    "PrioritizedVectorReplayBuffer": "prioritized",
+    "CachedReplayBuffer": "cached",
+    "HERReplayBuffer": "hindsight",
+    "HERReplayBufferManager": "hindsight",
+    "HERVectorReplayBuffer": "hindsight",
+}
+"""Modules of the classes that may be named in what was kept."""
+
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_folder", "_parts"))
+"""Attributes that are kept in another form, or not at all."""
+
+
+class Durable(Rows):
+    """Rows that can be kept: in a folder while they come, or in files."""
+
+    _rng: np.random.Generator
+    _folder: MappedFolder | None = None
+
+    if TYPE_CHECKING:
+
+        def _use(self, sampler: Sampler) -> None: ...
+
+    # A folder
+
+    def _keep_in(self, storage: str | os.PathLike[str] | None) -> None:
+        """Keep the rows to come in a new folder, if one is given. The buffer must be empty."""
+        if storage is None:
+            return
+        table = self._table
+        asked = table.columns.stores
+        if asked.compress or asked.ragged:
+            what = "compress" if asked.compress else "ragged"
+            raise StorageError(f"rows in a folder must be numbers of one shape; leave out {what!r}, or 'storage'")
+        described = described_of(self)
+        if described["missing"]:
+            raise StorageError(
+                f"a {type(self).__name__} must be all plain values to be kept in a folder, "
+                f"it has {described['missing'][0]!r}; leave out 'storage'"
+            )
+        about = described | {"maxsizes": table.rings.maxsizes.tolist()}
+        folder = MappedFolder.create(storage, about, b"")
+        try:
+            stores = MappedStores(allocate=folder.allocate)
+            table.columns.stores = stores
+            if table.finals is not None:
+                table.finals = Finals(table.rings.n, table.rings.capacity, stores)
+            self._bind_folder(folder)
+            assert table.journal is not None
+            table.journal.begin([])
+            table.journal.commit()
+        except BaseException:
+            folder.close()
+            raise
+
+    def _bind_folder(self, folder: MappedFolder) -> None:
+        """Commit every step to a folder from now on."""
+        if isinstance(self._sampler, Prioritized):
+            if WEIGHTS not in folder.columns:
+                folder.allocate(WEIGHTS, (self.maxsize,), np.dtype(np.float64))
+            self._sampler.mirror = folder.columns[WEIGHTS]
+        self._folder = folder
+        self._table.journal = FolderJournal(folder, self._table, self._committed_state)
+        self._table.forget_ways()
+
+    def _committed_state(self) -> State:
+        """Return what is committed of the buffer with every step, beside its rings."""
+        sampler = checkpoint.sampler_state(self._sampler, np.zeros(0, np.intp))
+        return {
+            "generator": checkpoint.generator_state(self._rng),
+            "sampler": checkpoint.plain(sampler),
+            "stack_num": self.stack_num,
+        }
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open a buffer that was made with `storage`, in the state after the last step that it took.
+
+        That is so however its process ended. Only the generator, priorities written back and `stack_num` may be those
+        of a step before, if no step came after they changed and the buffer was not closed.
+
+        Parameters
+        ----------
+        path
+            The folder.
+
+        Raises
+        ------
+        StorageError
+            If another process has it open, or it is no buffer's folder.
+        FormatError
+            If it is damaged, or holds a buffer of another class.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from samplebatch import Batch, ReplayBuffer
+        >>> path = tempfile.mkdtemp() + "/buffer"
+        >>> with ReplayBuffer(4, storage=path) as buf:
+        ...     for i in range(6):
+        ...         added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=False, truncated=False))
+        >>> with ReplayBuffer.open(path) as buf:
+        ...     buf[:].obs, type(buf.obs)
+        (array([2, 3, 4, 5]), <class 'numpy.ndarray'>)
+        """
+        folder = MappedFolder.open(path)
+        try:
+            return cls._opened(folder)
+        except BaseException:
+            folder.close()
+            raise
+
+    @classmethod
+    def _opened(cls, folder: MappedFolder) -> Self:
+        about = folder.about
+        buffer: Self = _made(cls, about, {})
+        try:
+            maxsizes = [int(size) for size in about["maxsizes"]]
+            options = about["own"]["options"]
+            keeps_next, last_frame = not options["ignore_obs_next"], bool(options["save_only_last_obs"])
+            table = Table(maxsizes, MappedStores(), keeps_next=keeps_next, last_frame=last_frame)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{str(folder.path)!r} must describe a buffer, it does not: {error!r}") from error
+        stores = MappedStores(allocate=folder.allocate)
+        table.columns.stores = stores
+        if table.finals is not None:
+            table.finals.columns.stores = stores
+        adopt(folder, table)
+        rest: State = about
+        if folder.state:
+            rew = table.columns.tree.get("rew")
+            state, rest = unpacked(folder.state, maxsizes, () if rew is None else rew.row_shape)
+            table.rings.restore(state)
+        buffer._table = table
+        buffer.maxsize = table.rings.capacity
+        buffer._rng = checkpoint.generator_of(rest.get("generator"))
+        buffer.stack_num = int(rest.get("stack_num", 1))
+        sampler = checkpoint.sampler_of(rest.get("sampler"), table.rings.capacity, np.zeros(0, np.intp))
+        if isinstance(sampler, Prioritized) and WEIGHTS in folder.columns:
+            stored = table.rings.stored()
+            sampler.tree.set(stored, folder.columns[WEIGHTS][stored])
+        buffer._use(sampler)
+        buffer._bind_folder(folder)
+        return buffer
+
+    def flush(self) -> None:
+        """Wait until a buffer with `storage` is on the disk, so that not even a failure of the machine can take it.
+
+        Any other buffer has nothing to wait for.
+
+        Raises
+        ------
+        StorageError
+            If it is closed.
+        OSError
+            If the disk fails.
+        """
+        if self._folder is not None:
+            self._note_state()
+            self._folder.flush()
+
+    def close(self) -> None:
+        """Flush a buffer with `storage`, and unlock its folder. It can still be read, but takes no more steps.
+
+        Any other buffer stays as it is. Closing again does nothing.
+        """
+        if self._folder is not None and not self._folder.closed:
+            self._note_state()
+            self._folder.close()
+
+    def _note_state(self) -> None:
+        """Commit what may have changed since the last step."""
+        journal = self._table.journal
+        if journal is not None:
+            journal.begin([])
+            journal.commit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    # Checkpoints
+
+    def state_dict(self) -> State:
+        """Return all there is to know of the buffer: the rows that count, and whatever it needs to go on exactly so.
+
+        Returns
+        -------
+        dict
+            Plain values, arrays, tensors and columns, which can be pickled. Rows are copies.
+
+        Examples
+        --------
+        >>> from samplebatch import Batch, ReplayBuffer
+        >>> buf = ReplayBuffer(4)
+        >>> added = buf.add(Batch(obs=7, act=0, rew=1.0, terminated=False, truncated=False))
+        >>> again = ReplayBuffer(4)
+        >>> again.load_state_dict(buf.state_dict())
+        >>> again[0].obs
+        array(7)
+        """
+        table = self._table
+        slots = table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
+        return described_of(self) | {
+            "generator": checkpoint.generator_state(self._rng),
+            "sampler": checkpoint.sampler_state(self._sampler, slots),
+            "table": checkpoint.table_state(table, self._ring),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned of a buffer of the same class, sizes and options.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If it was another class, or of other sizes or options.
+        FormatError
+            If the state is not whole. Nothing has changed then.
+        RingError
+            If the buffer is a part of another.
+        """
+        if self._ring is not None:
+            raise RingError("a part of a buffer cannot be loaded by itself; load the whole")
+        checked(state)
+        own = self._table
+        if state["class"] != type(self).__name__:
+            raise ColumnMismatchError(f"the state must be of a {type(self).__name__}, it is of a {state['class']}")
+        journal = own.journal
+        if journal is not None:
+            journal.begin([])
+        table = checkpoint.table_of(state["table"], own.columns.stores)
+        if table.rings.maxsizes.tolist() != own.rings.maxsizes.tolist():
+            raise ColumnMismatchError(
+                f"the state must be of rings of {own.rings.maxsizes.tolist()[:8]} slots, "
+                f"it is of {table.rings.maxsizes.tolist()[:8]}"
+            )
+        for name, option in (("keeps_next", "ignore_obs_next"), ("last_frame", "save_only_last_obs")):
+            if getattr(table, name) != getattr(own, name):
+                raise ColumnMismatchError(f"the state must be of a buffer with the same {option!r}, it is of another")
+        sampler = checkpoint.sampler_of(state["sampler"], self.maxsize, table.rings.stored())
+        rng = checkpoint.generator_of(state["generator"])
+        own.rings, own.columns, own.finals = table.rings, table.columns, table.finals
+        own.forget_ways()
+        self._rng = rng
+        self._use(sampler)
+        for part in self.__dict__.get("_parts", None) or ():
+            part._sampler = sampler
+        if self._folder is not None and isinstance(sampler, Prioritized):
+            weights = self._folder.allocate(WEIGHTS, (self.maxsize,), np.dtype(np.float64))
+            weights[:] = sampler.tree.weights
+            sampler.mirror = weights
+        if journal is not None:
+            journal.commit()
+
+
+def described_of(buffer: Any) -> State:
+    """Return what a buffer is, beside its rows: its class, its plain attributes, and the names of its others."""
+    own = {name: value for name, value in buffer.__dict__.items() if name not in _BOUND}
+    return {
+        "version": checkpoint.VERSION,
+        "class": type(buffer).__name__,
+        "own": {name: checkpoint.plain(value) for name, value in own.items() if checkpoint.is_plain(value)},
+        "missing": [name for name, value in own.items() if not checkpoint.is_plain(value)],
+    }
+
+
+def checked(described: Mapping[str, Any]) -> None:
+    """Check that what was kept is of a buffer, and of a version that can be read.
+
+    Raises
+    ------
+    FormatError
+        If it is not.
+    """
+    if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
+        raise FormatError("what was kept must be of a buffer, it is of something else")
+    if described.get("version") != checkpoint.VERSION:
+        raise FormatError(
+            f"the buffer is of version {described.get('version')}, this library reads {checkpoint.VERSION}"
+        )
+
+
+def _made(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
+    """Make a buffer of a class that was kept, which is this one or derives from it, without its rows."""
+    checked(described)
+    name = described["class"]
+    if name in _HOMES:
+        import_module(f"samplebatch.buffer.{_HOMES[name]}")
+    kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
+    if name not in kinds:
+        raise FormatError(f"what was kept must be a {cls.__name__}, and it is a {name}; open or load it with {name}")
+    own, asked = described.get("own"), described.get("missing")
+    if not isinstance(own, dict) or not isinstance(asked, list):
+        raise FormatError(f"the attributes of a {name} must have been kept with it, they were not; it is damaged")
+    arguments = {str(attribute).lstrip("_"): str(attribute) for attribute in asked}
+    for argument in arguments:
+        if argument not in missing:
+            raise FormatError(f"a {name} must be given {argument!r}, which cannot be kept; pass {argument}=...")
+    for argument in missing:
+        if argument not in arguments:
+            raise TypeError(f"a {name} has no {argument!r} that could not be kept; {near_names(argument, arguments)}")
+    buffer: Any = object.__new__(kinds[name])
+    strange = [attribute for attribute in own if callable(getattr(kinds[name], attribute, None))]
+    if strange:
+        raise FormatError(f"the attributes of a {name} must be values, {strange[0]!r} is a method; it is damaged")
+    buffer.__dict__.update(own)
+    buffer.__dict__.update({attribute: missing[argument] for argument, attribute in arguments.items()})
+    return buffer
+
+
+def _with_subclasses(cls: type) -> list[type]:
+    found = [cls]
+    inner: type
+    for inner in cls.__subclasses__():
+        found += _with_subclasses(inner)
+    return found

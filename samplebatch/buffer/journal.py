@@ -1,0 +1,239 @@
+"""A buffer in a folder: its columns mapped from files, and every step committed there.
+
+`FolderJournal` is what the table of such a buffer tells of its steps. With each it commits the state of rings, sampler
+and generator; what columns there are, and how they are nested, is noted in the folder when it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.node import KINDS, TENSOR
+from samplebatch.buffer.checkpoint import State, check_rings
+from samplebatch.buffer.columns import Columns, Tree
+from samplebatch.buffer.finals import OWNER
+from samplebatch.buffer.mapped import MappedFolder
+from samplebatch.buffer.store import DenseStore, Slots, Store, TorchStore, as_rows
+from samplebatch.buffer.stores import Stores
+from samplebatch.buffer.table import Table
+from samplebatch.column.interface import Column
+from samplebatch.errors import ColumnTypeError, FormatError
+
+WEIGHTS = "sampler/weights"
+"""The name of the column that holds a sampler's weights."""
+
+_NUMBERS = ("cursors", "sizes", "writes", "began", "starts")
+_HEAD = struct.Struct("<?QQ")
+"""Whether rings go together, how many they are, and numbers in the return of an episode."""
+
+
+@dataclass(frozen=True)
+class MappedStores(Stores):
+    """Makes stores in the memory of a folder: of numbers of one shape alone."""
+
+    def make(self, name: str, first_rows: Any, slots: int) -> Store:
+        """Make the store that suits the first rows of a column; they are not written.
+
+        Raises
+        ------
+        ColumnTypeError
+            If they are not numbers of one shape; names the column.
+        """
+        if KINDS[type(first_rows)] != TENSOR and as_rows(first_rows, name).dtype.kind == "O":
+            raise ColumnTypeError(
+                f"column {name!r} must have numbers of one shape to be stored in a folder, got objects; "
+                "leave it out, or make it numbers"
+            )
+        return super().make(name, first_rows, slots)
+
+    def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
+        """Make an empty store for rows such as those of a column that another store's `live` returned.
+
+        Raises
+        ------
+        ColumnTypeError
+            If they are not numbers of one shape; names the column.
+        """
+        if kind == "compressed":
+            return self.make(name, column.slice(0, min(len(column), 1)).to_numpy(), slots)
+        if kind not in ("dense", "torch"):
+            raise ColumnTypeError(
+                f"column {name!r} must have numbers of one shape to be stored in a folder, got {kind}"
+            )
+        return super().like(kind, name, column, row_shape, slots)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Elsewhere the rows are in memory, where every kind of them can be.
+        return Stores, ()
+
+
+class FolderJournal:
+    """Commits every step of a table to a folder.
+
+    Parameters
+    ----------
+    folder
+        The folder, whose memory the table's columns have.
+    table
+        The table.
+    describe
+        Returns what else is to be committed: plain values.
+    """
+
+    def __init__(self, folder: MappedFolder, table: Table, describe: Callable[[], State]) -> None:
+        self.folder = folder
+        self._table = table
+        self._describe = describe
+        self._noted: tuple[int, int] = (-1, -1)
+
+    def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
+        """Keep the rows that a step will write over, as far as they count."""
+        rings = self._table.rings
+        kept: list[tuple[Iterable[str], Slots]] = []
+        for names, slots in overwritten:
+            if OWNER in names:
+                kept.append((names, slots))
+                continue
+            if WEIGHTS in self.folder.columns:
+                names = [*names, WEIGHTS]
+            kept.append((names, slots if len(rings) == rings.capacity else self._counting(slots)))
+        self.folder.begin(kept)
+
+    def _counting(self, slots: Slots) -> Slots:
+        """Leave out slots that hold no rows yet."""
+        rings = self._table.rings
+        numbers = np.atleast_1d(np.arange(rings.capacity)[slots] if isinstance(slots, slice) else np.asarray(slots))
+        ring = rings.ring_of(numbers)
+        return numbers[numbers - rings.bases[ring] < rings.sizes_of_all()[ring]]
+
+    def commit(self) -> None:
+        """Commit the step that has been written, and the state after it."""
+        table = self._table
+        noted = (_count(table.columns.tree), 0 if table.finals is None else _count(table.finals.columns.tree))
+        if noted != self._noted:
+            self.folder.note(notes_of(table))
+            self._noted = noted
+        self.folder.commit(packed(table.rings.state(), self._describe()))
+
+
+def _count(tree: Tree) -> int:
+    """Count the names in a tree."""
+    return sum([1 + _count(held) if type(held) is dict else 1 for held in tree.values()])
+
+
+def notes_of(table: Table) -> State:
+    """Return how the columns of a table are nested, and what they are beside their arrays; plain values."""
+    finals = table.finals
+    return {"columns": _notes(table.columns.tree), "finals": None if finals is None else _notes(finals.columns.tree)}
+
+
+def _notes(tree: Tree) -> State:
+    found: State = {}
+    for name, held in tree.items():
+        if isinstance(held, Store):
+            found[name] = [held.name, str(held.torch_dtype) if isinstance(held, TorchStore) else ""]
+        else:
+            found[name] = _notes(held)
+    return found
+
+
+def packed(rings: State, rest: State) -> bytes:
+    """Put the state of rings, and plain values, into bytes.
+
+    Examples
+    --------
+    >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state()
+    >>> again, rest = unpacked(packed(state, {"stack_num": 4}), [4], ())
+    >>> again["cursors"], rest
+    (array([0]), {'stack_num': 4})
+    """
+    returns = rings["returns"]
+    n = len(returns)
+    head = _HEAD.pack(rings["together"], n, returns.size // max(n, 1))
+    numbers = [rings[name].astype(np.int64, copy=False).tobytes() for name in _NUMBERS]
+    return b"".join([head, *numbers, returns.tobytes(), json.dumps(rest, separators=(",", ":")).encode()])
+
+
+def unpacked(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, ...]) -> tuple[State, State]:
+    """Take apart what `packed` made, and check it.
+
+    Raises
+    ------
+    FormatError
+        If it is not the state of rings of these sizes.
+    """
+    try:
+        together, n, width = _HEAD.unpack_from(data)
+        if n != len(maxsizes):
+            raise ValueError(f"it is of {n} rings, not {len(maxsizes)}")
+        state: State = {"maxsizes": np.array(maxsizes), "together": together}
+        at = _HEAD.size
+        for name in _NUMBERS:
+            state[name] = np.frombuffer(data, np.int64, n, at)
+            at += 8 * n
+        state["returns"] = np.frombuffer(data, np.float64, n * width, at).reshape(n, *reward_shape)
+        rest = json.loads(data[at + 8 * n * width :])
+        if not isinstance(rest, dict):
+            raise ValueError("its end is no dict")
+    except (struct.error, ValueError, RecursionError) as error:
+        raise FormatError(f"a commit must hold the state of a buffer, it does not: {error}") from error
+    check_rings(state)
+    return state, rest
+
+
+def adopt(folder: MappedFolder, table: Table) -> None:
+    """Let an empty table have the columns of a folder.
+
+    Raises
+    ------
+    FormatError
+        If the folder's notes do not fit its columns, or the columns the table.
+    """
+    notes = folder.notes or {"columns": {}, "finals": None}
+    try:
+        arrays = folder.columns
+        table.columns.tree = _tree(notes["columns"], arrays, table.rings.capacity)
+        finals = table.finals
+        if finals is not None and OWNER in arrays:
+            owners = arrays[OWNER]
+            if owners.dtype != np.int64 or owners.ndim != 1 or owners.min(initial=0) < 0:
+                raise ValueError(f"column {OWNER!r} must have the slots that observations belong to")
+            if len(owners) < table.rings.n or owners.max(initial=0) > table.rings.capacity:
+                raise ValueError(f"column {OWNER!r} must have slots of the buffer")
+            columns = Columns(len(owners), finals.columns.stores)
+            columns.tree = _tree(notes["finals"], arrays, len(owners))
+            finals.adopt(columns, owners)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{str(folder.path)!r} must have columns that fit its notes: {error}") from error
+
+
+def _tree(notes: Any, arrays: dict[str, npt.NDArray[Any]], slots: int) -> Tree:
+    tree: Tree = {}
+    for name, held in notes.items():
+        if isinstance(held, dict):
+            tree[name] = _tree(held, arrays, slots)
+            continue
+        path, torch_name = held
+        values = arrays[path]
+        if len(values) != slots:
+            raise ValueError(f"column {path!r} must have {slots} rows, got {len(values)}")
+        tree[name] = (
+            TorchStore(path, values, _torch_dtype(torch_name, values)) if torch_name else DenseStore(path, values)
+        )
+    return tree
+
+
+def _torch_dtype(name: str, values: npt.NDArray[Any]) -> Any:
+    import torch
+
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize != values.itemsize:
+        raise ValueError(f"there is no torch dtype {name!r} of {values.itemsize} bytes")
+    return dtype
