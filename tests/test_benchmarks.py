@@ -15,7 +15,8 @@ from benchmarks.compare import differs
 from benchmarks.harness import QUICK, DisagreementError, Outcome, Row, Way, measure, row
 from benchmarks.peers import library
 
-ROWS = rows_of(LAYERS)
+ROWS = [r for r in rows_of(LAYERS) if not (r.name.startswith("transport.") and r.name.endswith("256MB"))]
+"""Moving the largest batches takes the slower contestants too long for a test."""
 
 
 @pytest.mark.parametrize("declared", ROWS, ids=[r.name for r in ROWS])
