@@ -110,23 +110,20 @@ def join(samples: Sequence[SampleBatch]) -> SampleBatch:
     if not (shared or first._has_sequences or flags.time_major):
         columns = small.joined(groups, count, nbytes)
     if columns is None:
-        columns = _joined_columns(groups, first, count if shared else 0)
+        columns = _joined_columns(groups, first, shared=shared)
     joined = first._with(columns, flags)
     joined.count = count
     return joined
 
 
-def _joined_columns(groups: Sequence[dict[str, Column]], first: SampleBatch, shared_rows: int) -> dict[str, Column]:
-    """Join columns of any kind and layout, those of the first batch and of others like it.
-
-    On both cores where they come to `shared_rows` rows, if that is not 0.
-    """
+def _joined_columns(groups: Sequence[dict[str, Column]], first: SampleBatch, *, shared: bool) -> dict[str, Column]:
+    """Join columns of any kind and layout, those of the first batch and of others like it, on both cores if shared."""
     pieces = {name: [group[name] for group in groups] for name in groups[0]}
     if first._flags.time_major:
         return {name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()}
-    if not shared_rows:
+    if not shared:
         return {name: _concat(own, name) for name, own in pieces.items()}
-    return large.joined(pieces, shared_rows, _concat)
+    return large.joined(pieces, _concat)
 
 
 def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) -> Column:

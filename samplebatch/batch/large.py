@@ -43,9 +43,9 @@ def gathered(columns: Mapping[str, Column], indices: Indices) -> dict[str, Colum
 
 
 def joined(
-    pieces: Mapping[str, Sequence[Column]], rows: int, concat: Callable[[Sequence[Column], str], Column]
+    pieces: Mapping[str, Sequence[Column]], concat: Callable[[Sequence[Column], str], Column]
 ) -> dict[str, Column]:
-    """Join columns to `rows` rows; those that do not simply fit on each other by `concat`."""
+    """Join columns; those that do not simply fit on each other by `concat`."""
     columns: dict[str, Column] = {}
     jobs: list[cores.Job] = []
     for name, own in pieces.items():
@@ -54,7 +54,8 @@ def joined(
         if len(arrays) < len(own) or len(kinds) > 1:
             columns[name] = concat(own, name)
             continue
-        out = memory.empty((rows, *arrays[0].shape[1:]), arrays[0].dtype)
+        # Where there are sequences, some columns have a row for each of them.
+        out = memory.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         jobs += joining(arrays, out)
         columns[name] = TensorColumn(out)
     cores.share(jobs)

@@ -220,3 +220,17 @@ def test_sequences_of_policies_are_joined() -> None:
     assert joined["state_in_0"].tolist() == [1, 2, 1, 2]
     with pytest.raises(SequenceError, match="seq_lens"):
         concat_samples([one, MultiAgentBatch({"p": SampleBatch(a=[1], state_in_0=[1.0])}, 1)])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_long_sequences_keep_a_row_for_each(padded: bool) -> None:
+    """Batches so large that two threads join them have columns of two lengths all the same."""
+    batch = SampleBatch(
+        a=np.arange(600_000.0), seq_lens=[100_000, 200_000, 300_000], state_in_0=np.arange(3), _max_seq_len=300_000
+    )
+    if padded:
+        batch = batch.right_zero_pad(300_000)
+    joined = concat_samples([batch[:100_000], batch[100_000:300_000], batch[300_000:]])
+    assert joined["seq_lens"].tolist() == [100_000, 200_000, 300_000]
+    assert joined["state_in_0"].tolist() == [0, 1, 2]
+    assert np.array_equal(joined["a"], batch["a"])
