@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from importlib import import_module
@@ -34,7 +35,7 @@ _HOMES = {
 }
 """Modules of the classes that may be named in what was kept."""
 
-_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_folder", "_parts"))
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_folder", "_parts", "_committed"))
 """Attributes that are kept in another form, or not at all."""
 
 
@@ -43,6 +44,7 @@ class Durable(Rows):
 
     _rng: np.random.Generator
     _folder: MappedFolder | None = None
+    _committed: tuple[str, bytes] = ("", b"")
 
     if TYPE_CHECKING:
 
@@ -90,14 +92,19 @@ class Durable(Rows):
         self._table.journal = FolderJournal(folder, self._table, self._committed_state)
         self._table.forget_ways()
 
-    def _committed_state(self) -> State:
-        """Return what is committed of the buffer with every step, beside its rings."""
-        sampler = checkpoint.sampler_state(self._sampler, np.zeros(0, np.intp))
-        return {
-            "generator": checkpoint.generator_state(self._rng),
-            "sampler": checkpoint.plain(sampler),
-            "stack_num": self.stack_num,
-        }
+    def _committed_state(self) -> bytes:
+        """Return what is committed of the buffer with every step, beside its rings, as JSON."""
+        known = self._sampler.live(np.zeros(0, np.intp))
+        found = self._rng.bit_generator.state, known, self.stack_num
+        # Most of what a step costs would be to write the same again.
+        if repr(found) != self._committed[0]:
+            state = {
+                "generator": checkpoint.generator_state(self._rng),
+                "sampler": checkpoint.plain(checkpoint.sampler_state(self._sampler, np.zeros(0, np.intp))),
+                "stack_num": self.stack_num,
+            }
+            self._committed = repr(found), json.dumps(state, separators=(",", ":")).encode()
+        return self._committed[1]
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:

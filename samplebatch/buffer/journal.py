@@ -84,10 +84,10 @@ class FolderJournal:
     table
         The table.
     describe
-        Returns what else is to be committed: plain values.
+        Returns what else is to be committed, as JSON.
     """
 
-    def __init__(self, folder: MappedFolder, table: Table, describe: Callable[[], State]) -> None:
+    def __init__(self, folder: MappedFolder, table: Table, describe: Callable[[], bytes]) -> None:
         self.folder = folder
         self._table = table
         self._describe = describe
@@ -144,13 +144,13 @@ def _notes(tree: Tree) -> State:
     return found
 
 
-def packed(rings: State, rest: State) -> bytes:
-    """Put the state of rings, and plain values, into bytes.
+def packed(rings: State, rest: bytes) -> bytes:
+    """Put the state of rings, and what else there is, into bytes.
 
     Examples
     --------
     >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state()
-    >>> again, rest = unpacked(packed(state, {"stack_num": 4}), [4], ())
+    >>> again, rest = unpacked(packed(state, b'{"stack_num": 4}'), [4], ())
     >>> again["cursors"], rest
     (array([0]), {'stack_num': 4})
     """
@@ -158,7 +158,7 @@ def packed(rings: State, rest: State) -> bytes:
     n = len(returns)
     head = _HEAD.pack(rings["together"], n, returns.size // max(n, 1))
     numbers = [rings[name].astype(np.int64, copy=False).tobytes() for name in _NUMBERS]
-    return b"".join([head, *numbers, returns.tobytes(), json.dumps(rest, separators=(",", ":")).encode()])
+    return b"".join([head, *numbers, returns.tobytes(), rest])
 
 
 def unpacked(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, ...]) -> tuple[State, State]:

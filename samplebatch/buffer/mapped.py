@@ -38,7 +38,7 @@ from samplebatch.errors import ColumnTypeError, FormatError, StorageError
 _ABOUT, _LOCK = "buffer.json", "lock"
 _LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
 _ENTRY = struct.Struct("<QQ")
-"""In an intent: the file of a column, and how many slots follow."""
+"""In an intent: how many files and how many slots follow, the rows of which are kept file by file."""
 
 Overwritten = Sequence[tuple[Iterable[str], Slots]]
 """Which rows a step overwrites: names of columns, and slots of each of them."""
@@ -55,11 +55,12 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Column(NamedTuple):
-    """The number of a column's file, its array, and the mapping below that."""
+    """The number of a column's file, its array, the mapping below that, and the bytes of a row."""
 
     file: int
     values: npt.NDArray[Any]
     mapping: mmap.mmap | None
+    row_nbytes: int
 
 
 class MappedFolder:
@@ -232,7 +233,8 @@ class MappedFolder:
             mapping = mmap.mmap(fd, nbytes) if nbytes else None
         finally:
             os.close(fd)
-        return _Column(file, np.ndarray(shape, dtype, mapping) if mapping else np.empty(shape, dtype), mapping)
+        values: npt.NDArray[Any] = np.ndarray(shape, dtype, mapping) if mapping else np.empty(shape, dtype)
+        return _Column(file, values, mapping, dtype.itemsize * prod(shape[1:]))
 
     def _map_layout(self, number: int) -> None:
         path = self.path / _LAYOUT.format(number)
@@ -290,16 +292,18 @@ class MappedFolder:
         entries: list[bytes] = []
         rows: list[memoryview] = []
         for names, slots in overwritten:
-            for name in names:
-                column = self._columns[name]
-                if column.file not in self._committed:
-                    continue
-                numbers = np.arange(len(column.values))[slots] if isinstance(slots, slice) else slots
-                numbers = np.atleast_1d(np.asarray(numbers, np.int64))
-                kept = column.values[numbers]
-                if kept.nbytes:
-                    rows.append(kept.reshape(-1).view(np.uint8).data)
-                    entries.append(_ENTRY.pack(column.file, len(numbers)) + numbers.tobytes())
+            columns = [column for name in names if (column := self._columns[name]).file in self._committed]
+            if not columns:
+                continue
+            numbers = slots
+            if isinstance(slots, slice):
+                numbers = np.arange(len(columns[0].values))[slots]
+            kept = np.array([numbers], np.int64).reshape(-1)
+            if not len(kept):
+                continue
+            rows += [_rows_of(column, slots, kept) for column in columns if column.row_nbytes]
+            files = [column.file for column in columns if column.row_nbytes]
+            entries.append(_ENTRY.pack(len(files), len(kept)) + np.array([*files], np.int64).tobytes() + kept.tobytes())
         if entries:
             self._commits.keep(b"".join(entries), rows)
 
@@ -333,17 +337,18 @@ class MappedFolder:
         entries = self._commits.pending
         if entries is None:
             return
-        by_file = {column.file: column.values for column in self._columns.values()}
+        by_file = {column.file: column for column in self._columns.values()}
         at = place = 0
         while place < len(entries):
-            file, count = _ENTRY.unpack_from(entries, place)
-            slots = np.frombuffer(entries, np.int64, count, place + _ENTRY.size)
-            place += _ENTRY.size + slots.nbytes
-            values = by_file[file]
-            nbytes = values.itemsize * prod(values.shape[1:]) * count
-            rows = np.frombuffer(self._commits.kept(at, nbytes), values.dtype)
-            values[slots] = rows.reshape(count, *values.shape[1:])
-            at += nbytes
+            count, length = _ENTRY.unpack_from(entries, place)
+            numbers = np.frombuffer(entries, np.int64, count + length, place + _ENTRY.size)
+            place += _ENTRY.size + numbers.nbytes
+            for file in numbers[:count].tolist():
+                column = by_file[file]
+                nbytes = column.row_nbytes * length
+                rows = np.frombuffer(self._commits.kept(at, nbytes), column.values.dtype)
+                column.values[numbers[count:]] = rows.reshape(length, *column.values.shape[1:])
+                at += nbytes
         self._commits.withdraw()
 
     # Closing
@@ -407,3 +412,11 @@ def _read_about(path: Path) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise FormatError(f"{str(path)!r} must describe a buffer, it does not; it is damaged")
     return about
+
+
+def _rows_of(column: _Column, slots: Slots, numbers: npt.NDArray[np.int64]) -> memoryview:
+    """Return the bytes of rows: of a single one as it lies, else gathered."""
+    if isinstance(slots, int):
+        assert column.mapping is not None
+        return memoryview(column.mapping)[slots * column.row_nbytes : (slots + 1) * column.row_nbytes]
+    return column.values[numbers].reshape(-1).view(np.uint8).data

@@ -461,7 +461,7 @@ class ReplayBuffer(Durable):
         self._use(kind.revived(table.rings.capacity, table.rings.stored(), known))
 
 
-_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_folder"))
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_folder", "_committed"))
 """What a buffer is bound to, and does not take along."""
 
 

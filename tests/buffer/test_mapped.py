@@ -389,7 +389,7 @@ def test_rows_that_cannot_be_kept_are_not_overwritten(path: Path, monkeypatch: p
 
 
 def test_columns_take_no_memory_of_the_process(path: Path) -> None:
-    """A process that may have 300 MB of its own writes to columns of 1 GB."""
+    """A process that may have 300 MB of its own writes to columns of 512 MB."""
     code = (
         "import resource, numpy as np\n"
         "from samplebatch.buffer.mapped import MappedFolder\n"
@@ -397,14 +397,14 @@ def test_columns_take_no_memory_of_the_process(path: Path) -> None:
         "limit = 300 << 20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
         "try:\n"
-        "    np.ones(1 << 27)\n"
+        "    np.ones(1 << 26)\n"
         "except MemoryError:\n"
-        "    values = folder.allocate('obs', (1 << 27,), np.dtype('f8'))\n"
+        "    values = folder.allocate('obs', (1 << 26,), np.dtype('f8'))\n"
         "    values[:: 1 << 17] = 1\n"
         "    print(int(values[:: 1 << 17].sum()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "1024\n", done.stderr
+    assert done.stdout == "512\n", done.stderr
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY or done.returncode == 0
 
 
