@@ -102,7 +102,7 @@ def cut(
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), steps.count], strict=True):
         agent = int(index[start])
         agent = agents.get((int(env_id[start]), agent), agent)
-        found.append(Trajectory(agent, policy_id, eps_id[start].item(), steps.slice(start, stop)))
+        found.append(Trajectory(agent, policy_id, eps_id[start : start + 1].tolist()[0], steps.slice(start, stop)))
     return found
 
 

@@ -116,7 +116,7 @@ class UnfinishedEpisodes:
         order = np.argsort(eps_id, kind="stable")
         bounds = np.flatnonzero(np.diff(eps_id[order])) + 1
         for rows in np.split(order, bounds):
-            episode = self._episodes[eps_id[rows[0]].item()]
+            episode = self._episodes[eps_id[rows[:1]].tolist()[0]]
             episode.agent_steps += len(rows)
             if env_id is not None:
                 episode.env_id = int(env_id[rows[0]])

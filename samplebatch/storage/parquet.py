@@ -134,7 +134,7 @@ def _stored(table: pa.Table) -> pa.Table:
         return table
     plain = table.schema.remove_metadata().serialize().to_pybytes()
     columns = [
-        pa.chunked_array([parquet_layout.stored(chunk) for chunk in column.chunks], field.type)
+        pa.chunked_array([parquet_layout.stored(chunk, nullable=field.nullable) for chunk in column.chunks], field.type)
         for column, field in zip(table.columns, schema, strict=True)
     ]
     metadata = {**(table.schema.metadata or {}), SCHEMA_KEY: base64.b64encode(plain)}
@@ -156,7 +156,9 @@ def _restored(table: pa.Table) -> pa.Table:
     if wanted.names != table.schema.names:
         raise FormatError("the columns are not those of the schema in the metadata")
     columns = [
-        pa.chunked_array([parquet_layout.restored(chunk, field.type) for chunk in column.chunks], field.type)
+        pa.chunked_array(
+            [parquet_layout.restored(chunk, field.type, nullable=field.nullable) for chunk in column.chunks], field.type
+        )
         for column, field in zip(table.columns, wanted, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=wanted.with_metadata(table.schema.metadata))
@@ -164,7 +166,7 @@ def _restored(table: pa.Table) -> pa.Table:
 
 def _row_groups(batch: SampleBatch | MultiAgentBatch, table: pa.Table) -> Iterator[pa.Table]:
     """Cut a table so that no row group has rows of two policies: readers that want one then skip the others."""
-    if isinstance(batch, SampleBatch):
+    if isinstance(batch, SampleBatch) or not batch.policy_batches:
         yield table
         return
     about: dict[str, Any] = metadata_of(table.schema) or {}

@@ -3,13 +3,16 @@
 - A dict without keys (Arrow's struct without fields) and a row without elements (a fixed-size list of size 0) have
   nothing but their being there: they are written as bools, all of them true.
 - Dates in seconds would be multiplied into milliseconds, and may overflow: they are written as 64-bit integers.
+- Fixed-size lists among which there may be nulls cannot be read by pyarrow before 19: they are written as lists of any
+  size. Parquet's own layout of the two is the same.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.errors import FormatError
@@ -17,11 +20,11 @@ from samplebatch.errors import FormatError
 
 def stored_field(field: pa.Field) -> pa.Field:
     """Return the field of what `stored` makes; the same one where nothing in it changes."""
-    changed = stored_type(field.type)
+    changed = stored_type(field.type, nullable=field.nullable)
     return field if changed.equals(field.type) else field.with_type(changed)
 
 
-def stored_type(arrow: pa.DataType) -> pa.DataType:
+def stored_type(arrow: pa.DataType, *, nullable: bool = False) -> pa.DataType:
     """Return the type that is written in place of one; the same one where Parquet has a place for all of it.
 
     Examples
@@ -31,7 +34,7 @@ def stored_type(arrow: pa.DataType) -> pa.DataType:
     """
     if isinstance(arrow, pa.BaseExtensionType):
         storage = arrow.storage_type
-        changed = stored_type(storage)
+        changed = stored_type(storage, nullable=nullable)
         return arrow if changed.equals(storage) else changed
     if _is_bare(arrow):
         return pa.bool_()
@@ -41,28 +44,30 @@ def stored_type(arrow: pa.DataType) -> pa.DataType:
         fields = [arrow.field(i) for i in range(arrow.num_fields)]
         return pa.struct([stored_field(field) for field in fields])
     if pa.types.is_fixed_size_list(arrow):
-        return pa.list_(stored_field(arrow.value_field), arrow.list_size)
+        field = stored_field(arrow.value_field)
+        return pa.large_list(field) if nullable else pa.list_(field, arrow.list_size)
     if pa.types.is_large_list(arrow):
         return pa.large_list(stored_field(arrow.value_field))
     return arrow
 
 
-def stored(array: pa.Array) -> pa.Array:
+def stored(array: pa.Array, *, nullable: bool = False) -> pa.Array:
     """Lay an array out as `stored_type` says; the same array where nothing in it changes."""
     arrow = array.type
-    wanted = stored_type(arrow)
+    wanted = stored_type(arrow, nullable=nullable)
     if wanted.equals(arrow):
         return array
     if isinstance(arrow, pa.BaseExtensionType):
-        return stored(array.storage)
+        return stored(array.storage, nullable=nullable)
     if _is_bare(arrow):
         return pa.array(np.ones(len(array), np.bool_), mask=_missing(array))
     if pa.types.is_timestamp(arrow):
         return array.view(wanted)
-    return _mapped(array, wanted, [stored(child) for child in _children(array)])
+    children = [stored(child, nullable=arrow.field(i).nullable) for i, child in enumerate(_children(array))]
+    return _mapped(array, wanted, children)
 
 
-def restored(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def restored(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False) -> pa.Array:
     """Lay an array out as the type says of which `stored` made it.
 
     Raises
@@ -72,18 +77,23 @@ def restored(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """
     if array.type.equals(wanted):
         return array
-    if not array.type.equals(stored_type(wanted)):
-        raise FormatError(f"values of {wanted} must be stored as {stored_type(wanted)}, got {array.type}")
+    expected = stored_type(wanted, nullable=nullable)
+    if not array.type.equals(expected):
+        raise FormatError(f"values of {wanted} must be stored as {expected}, got {array.type}")
     if isinstance(wanted, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(wanted, restored(array, wanted.storage_type))
+        return pa.ExtensionArray.from_storage(wanted, restored(array, wanted.storage_type, nullable=nullable))
     if _is_bare(wanted):
         present = pa.array(~_missing(array)).buffers()[1]
         children = [pa.array([], wanted.value_type)] if pa.types.is_fixed_size_list(wanted) else []
         return pa.Array.from_buffers(wanted, len(array), [present], children=children)
     if pa.types.is_timestamp(wanted):
         return array.view(wanted)
-    types = [wanted.field(i).type for i in range(wanted.num_fields)]
-    return _mapped(array, wanted, [restored(*pair) for pair in zip(_children(array), types, strict=True)])
+    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+    children = [
+        restored(child, field.type, nullable=field.nullable)
+        for child, field in zip(_children(array), fields, strict=True)
+    ]
+    return _mapped(array, wanted, children)
 
 
 def float_paths(schema: pa.Schema) -> list[str]:
@@ -101,7 +111,7 @@ def float_paths(schema: pa.Schema) -> list[str]:
         arrow, path = field.type, field.name
         if isinstance(arrow, pa.BaseExtensionType):
             arrow = arrow.storage_type
-        if pa.types.is_fixed_size_list(arrow):
+        if pa.types.is_fixed_size_list(arrow) or pa.types.is_large_list(arrow):
             arrow, path = arrow.value_type, f"{path}.list.element"
         if pa.types.is_float32(arrow) or pa.types.is_float64(arrow):
             paths.append(path)
@@ -116,7 +126,7 @@ def _is_bare(arrow: pa.DataType) -> bool:
     )
 
 
-def _missing(array: pa.Array) -> np.ndarray[Any, Any]:
+def _missing(array: pa.Array) -> npt.NDArray[np.bool_]:
     return np.asarray(array.is_null().to_numpy(zero_copy_only=False))
 
 
@@ -135,8 +145,47 @@ def _mapped(array: pa.Array, wanted: pa.DataType, children: list[pa.Array]) -> p
     mask = pa.array(_missing(array)) if array.null_count else None
     if pa.types.is_struct(wanted):
         return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+    (values,) = children
     if pa.types.is_fixed_size_list(wanted):
-        return pa.FixedSizeListArray.from_arrays(children[0], type=wanted, mask=mask)
-    # Fresh offsets: those of a slice go with no mask.
-    offsets = pa.array(np.array(array.offsets))
-    return pa.LargeListArray.from_arrays(offsets, children[0], type=wanted, mask=mask)
+        if pa.types.is_large_list(array.type):
+            values = _padded(array, values, wanted.list_size)
+        return pa.FixedSizeListArray.from_arrays(values, type=wanted, mask=mask)
+    if pa.types.is_fixed_size_list(array.type):
+        values, offsets = _packed(array, values)
+    else:
+        # Fresh offsets: those of a slice go with no mask.
+        offsets = np.array(array.offsets)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=wanted, mask=mask)
+
+
+def _packed(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Leave out the values of lists that are not there, and return the others with the offsets of all lists."""
+    size, present = array.type.list_size, ~_missing(array)
+    parts = [values.slice(start * size, (stop - start) * size) for start, stop, there in _spans(present) if there]
+    return _joined(parts, values.type), np.append(0, np.cumsum(present) * size)
+
+
+def _padded(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
+    """Put nulls in the place of lists that are not there, for all lists to be of one size."""
+    offsets, present = np.array(array.offsets), ~_missing(array)
+    if (np.diff(offsets)[present] != size).any():
+        raise FormatError(f"lists of size {size} must have that size, and not all of them have")
+    return _joined(
+        [
+            values.slice(offsets[start], (stop - start) * size)
+            if there
+            else pa.nulls((stop - start) * size, values.type)
+            for start, stop, there in _spans(present)
+        ],
+        values.type,
+    )
+
+
+def _spans(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
+    """Cut flags into ranges of equal ones."""
+    bounds = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)] if len(flags) else [0]
+    return [(start, stop, bool(flags[start])) for start, stop in pairwise(bounds)]
+
+
+def _joined(parts: list[pa.Array], arrow: pa.DataType) -> pa.Array:
+    return pa.concat_arrays(parts) if parts else pa.array([], arrow)

@@ -233,6 +233,19 @@ def test_steps_that_no_row_tells_of_are_counted_all_the_same() -> None:
     assert sum(batch.count for batch in found) == 5
 
 
+def test_episodes_may_have_ids_of_any_kind() -> None:
+    for ids in (np.array(["x", "y"], object), np.array(["x", "y"]), np.array([0.5, 1.5])):
+        fragments = [pair(0, 3, eps_id=i, done=True) for i in range(2)]
+        for fragment, eps_id in zip(fragments, ids, strict=True):
+            for part in fragment.policy_batches.values():
+                part["eps_id"] = np.full(len(part), eps_id, ids.dtype)
+        for aggregator in (Aggregator(6, complete_episodes=True), Aggregator(6)):
+            for fragment in fragments:
+                aggregator.add(fragment)
+            assert aggregator.episodes == 2
+            assert list(aggregator.batches()) == fragments
+
+
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Aggregator(0)

@@ -191,6 +191,13 @@ def test_hooks_follow_one_another_and_see_what_the_one_before_did() -> None:
     assert len(postprocess(steps, [lambda trajectory, others: trajectory.steps[:0]])) == 0
 
 
+def test_episodes_may_have_ids_of_any_kind() -> None:
+    seen = []
+    for ids in (np.array(["x", "y", "x"], object), np.array(["x", "y", "x"])):
+        postprocess(SampleBatch(eps_id=ids), [lambda own, others: seen.append((own.eps_id, len(own.steps)))])
+    assert seen == [("x", 2), ("y", 1)] * 2
+
+
 def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
     batch = MultiAgentCollector("arena:Relay", seed=0).collect(21)
     for hook in (GAE(value), NStepReturns(3)):

@@ -144,8 +144,15 @@ def test_layouts_of_slices_and_nulls_are_restored() -> None:
         assert back.equals(part)
     fixed = pa.array([[{}, None], None, [None, {}]], pa.list_(pa.struct([]), 2)).slice(1)
     assert restored(stored(fixed), fixed.type).equals(fixed)
+    numbers = pa.array([[1, 2], None, None, [3, 4], None], pa.list_(pa.int64(), 2))
+    for start in range(6):
+        part = numbers.slice(start)
+        assert stored(part, nullable=True).to_pylist() == part.to_pylist()
+        assert restored(stored(part, nullable=True), part.type, nullable=True).equals(part)
     with pytest.raises(FormatError, match="must be stored as bool"):
         restored(pa.array([1]), pa.struct([]))
+    with pytest.raises(FormatError, match="lists of size 2"):
+        restored(pa.array([[1, 2], [3]], pa.large_list(pa.int64())), numbers.type, nullable=True)
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
