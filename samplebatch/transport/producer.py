@@ -102,14 +102,16 @@ class Producer(End):
         timeout_s
             Seconds to wait for a slot to be free, None for as long as it takes. This is the back-pressure.
         split
-            Whether a batch that is larger than the arena may go as several, of fewer rows each.
+            Whether a batch that is larger than half of the arena may go as several, of fewer rows each: rows, whole
+            sequences, or the environment steps of a `MultiAgentBatch`. Its parts may have been sent when this raises.
 
         Raises
         ------
         CapacityError
             If it does not fit in the arena, and may not or cannot be split; names both sizes.
         ChannelTimeoutError
-            If no slot was free in time. Nothing was sent then.
+            If no slot was free in time. Nothing was sent then. It is the consumer that frees them: a batch larger than
+            half of the arena has to wait until that one has let go of every other.
         ChannelClosedError
             If the consumer has closed its end, or this end is closed.
         PeerDiedError
@@ -140,12 +142,16 @@ class Producer(End):
         nbytes = plan.nbytes
         if note or frame.buffers:
             nbytes += aligned(len(note)) + sum([aligned(buffer.nbytes) for buffer in frame.buffers])
-        if nbytes > self._arena.nbytes:
-            if not split:
-                raise self._too_large(nbytes, "send it with split=True, in smaller parts or through a larger channel")
-            for part in halves(batch, self._too_large(nbytes, "make the channel larger")):
-                self.send(part, None if deadline is None else max(0.0, deadline - _monotonic()), split=True)
-            return
+        if nbytes > self._arena.nbytes // 2:
+            # A consumer that waits for one part often has the one before still.
+            parts = halves(batch) if split else []
+            if parts:
+                for part in parts:
+                    self.send(part, None if deadline is None else max(0.0, deadline - _monotonic()), split=True)
+                return
+            if nbytes > self._arena.nbytes:
+                hint = "send it with split=True, in smaller parts or through a larger channel"
+                raise self._too_large(nbytes, "make the channel larger" if split else hint)
         slot = self._take(nbytes, deadline)
         try:
             self._fill(slot[0], plan, frame)

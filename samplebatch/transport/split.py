@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import CapacityError, SampleBatchError
+from samplebatch.errors import SampleBatchError
+
+AnyBatch = SampleBatch | MultiAgentBatch | Batch
 
 
-def halves(
-    batch: SampleBatch | MultiAgentBatch | Batch, refused: CapacityError
-) -> Iterator[SampleBatch | MultiAgentBatch | Batch]:
-    """Yield views of the first and the second half of a batch.
+def halves(batch: AnyBatch) -> Sequence[AnyBatch]:
+    """Return views of the first and the second half of a batch; none if it cannot be split.
 
     Sequences are not cut. A `MultiAgentBatch` is split between environment steps, for which it needs `eps_id` and `t`.
 
-    Parameters
-    ----------
-    batch
-        The batch.
-    refused
-        What to raise if it cannot be split.
-
-    Raises
-    ------
-    CapacityError
-        If it has a single row, sequence or environment step, or no rows.
-
     Examples
     --------
-    >>> whole = SampleBatch(a=[1, 2, 3])
-    >>> [part["a"].tolist() for part in halves(whole, CapacityError("too large"))]
+    >>> [part["a"].tolist() for part in halves(SampleBatch(a=[1, 2, 3]))]
     [[1], [2, 3]]
+    >>> halves(SampleBatch(a=[1]))
+    []
     """
-    parts: Sequence[SampleBatch | MultiAgentBatch | Batch]
+    parts: Sequence[AnyBatch]
     try:
         if isinstance(batch, Batch):
             rows = len(batch)
@@ -44,11 +33,9 @@ def halves(
             parts = batch.timeslices(max(1, (len(batch) + 1) // 2))
         else:
             parts = _of_rows(batch)
-    except (SampleBatchError, TypeError) as error:
-        raise refused from error
-    if len(parts) < 2:
-        raise refused
-    yield from parts
+    except (SampleBatchError, TypeError):
+        return []
+    return parts if len(parts) > 1 else []
 
 
 def _of_rows(batch: SampleBatch) -> list[SampleBatch]:

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel, concat_samples
+from samplebatch.errors import (
+    CapacityError,
+    ChannelClosedError,
+    ChannelTimeoutError,
+    ColumnTypeError,
+    EndOfStreamError,
+    OwnershipError,
+    PeerDiedError,
+    UntrustedPickleError,
+    WorkerError,
+)
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.producer import Producer
 from tests.batch.every_kind import in_sequences, with_every_kind
@@ -98,3 +118,545 @@ def test_the_producer_goes_to_a_child(method: str) -> None:
             assert got == wanted
     child.join()
     assert child.exitcode == 0
+
+
+def echo(consumer: Consumer, producer: Producer) -> None:
+    with consumer, producer:
+        for batch in consumer:
+            producer.send(batch, timeout_s=20)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_both_ends_go_to_a_child_and_back(method: str) -> None:
+    producer, theirs = channel(1 << 20)
+    mine, consumer = channel(1 << 20)
+    child = multiprocessing.get_context(method).Process(target=echo, args=(theirs, mine))
+    child.start()
+    theirs.close()
+    mine.close()
+    with producer, consumer:
+        for i in range(20):
+            producer.send(steps(seed=i), timeout_s=20)
+            assert consumer.recv(timeout_s=20) == steps(seed=i)
+        producer.close()
+        with pytest.raises(EndOfStreamError):
+            consumer.recv(timeout_s=20)
+    child.join()
+    assert child.exitcode == 0
+
+
+def produce_from_queue(queue: Any) -> None:
+    produce(queue.get())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_end_goes_through_a_queue(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=produce_from_queue, args=(queue,))
+    child.start()
+    producer, consumer = channel(8 << 20)
+    queue.put(producer)
+    with consumer:
+        assert sum(1 for _ in consumer) == len(some_batches())
+    child.join()
+    producer.close()
+    queue.close()
+    queue.join_thread()
+
+
+class TestTheEnd:
+    """How a stream ends."""
+
+    def test_is_clean_when_the_producer_closes(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        for seed in range(3):
+            producer.send(steps(seed=seed))
+        producer.close()
+        assert wait([consumer], timeout=1) == [consumer]
+        assert [batch == steps(seed=i) for i, batch in enumerate(consumer)] == [True] * 3
+        for _ in range(2):
+            assert consumer.poll()
+            assert wait([consumer], timeout=0) == [consumer]
+            with pytest.raises(EOFError):
+                consumer.recv(timeout_s=0)
+
+    def test_is_clean_when_nothing_was_sent(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        producer.close()
+        assert list(consumer) == []
+
+    def test_is_told_even_if_the_pipe_is_full(self) -> None:
+        producer, consumer = channel(1 << 20)
+        sent = 0
+        with pytest.raises(ChannelTimeoutError, match="pipe"):  # noqa: PT012
+            while True:
+                producer.send(SampleBatch(i=[sent]), timeout_s=0)
+                sent += 1
+        # As a forked sibling has it: the pipe does not end.
+        kept = os.dup(producer._pipe)
+        producer.close()
+        assert [batch["i"].item() for batch in consumer] == list(range(sent))
+        os.close(kept)
+        consumer.close()
+
+    def test_comes_when_the_producer_is_forgotten(self) -> None:
+        producer, consumer = channel(1 << 16)
+        producer.send(steps(2))
+        del producer
+        assert [len(batch) for batch in consumer] == [2]
+        consumer.close()
+
+    def test_says_that_the_producer_failed(self) -> None:
+        producer, consumer = channel(1 << 16)
+        producer.send(steps(2))
+        producer.fail("the floor is lava", "line 3\n" * 5000 + "the end")
+        producer.close()
+        assert len(consumer.recv(timeout_s=1)) == 2
+        with pytest.raises(WorkerError, match="the floor is lava") as caught:
+            consumer.recv(timeout_s=1)
+        assert caught.value.__notes__[0].endswith("line 3\nthe end")
+        with pytest.raises(EndOfStreamError):
+            consumer.recv(timeout_s=1)
+        consumer.close()
+
+    def test_says_what_ended_a_block(self) -> None:
+        producer, consumer = channel(1 << 16)
+        with pytest.raises(ZeroDivisionError), producer:
+            producer.send(SampleBatch(a=[1 // 0]))
+        with pytest.raises(WorkerError, match="ZeroDivisionError") as caught:
+            consumer.recv(timeout_s=1)
+        assert "1 // 0" in caught.value.__notes__[0]
+        consumer.close()
+
+    def test_a_failure_needs_no_slot(self) -> None:
+        producer, consumer = channel(1 << 12)
+        with pytest.raises(ChannelTimeoutError):  # noqa: PT012
+            while True:
+                producer.send(SampleBatch(a=np.zeros(100)), timeout_s=0)
+        producer.fail("no room to move")
+        with pytest.raises(WorkerError, match="no room"):
+            list(consumer)
+        producer.close()
+        consumer.close()
+
+
+def leave(producer: Producer, how: str) -> None:
+    producer.send(steps(3))
+    if how == "raise":
+        raise ValueError("the dog ate it")
+    if how == "exit":
+        os._exit(3)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "exit", "kill"])
+def test_a_process_ends_without_closing(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    producer, consumer = channel(1 << 20)
+    child = multiprocessing.get_context("fork").Process(target=leave, args=(producer, how))
+    child.start()
+    # The parent's copy of the other end stays open: that must not hide anything.
+    assert consumer.recv(timeout_s=10) == steps(3)
+    expected = {"return": EndOfStreamError, "raise": WorkerError}.get(how, PeerDiedError)
+    assert wait([consumer], timeout=10) == [consumer]
+    with pytest.raises(expected) as caught:
+        consumer.recv(timeout_s=10)
+    if how == "raise":
+        assert "the dog ate it" in str(caught.value)
+    if expected is PeerDiedError:
+        assert str(child.pid) in str(caught.value)
+        with pytest.raises(PeerDiedError):
+            consumer.recv(timeout_s=0)
+        assert consumer.poll()
+        assert wait([consumer], timeout=0) == [consumer]
+    child.join()
+    producer.close()
+    consumer.close()
+
+
+def consume(consumer: Consumer, count: int, how: str) -> None:
+    for _ in range(count):
+        consumer.recv(timeout_s=10)
+    if how == "close":
+        consumer.close()
+        time.sleep(30)
+    leave_now = {"exit": lambda: os._exit(3), "kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+    if how in leave_now:
+        leave_now[how]()
+
+
+@pytest.mark.parametrize("how", ["close", "return", "exit", "kill"])
+def test_the_producer_is_told_when_the_consumer_is_gone(how: str) -> None:
+    producer, consumer = channel(1 << 14)
+    child = multiprocessing.get_context("fork").Process(target=consume, args=(consumer, 2, how))
+    child.start()
+    expected = ChannelClosedError if how in ("close", "return") else PeerDiedError
+    with pytest.raises(expected):  # noqa: PT012
+        while True:
+            producer.send(steps(50), timeout_s=10)
+    # Once more, with no need to wait for anything.
+    with pytest.raises(expected):
+        producer.send(steps(50), timeout_s=10)
+    child.kill()
+    child.join()
+    producer.close()
+    consumer.close()
+
+
+def test_the_producer_is_told_while_there_are_slots() -> None:
+    producer, consumer = channel(1 << 20)
+    child = multiprocessing.get_context("fork").Process(target=consume, args=(consumer, 1, "kill"))
+    child.start()
+    producer.send(steps(1))
+    child.join()
+    with pytest.raises(PeerDiedError):  # noqa: PT012
+        for _ in range(100):
+            producer.send(steps(1), timeout_s=0)
+            time.sleep(0.005)
+    producer.close()
+    consumer.close()
+
+
+class TestBackPressure:
+    """Sending waits for the consumer."""
+
+    def test_waits_for_a_slot(self) -> None:
+        producer, consumer = channel(1 << 16)
+        with producer, consumer:
+            batch = SampleBatch(a=np.zeros(6000))
+            producer.send(batch)
+            began = time.monotonic()
+            with pytest.raises(ChannelTimeoutError, match="holds 1 "):
+                producer.send(batch, timeout_s=0.1)
+            assert 0.09 < time.monotonic() - began < 5
+            held = consumer.recv()
+
+            def let_go() -> None:
+                nonlocal held
+                time.sleep(0.1)
+                del held
+
+            thread = threading.Thread(target=let_go)
+            thread.start()
+            producer.send(batch, timeout_s=10)
+            thread.join()
+            assert consumer.recv(timeout_s=1) == batch
+
+    def test_nothing_is_sent_on_a_timeout(self) -> None:
+        producer, consumer = channel(1 << 16)
+        with producer, consumer:
+            producer.send(SampleBatch(a=np.zeros(6000)))
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    producer.send(SampleBatch(other=np.ones(5000)), timeout_s=0.01)
+                with pytest.raises(TimeoutError):
+                    producer.reserve({"b": "f8"}, 5000, timeout_s=0.01)
+            assert len(consumer.recv(timeout_s=0)) == 6000
+            with pytest.raises(ChannelTimeoutError, match="0 s"):
+                consumer.recv(timeout_s=0)
+            producer.send(SampleBatch(other=np.ones(5000)), timeout_s=0)
+            assert consumer.recv(timeout_s=0)["other"].sum() == 5000
+
+    def test_a_slow_consumer_slows_the_producer(self) -> None:
+        producer, consumer = channel(40_000)
+        arrived: list[int] = []
+
+        def slowly() -> None:
+            for batch in consumer:
+                time.sleep(0.01)
+                arrived.append(int(batch["i"][0]))
+
+        thread = threading.Thread(target=slowly)
+        thread.start()
+        ahead = []
+        for i in range(30):
+            producer.send(SampleBatch(i=np.full(1000, i)), timeout_s=10)
+            ahead.append(i - len(arrived))
+        producer.close()
+        thread.join()
+        consumer.close()
+        assert arrived == list(range(30))
+        assert max(ahead) <= 6
+
+
+class TestWhatDoesNotFit:
+    """Batches larger than the arena."""
+
+    def test_is_refused_with_both_sizes(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        with pytest.raises(CapacityError, match=r"1048576 bytes.*takes 1600\d\d\d"):
+            producer.send(SampleBatch(a=np.zeros(200_000)))
+        with pytest.raises(CapacityError, match=r"1048576 bytes.*takes 1600\d\d\d"):
+            producer.reserve({"a": "f8"}, 200_000)
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0)
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            SampleBatch(a=np.arange(300_000.0), infos=[{}] * 300_000),
+            SampleBatch(a=np.arange(3e5), seq_lens=[99_999, 1, 100_000, 80_000, 20_000], state_in_0=np.arange(5)),
+            MultiAgentBatch(
+                {
+                    "one": SampleBatch(a=np.arange(2e5), t=np.arange(200_000), eps_id=np.zeros(200_000, int)),
+                    "two": SampleBatch(b=np.arange(2e5), t=np.arange(200_000), eps_id=np.zeros(200_000, int)),
+                },
+                200_000,
+            ),
+            Batch(obs={"a": np.arange(300_000.0)}, act=np.arange(300_000)),
+        ],
+        ids=["rows", "sequences", "multi-agent", "nested"],
+    )
+    def test_is_split_where_that_is_allowed(self, batch: AnyBatch) -> None:
+        producer, consumer = channel(1_700_000)
+        arrived: list[AnyBatch] = []
+        thread = threading.Thread(target=lambda: arrived.extend(part[:].copy() for part in consumer))
+        if isinstance(batch, MultiAgentBatch):
+            thread = threading.Thread(target=lambda: arrived.extend(part.copy() for part in consumer))
+        thread.start()
+        with pytest.raises(CapacityError):
+            producer.send(batch)
+        producer.send(batch, timeout_s=10, split=True)
+        producer.close()
+        thread.join()
+        consumer.close()
+        assert len(arrived) > 1
+        if isinstance(batch, Batch):
+            assert Batch.cat(arrived) == batch
+        else:
+            whole = concat_samples(arrived)
+            assert whole == batch
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            SampleBatch(a=np.zeros((1, 300_000))),
+            SampleBatch(a=np.zeros(300_000), seq_lens=[300_000]),
+            MultiAgentBatch({"one": SampleBatch(a=np.zeros(300_000))}, 300_000),
+            Batch(a=np.zeros((1, 300_000))),
+        ],
+        ids=["one row", "one sequence", "no steps", "nested"],
+    )
+    def test_is_refused_where_it_cannot_be(self, ends: tuple[Producer, Consumer], batch: AnyBatch) -> None:
+        producer, consumer = ends
+        with pytest.raises(CapacityError, match="larger"):
+            producer.send(batch, split=True)
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0)
+
+
+class TestOwnership:
+    """An end belongs to one process."""
+
+    @pytest.mark.parametrize("end", [0, 1])
+    def test_a_second_process_is_refused(self, end: int) -> None:
+        ends = channel(1 << 16)
+        use = (lambda: ends[0].send(steps(1)), lambda: ends[1].poll())[end]
+        use()
+        results = multiprocessing.get_context("fork").Queue()
+
+        def also() -> None:
+            try:
+                use()
+            except OwnershipError as error:
+                results.put(str(error))
+
+        child = multiprocessing.get_context("fork").Process(target=also)
+        child.start()
+        assert str(os.getpid()) in results.get(timeout=10)
+        child.join()
+        use()
+        for own in ends:
+            own.close()
+
+    def test_a_used_end_is_not_sent(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, _ = ends
+        producer.send(steps(1))
+        with pytest.raises(OwnershipError, match="before it is used"):
+            multiprocessing.get_context("spawn").Process(target=produce, args=(producer,)).start()
+
+    def test_an_end_is_not_pickled_otherwise(self, ends: tuple[Producer, Consumer]) -> None:
+        for end in ends:
+            with pytest.raises(TypeError, match="multiprocessing"):
+                pickle.dumps(end)
+
+    def test_the_childs_copy_is_its_own_to_close(self) -> None:
+        producer, consumer = channel(1 << 16)
+        producer.send(steps(2))
+        child = multiprocessing.get_context("fork").Process(target=lambda: (producer.close(), consumer.close()))
+        child.start()
+        child.join()
+        producer.send(steps(3))
+        assert [len(consumer.recv(timeout_s=1)) for _ in range(2)] == [2, 3]
+        producer.close()
+        assert list(consumer) == []
+        consumer.close()
+
+    def test_a_closed_end_is_refused(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        producer.close()
+        consumer.close()
+        producer.close()
+        for use in (lambda: producer.send(steps()), consumer.recv, consumer.poll, consumer.fileno):
+            with pytest.raises(ChannelClosedError, match="closed"):
+                use()
+
+
+class TestWaiting:
+    """Waiting without receiving."""
+
+    def test_poll(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        assert not consumer.poll()
+        began = time.monotonic()
+        assert not consumer.poll(0.15)
+        assert time.monotonic() - began > 0.14
+        producer.send(steps())
+        assert consumer.poll()
+        assert consumer.poll(None)
+        consumer.recv()
+        assert not consumer.poll()
+
+    def test_recv_takes_no_longer_than_asked(self, ends: tuple[Producer, Consumer]) -> None:
+        _, consumer = ends
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            consumer.recv(timeout_s=0.15)
+        assert 0.14 < time.monotonic() - began < 5
+
+    def test_several_at_once(self) -> None:
+        ends = [channel(1 << 16) for _ in range(3)]
+        consumers = [consumer for _, consumer in ends]
+        assert wait(consumers, timeout=0) == []
+        ends[1][0].send(steps(1))
+        assert wait(consumers, timeout=5) == [consumers[1]]
+        consumers[1].recv(timeout_s=0)
+        assert wait(consumers, timeout=0) == []
+        for producer, consumer in ends:
+            producer.close()
+            consumer.close()
+
+    def test_asyncio(self) -> None:
+        producer, consumer = channel(8 << 20)
+        child = multiprocessing.get_context("fork").Process(target=produce, args=(producer,))
+
+        async def receive() -> int:
+            loop = asyncio.get_running_loop()
+            ended: asyncio.Future[int] = loop.create_future()
+            count = 0
+
+            def ready() -> None:
+                nonlocal count
+                try:
+                    consumer.recv(timeout_s=0)
+                    count += 1
+                except EndOfStreamError:
+                    loop.remove_reader(consumer)
+                    ended.set_result(count)
+
+            loop.add_reader(consumer, ready)
+            return await asyncio.wait_for(ended, 20)
+
+        # Before the loop has threads.
+        child.start()
+        producer.close()
+        assert asyncio.run(receive()) == len(some_batches())
+        child.join()
+        consumer.close()
+
+    def test_a_reservation_makes_the_producer_known(self) -> None:
+        """A process that dies with its first reservation in hand is noticed by who waits for the descriptor."""
+        producer, consumer = channel(1 << 16)
+        descriptor = consumer.fileno()
+
+        def reserve_and_die() -> None:
+            producer.reserve({"a": "f8"}, 10)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        child = multiprocessing.get_context("fork").Process(target=reserve_and_die)
+        child.start()
+        error = None
+        while error is None:
+            assert wait([descriptor], timeout=10)
+            try:
+                consumer.recv(timeout_s=0)
+            except TimeoutError:
+                continue
+            except PeerDiedError as died:
+                error = died
+        child.join()
+        producer.close()
+        consumer.close()
+
+
+class TestTrust:
+    """What the consumer believes."""
+
+    def test_nothing_is_pickled_unless_allowed(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        for batch in (
+            SampleBatch(a=[1, 2], sets=np.array([{1}, {2}])),
+            MultiAgentBatch({"p": SampleBatch(sets=np.array([{1}, {2}]))}, 2),
+            Batch(a=[1], sets={"deep": object()}),
+        ):
+            with pytest.raises(UntrustedPickleError, match=r"'sets(\.deep)?'.*allow_pickle"):
+                producer.send(batch)
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0)
+
+    def test_nothing_is_unpickled_unless_allowed(self) -> None:
+        producer, consumer = channel(1 << 16)
+        producer._allow_pickle = True
+        with producer, consumer:
+            producer.send(SampleBatch(sets=np.array([{1}, {2}])))
+            producer.send(steps())
+            with pytest.raises(UntrustedPickleError, match="'sets'"):
+                consumer.recv(timeout_s=1)
+            assert consumer.recv(timeout_s=1) == steps()
+            gc.collect()
+            producer._collect()
+            assert producer._arena.free_nbytes == producer._arena.nbytes
+
+    def test_what_is_no_batch_is_refused(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, _ = ends
+        with pytest.raises(ColumnTypeError, match="a dict"):
+            producer.send({"a": 1})  # type: ignore[arg-type]
+        for capacity in (0, -5):
+            with pytest.raises(ValueError, match="positive"):
+                channel(capacity)
+
+
+def test_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        producer, consumer = channel(1 << 16)
+        child = multiprocessing.get_context("fork").Process(target=leave, args=(producer, "kill"))
+        child.start()
+        producer.close()
+        consumer.recv(timeout_s=10)
+        with pytest.raises(PeerDiedError):
+            consumer.recv(timeout_s=10)
+        child.join()
+        child.close()
+        consumer.close()
+    del producer, consumer
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_schemas_are_told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samplebatch.transport.frame._MOST_SCHEMAS", 4)
+    producer, consumer = channel(1 << 20)
+    with producer, consumer:
+        order = np.random.default_rng(0).integers(0, 9, 100).tolist()
+        for i in order:
+            producer.send(SampleBatch({f"column {i}": [i]}))
+            assert consumer.recv(timeout_s=1) == SampleBatch({f"column {i}": [i]})
+        assert len(consumer._schemas) <= 4
+
+
+def test_a_closed_producer_needs_no_consumer() -> None:
+    producer, consumer = channel(1 << 16)
+    producer.send(steps())
+    producer.close()
+    consumer.close()
