@@ -12,7 +12,7 @@ from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError, SequenceError
-from samplebatch.rollout.episode_ends import EPS_DONE, episode_ends
+from samplebatch.rollout.episode_ends import EPS_DONE, episode_ends, run_starts
 from samplebatch.rollout.pieces import Piece, number_steps, policies_of, runs, whole
 
 
@@ -114,8 +114,7 @@ class UnfinishedEpisodes:
         env_id = np.asarray(steps[names.ENV_ID]) if names.ENV_ID in steps else None
         agents = np.asarray(steps[names.AGENT_INDEX]) if names.AGENT_INDEX in steps else np.zeros(steps.count, int)
         order = np.argsort(eps_id, kind="stable")
-        bounds = np.flatnonzero(np.diff(eps_id[order])) + 1
-        for rows in np.split(order, bounds):
+        for rows in np.split(order, run_starts(eps_id[order])[1:]):
             episode = self._episodes[eps_id[rows[:1]].tolist()[0]]
             episode.agent_steps += len(rows)
             if env_id is not None:
