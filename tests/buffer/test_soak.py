@@ -1,0 +1,75 @@
+"""A long run keeps to the memory it began with."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import (
+    Batch,
+    CachedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+)
+
+ENVIRONMENTS = 200
+
+
+def resident_nbytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def rows(round_: int) -> Batch:
+    n = np.arange(ENVIRONMENTS, dtype=np.float32) + round_
+    obs = np.repeat(n[:, None], 17, 1)
+    done = (np.arange(ENVIRONMENTS) + round_) % 97 == 0
+    return Batch(
+        obs=obs,
+        act=obs[:, :6],
+        rew=n,
+        terminated=done,
+        truncated=~done & (n % 61 == 0),
+        obs_next=obs + 1,
+        info={"n": n},
+    )
+
+
+MAKERS: dict[str, Any] = {
+    "vector": lambda: VectorReplayBuffer(20_000, ENVIRONMENTS),
+    "final observations": lambda: VectorReplayBuffer(20_000, ENVIRONMENTS, stack_num=4, ignore_obs_next=True),
+    "prioritized": lambda: PrioritizedVectorReplayBuffer(20_000, ENVIRONMENTS, alpha=0.6, beta=0.4),
+    "cached": lambda: CachedReplayBuffer(ReplayBuffer(20_000), ENVIRONMENTS, 100),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_a_million_transitions_hold_memory_flat(kind: str) -> None:
+    buf = MAKERS[kind]()
+    # The cached buffer moves episodes one by one, so a fifth of the transitions is as long a run.
+    rounds = 1_000 if kind == "cached" else 5_000
+
+    def run(start: int, stop: int) -> None:
+        for n in range(start, stop):
+            buf.add(rows(n))
+            if n % 50 == 0:
+                batch, indices = buf.sample(256)
+                assert batch.obs_next.shape[-1] == 17
+                if kind == "prioritized":
+                    buf.update_weight(indices, np.abs(batch.rew), generation=batch.generation)
+
+    run(0, rounds // 4)
+    gc.collect()
+    before, stored = resident_nbytes(), buf.nbytes
+    run(rounds // 4, rounds)
+    gc.collect()
+    grown = resident_nbytes() - before
+    assert grown < 2 << 20, f"{grown / 2**20:.1f} MiB more than after warm-up"
+    assert buf.nbytes == stored

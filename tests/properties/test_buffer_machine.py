@@ -1,0 +1,290 @@
+"""Every buffer, driven through whatever may be done to it, against a list of episodes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from samplebatch import (
+    Batch,
+    CachedReplayBuffer,
+    PrioritizedReplayBuffer,
+    PrioritizedReplayBufferManager,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferManager,
+    VectorReplayBuffer,
+)
+from samplebatch.errors import SampleBatchError
+from tests.buffer.oracle import KINDS, CachedOracle, Oracle, Step, batch_of, laid_out, rows_of, same, snapshot
+
+FORMS = ("plain", "vector", "manager", "cached")
+SIZES = st.integers(1, 6)
+ALPHA, BETA = 0.7, 0.5
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+class Source:
+    """Hands out steps of environments: observations follow each other until an episode ends."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.current: dict[int, int] = {}
+
+    def fresh(self) -> int:
+        self.number += 1
+        return self.number
+
+    def step(self, env: int, rew: float, end: str) -> Step:
+        obs = self.current.pop(env) if env in self.current else self.fresh()
+        following = self.fresh()
+        if end == "":
+            self.current[env] = following
+        return Step(obs, following, rew, "t" in end, "c" in end)
+
+    def forget(self) -> None:
+        self.current.clear()
+
+
+ENDS = st.sampled_from(["", "", "", "", "t", "c", "tc"])
+REWARDS = st.sampled_from([0.0, 1.0, -2.5, 3.25])
+
+
+class Priorities:
+    """The priority of each step, by the number of its observation."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, float] = {}
+        self.largest = 1.0
+
+    def enter(self, steps: Sequence[Step]) -> None:
+        for s in steps:
+            self.of[s.obs] = self.largest**ALPHA
+
+    def update(self, number: int, weight: float) -> None:
+        self.of[number] = (abs(weight) + EPSILON) ** ALPHA
+
+    def seen(self, weights: Sequence[float]) -> None:
+        self.largest = max([self.largest, *(abs(weight) + EPSILON for weight in weights)])
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """One buffer, and the oracle that knows what it must hold."""
+
+    @initialize(
+        form=st.sampled_from(FORMS),
+        prioritized=st.booleans(),
+        kind=st.sampled_from(sorted(KINDS)),
+        sizes=st.lists(SIZES, min_size=1, max_size=4),
+        stack_num=st.sampled_from([1, 1, 2, 4]),
+        ignore_obs_next=st.booleans(),
+        sample_avail=st.booleans(),
+        compress=st.booleans(),
+    )
+    def make(
+        self,
+        form: str,
+        prioritized: bool,
+        kind: str,
+        sizes: list[int],
+        stack_num: int,
+        ignore_obs_next: bool,
+        sample_avail: bool,
+        compress: bool,
+    ) -> None:
+        prioritized = prioritized and form != "cached"
+        options = {"stack_num": stack_num, "ignore_obs_next": ignore_obs_next, "sample_avail": sample_avail}
+        if kind == "ragged":
+            options["ragged"] = True
+        elif compress and kind in ("image", "nested", "vector"):
+            options["compress"] = True
+        given: dict[str, Any] = options | ({"alpha": ALPHA, "beta": BETA} if prioritized else {})
+        plain: Any = PrioritizedReplayBuffer if prioritized else ReplayBuffer
+        if form == "plain":
+            sizes = sizes[:1]
+            self.buf = plain(sizes[0], **given)
+        elif form == "vector":
+            sizes = [sizes[0]] * len(sizes)
+            vector: Any = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
+            self.buf = vector(sum(sizes), len(sizes), **given)
+        elif form == "manager":
+            manager: Any = PrioritizedReplayBufferManager if prioritized else ReplayBufferManager
+            self.buf = manager([plain(size, **given) for size in sizes])
+        else:
+            self.buf = CachedReplayBuffer(plain(sizes[0], **given), len(sizes), 5)
+            sizes = [sizes[0]] + [5] * len(sizes)
+        self.form, self.kind, self.options = form, kind, options
+        made = CachedOracle if form == "cached" else Oracle
+        self.oracle = made(sizes, stack_num=stack_num, ignore_obs_next=ignore_obs_next)
+        self.envs = len(sizes) - (form == "cached")
+        self.source = Source()
+        self.priorities = Priorities() if prioritized else None
+        self.sampled: list[Any] = []
+        self.started = False
+
+    def entered(self, new: Sequence[Step]) -> None:
+        self.started = True
+        if self.priorities is not None:
+            self.priorities.enter(new)
+
+    # Adding
+
+    @rule(data=st.data(), all_of_them=st.booleans())
+    def add(self, data: st.DataObject, all_of_them: bool) -> None:
+        envs = list(range(self.envs))
+        if not all_of_them or self.form == "plain":
+            envs = data.draw(st.lists(st.sampled_from(envs), unique=True, min_size=1, max_size=self.envs))
+        new = [self.source.step(env, data.draw(REWARDS), data.draw(ENDS)) for env in envs]
+        rows = batch_of(new, self.kind)
+        if all_of_them and self.form != "plain":
+            found = self.buf.add(rows)
+        else:
+            found = self.buf.add(rows, buffer_ids=data.draw(st.sampled_from([list, np.array]))(envs))
+        assert [part.tolist() for part in found] == self.oracle.add(new, envs)
+        self.entered(new)
+
+    @precondition(lambda self: self.form == "plain")
+    @rule(rew=REWARDS, end=ENDS)
+    def add_one(self, rew: float, end: str) -> None:
+        new = self.source.step(0, rew, end)
+        found = self.buf.add(batch_of([new], self.kind)[0])
+        assert [part.tolist() for part in found] == self.oracle.add([new], [0])
+        self.entered([new])
+
+    @precondition(lambda self: self.started)
+    @rule(bad=st.sampled_from(["act", "shape", "length", "missing", "structure", "ids", "unknown", "rew", "new key"]))
+    def add_nothing(self, bad: str) -> None:
+        envs = list(range(self.envs))
+        new = [Step(-1, -2, 1.0) for _ in envs]
+        rows = batch_of(new, self.kind)
+        if bad == "act":
+            rows.act = np.full((len(envs), 2), 0.5)
+        elif bad == "shape":
+            rows.policy.logits = np.zeros((len(envs), 4), np.float32)
+        elif bad == "length":
+            rows.act = rows.act[[0] * (len(envs) + 1)]
+        elif bad == "missing":
+            rows.pop("obs")
+        elif bad == "structure":
+            rows.obs = rows_of("vector" if self.kind == "nested" else "nested", [1] * len(envs))
+        elif bad == "ids":
+            envs = [*envs, 0]
+        elif bad == "unknown":
+            envs[-1] = 9
+        elif bad == "rew":
+            rows.rew = np.array(["much"] * len(envs))
+        else:
+            rows.extra = np.arange(len(envs))
+            rows.info = Batch(n=np.full(len(envs), 0.5))
+        before = snapshot(self.buf)
+        with pytest.raises((SampleBatchError, ValueError, TypeError)):
+            self.buf.add(rows, buffer_ids=envs)
+        assert snapshot(self.buf) == before
+
+    @precondition(lambda self: self.form == "plain")
+    @rule(data=st.data(), size=SIZES, count=st.integers(0, 9))
+    def update(self, data: st.DataObject, size: int, count: int) -> None:
+        other, source = ReplayBuffer(size, **self.options), Oracle([size])
+        new = [self.source.step(-1, data.draw(REWARDS), data.draw(ENDS)) for _ in range(count)]
+        self.source.current.pop(-1, None)
+        for s in new:
+            other.add(batch_of([s], self.kind)[0])
+            source.add([s], [0])
+        if not count:
+            return
+        found = self.buf.update(other)
+        assert found.tolist() == self.oracle.update(source)
+        self.entered(source.rings[0].steps)
+
+    @rule(keep_statistics=st.booleans())
+    def reset(self, keep_statistics: bool) -> None:
+        self.buf.reset(keep_statistics=keep_statistics)
+        self.oracle.reset(keep_statistics=keep_statistics)
+        self.source.forget()
+
+    # Reading
+
+    @precondition(lambda self: len(self.oracle))
+    @rule(n=st.integers(1, 8))
+    def sample(self, n: int) -> None:
+        if self.buf.options["sample_avail"] and self.oracle.stack_num > 1 and not self.oracle.whole_stacks():
+            return
+        rows, indices = self.buf.sample(n)
+        assert indices.shape == (n,)
+        self.rows_are_those_of(rows, indices.tolist())
+        if self.buf.options["sample_avail"] and self.oracle.stack_num > 1 and self.priorities is None:
+            assert set(indices.tolist()) <= set(self.oracle.whole_stacks())
+        if self.priorities is not None:
+            self.sampled = [indices, rows.generation, self.numbers(indices)]
+
+    @precondition(lambda self: len(self.oracle))
+    @rule(data=st.data(), form=st.sampled_from([list, np.array]))
+    def index(self, data: st.DataObject, form: Any) -> None:
+        indices = data.draw(st.lists(st.sampled_from(self.oracle.indices()), min_size=1, max_size=6))
+        self.rows_are_those_of(self.buf[form(indices)], indices)
+        one = self.buf[indices[0]]
+        assert same(one.act, np.asarray(self.buf[[indices[0]]].act)[0])
+
+    def numbers(self, indices: Any) -> list[int]:
+        """Return the numbers of the steps that indices name."""
+        of = {i: ring.steps[j].obs for i, (ring, j) in zip(self.oracle.indices(), self.oracle.places(), strict=True)}
+        return [of[i] for i in np.asarray(indices).tolist()]
+
+    def rows_are_those_of(self, rows: Any, indices: list[int]) -> None:
+        places = {index: place for place, index in enumerate(self.oracle.indices())}
+        assert set(indices) <= set(places)
+        self.oracle.check_rows(rows, self.kind, [places[index] for index in indices])
+        if self.priorities is not None:
+            weights = np.array([self.priorities.of[number] for number in self.numbers(indices)]) ** -BETA
+            np.testing.assert_allclose(rows.weight, weights / weights.max(), rtol=1e-6)
+
+    # Priorities
+
+    @precondition(lambda self: self.priorities is not None and len(self.oracle))
+    @rule(data=st.data(), weights=st.lists(st.sampled_from([0.0, 0.5, -3.0, 20.0]), min_size=1, max_size=5))
+    def update_weight(self, data: st.DataObject, weights: list[float]) -> None:
+        choices = st.sampled_from(self.oracle.indices())
+        indices = data.draw(st.lists(choices, min_size=len(weights), max_size=len(weights)))
+        self.buf.update_weight(np.array(indices), np.array(weights))
+        assert self.priorities is not None
+        for number, weight in zip(self.numbers(indices), weights, strict=True):
+            self.priorities.update(number, weight)
+        self.priorities.seen(weights)
+
+    @precondition(lambda self: self.sampled)
+    @rule()
+    def update_weight_late(self) -> None:
+        indices, generation, numbers = self.sampled
+        weights = np.arange(len(indices)) + 1.0
+        self.buf.update_weight(indices, weights, generation=generation)
+        assert self.priorities is not None
+        living = {ring.steps[j].obs for ring, j in self.oracle.places()}
+        arrived = [(number, weight) for number, weight in zip(numbers, weights, strict=True) if number in living]
+        for number, weight in arrived:
+            self.priorities.update(number, weight)
+        self.priorities.seen([weight for _, weight in arrived])
+
+    # Carrying on elsewhere
+
+    @rule()
+    def pickle(self) -> None:
+        before = laid_out(self.buf)
+        self.buf = pickle.loads(pickle.dumps(self.buf))
+        # What is compressed is not, byte for byte, what it was before.
+        assert "compress" in self.options or laid_out(self.buf) == before
+
+    @invariant()
+    def everything_is_as_it_must_be(self) -> None:
+        if hasattr(self, "buf"):
+            self.oracle.check(self.buf, self.kind)
+
+
+TestBuffers = BufferMachine.TestCase
+TestBuffers.settings = settings(max_examples=60, stateful_step_count=25)
