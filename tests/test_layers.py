@@ -42,6 +42,8 @@ HAND_OVERS = {
     ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.views"},
     ("samplebatch.batch.sample_batch", "concat"): {"samplebatch.batch.concat"},
     ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
+    ("samplebatch.buffer.durable", "load"): {"samplebatch.storage.buffer_file"},
+    ("samplebatch.buffer.durable", "save"): {"samplebatch.storage.buffer_file"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 

@@ -135,10 +135,9 @@ def sampler_of(state: Any, capacity: int, slots: Any) -> Sampler:
 def table_state(table: Table, ring: int | None = None) -> State:
     """Return all there is to know of a table: rings, rows that count, final observations."""
     state = table.state(ring)
-    stores = state["stores"]
     finals = state["finals"]
     return state | {
-        "stores": {"compress": stores.compress, "ragged": stores.ragged, "most_open": stores.most_open},
+        "stores": stores_state(state["stores"]),
         "columns": _shown(state["columns"]),
         "finals": None if finals is None else finals | {"found": _shown(finals["found"])},
     }
@@ -175,6 +174,11 @@ def table_of(state: Mapping[str, Any], stores: Stores | None = None) -> Table:
         raise
     except (SampleBatchError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise FormatError(f"the state of a buffer must be whole, and fit itself; it does not: {error}") from error
+
+
+def stores_state(stores: Stores) -> State:
+    """Return what makes the stores of a table, as plain values."""
+    return {"compress": stores.compress, "ragged": stores.ragged, "most_open": stores.most_open}
 
 
 def stores_of(state: Mapping[str, Any]) -> Stores:

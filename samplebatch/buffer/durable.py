@@ -288,6 +288,78 @@ class Durable(Rows):
         if journal is not None:
             journal.commit()
 
+    # Files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the buffer to an Arrow file, whole or not at all: the rows that count, and all that `load` needs.
+
+        The rows are a table that other readers of Arrow files can read.
+
+        Parameters
+        ----------
+        path
+            The file. Its folder must exist.
+
+        Raises
+        ------
+        ColumnTypeError
+            If a column holds objects that cannot be pickled; names it.
+        OSError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from samplebatch import Batch, ReplayBuffer
+        >>> buf = ReplayBuffer(4)
+        >>> added = buf.add(Batch(obs=7, act=0, rew=1.0, terminated=False, truncated=False))
+        >>> path = tempfile.mkdtemp() + "/buffer.arrow"
+        >>> buf.save(path)
+        >>> len(ReplayBuffer.load(path))
+        1
+        """
+        from samplebatch.storage.buffer_file import write_buffer
+
+        write_buffer(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False, **missing: Any) -> Self:
+        """Read a buffer that `save` wrote; it goes on exactly as that one would have.
+
+        Parameters
+        ----------
+        path
+            The file.
+        allow_pickle
+            Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
+            trust: a pickle can run any code.
+        **missing
+            What no file can hold, such as the function that a hindsight buffer was made with.
+
+        Raises
+        ------
+        FormatError
+            If the file is damaged, or holds a buffer of another class, or something else.
+        UntrustedPickleError
+            If a column is pickled and `allow_pickle` is false; names it.
+        OSError
+            If the file cannot be read.
+        """
+        from samplebatch.storage.buffer_file import read_buffer
+
+        described, table, sampler = read_buffer(path, allow_pickle=allow_pickle)
+        return cls._of(described, table, sampler, missing)
+
+    @classmethod
+    def _of(cls, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Self:
+        """Make a buffer of its parts."""
+        buffer: Self = _made(cls, described, missing)
+        buffer._table = table
+        buffer.maxsize = table.rings.capacity
+        buffer._rng = checkpoint.generator_of(described["generator"])
+        buffer._use(sampler)
+        return buffer
+
 
 def described_of(buffer: Any) -> State:
     """Return what a buffer is, beside its rows: its class, its plain attributes, and the names of its others."""

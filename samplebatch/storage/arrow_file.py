@@ -83,7 +83,7 @@ def read_arrow(
         If the file cannot be read.
     """
     name = os.fspath(path)
-    _check_magic(name)
+    check_magic(name)
     try:
         with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
             table = pa.ipc.open_file(source).read_all()
@@ -188,7 +188,16 @@ def _open_beside(target: Path) -> tuple[Path, BinaryIO]:
         raise type(error)(f"{str(target)!r} must lie in a folder that can be written to: {error.strerror}") from error
 
 
-def _check_magic(name: str) -> None:
+def check_magic(name: str) -> None:
+    """Check that a file begins as Arrow files do.
+
+    Raises
+    ------
+    FormatError
+        If it does not.
+    OSError
+        If it cannot be read.
+    """
     with open(name, "rb") as file:
         start = file.read(len(_MAGIC))
         if start == _MAGIC:

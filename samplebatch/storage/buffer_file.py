@@ -1,0 +1,271 @@
+"""Replay buffers in Arrow IPC files.
+
+A file is a table with a row for each step that counts, in the order of their slots, written a part at a time. The final
+observations that no later step brings are lists of none, one or two beside the steps they follow. What else a buffer
+needs to go on exactly as it would have stands in the schema's metadata, as JSON: rings, running episodes, sampler and
+generator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.batch.arrow import METADATA_KEY, metadata_of
+from samplebatch.buffer import checkpoint
+from samplebatch.buffer.checkpoint import State
+from samplebatch.buffer.columns import Columns
+from samplebatch.buffer.durable import Durable, described_of
+from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.table import Table
+from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.errors import FormatError, SampleBatchError
+from samplebatch.storage.arrow_file import check_magic, replacing
+
+_PART_NBYTES = 1 << 25
+"""Bytes of rows that are written at once, about."""
+
+_WEIGHTS, _FINAL_ROWS = "sampler.weights", "final.rows"
+
+Slots = npt.NDArray[np.intp]
+
+
+def write_buffer(buffer: Durable, path: str | os.PathLike[str]) -> None:
+    """Write a buffer to an Arrow IPC file, whole or not at all.
+
+    Parameters
+    ----------
+    buffer
+        The buffer.
+    path
+        The file. Its folder must exist.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a column holds objects that cannot be pickled; names it.
+    OSError
+        If the file cannot be written.
+    """
+    table, ring = buffer._table, buffer._ring
+    slots = table.rings.stored() if ring is None else buffer._start + np.arange(len(buffer))
+    sampler = checkpoint.sampler_state(buffer._sampler, slots)
+    weights = sampler["known"].pop("weights", None) if isinstance(sampler["known"], dict) else None
+    finals = _Finals(table, ring, slots)
+    structure = checkpoint.structure_of(table.columns)
+    about = described_of(buffer) | {
+        "type": "ReplayBuffer",
+        "generator": checkpoint.generator_state(buffer._rng),
+        "sampler": sampler,
+        "rings": table.rings.state(ring),
+        "structure": _form(structure),
+        "stores": checkpoint.stores_state(table.columns.stores),
+        "finals": finals.form,
+        "keeps_next": table.keeps_next,
+        "last_frame": table.last_frame,
+    }
+    metadata = {METADATA_KEY: json.dumps(checkpoint.plain(about)).encode()}
+    names = checkpoint.leaves(structure["tree"])
+    own: dict[str, Column] = {} if weights is None else {_WEIGHTS: TensorColumn(weights)}
+    parts = _parts(table.columns, names, slots, own, finals)
+    with replacing(path) as file:
+        first = next(parts)
+        schema = pa.schema([field for field, _ in first], metadata)
+        with pa.ipc.new_file(file, schema) as writer:
+            writer.write_batch(pa.record_batch([array for _, array in first], schema=schema))
+            for part in parts:
+                writer.write_batch(pa.record_batch([array for _, array in part], schema=schema))
+
+
+def _form(structure: Mapping[str, Any]) -> State:
+    """Return what a structure says without its columns."""
+    return {name: structure[name] for name in ("tree", "kinds", "row_shapes")}
+
+
+class _Finals:
+    """The final observations of rows, put into lists beside them."""
+
+    def __init__(self, table: Table, ring: int | None, slots: Slots) -> None:
+        self.form: State | None = None
+        self.lists: list[tuple[pa.Field, pa.Array]] = []
+        if table.finals is None:
+            return
+        start, stop = (0, table.rings.capacity) if ring is None else table.rings.edges[ring : ring + 2].tolist()
+        state = table.finals.live(start, stop, ring)
+        found = state["found"]
+        owners = state["owners"] - 1 + start
+        places = np.searchsorted(slots, owners)
+        there = np.flatnonzero(slots[np.minimum(places, len(slots) - 1)] == owners) if len(slots) else slots
+        order = there[np.argsort(places[there], kind="stable")]
+        self.form = _form(found) | {"room": state["room"]}
+        self._offsets = np.searchsorted(places[order], np.arange(len(slots) + 1)).astype(np.int64)
+        columns = [(name, found["columns"][place]) for name, place in checkpoint.leaves(found["tree"])]
+        for name, column in [*columns, (_FINAL_ROWS, TensorColumn(state["rows"].astype(np.int64)))]:
+            self.lists.append(arrow_field_and_array(column.take(order), name))
+
+    def of(self, start: int, stop: int) -> Iterator[tuple[pa.Field, pa.Array]]:
+        """Return fields and arrays for a part of the rows."""
+        for field, values in self.lists:
+            offsets = TensorColumn(self._offsets[start : stop + 1]).to_arrow()
+            array = pa.LargeListArray.from_arrays(offsets, values)
+            yield pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array
+
+
+def _parts(
+    columns: Columns, names: list[tuple[str, int]], slots: Slots, own: dict[str, Column], finals: _Finals
+) -> Iterator[list[tuple[pa.Field, pa.Array]]]:
+    """Gather rows a part at a time, as fields and arrays."""
+    stores = [store for _, store in columns.leaves()]
+    # The form of objects in Arrow depends on all of them.
+    whole = {
+        name: arrow_field_and_array(stores[place].live(slots), name)
+        for name, place in names
+        if stores[place].kind == "object"
+    }
+    one = slots[:1]
+    nbytes = sum(np.asarray(stores[place].live(one).to_numpy()).nbytes for name, place in names if name not in whole)
+    step = max(1, _PART_NBYTES // max(1, nbytes))
+    for start in range(0, max(1, len(slots)), step):
+        part = slots[start : start + step]
+        found = []
+        for name, place in names:
+            if name in whole:
+                field, array = whole[name]
+                found.append((field, array.slice(start, len(part))))
+            else:
+                found.append(arrow_field_and_array(stores[place].live(part), name))
+        found += [arrow_field_and_array(column.slice(start, start + len(part)), name) for name, column in own.items()]
+        yield [*found, *finals.of(start, start + len(part))]
+
+
+def read_buffer(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> tuple[State, Table, Sampler]:
+    """Read what `write_buffer` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    allow_pickle
+        Whether to unpickle columns of Python objects that Arrow has no type for.
+
+    Returns
+    -------
+    tuple
+        What the buffer is, its table, and its sampler.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Arrow file, is damaged or cut short, or holds something else than a buffer.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    OSError
+        If the file cannot be read.
+    """
+    name = os.fspath(path)
+    check_magic(name)
+    try:
+        with pa.memory_map(name) as source:
+            file = pa.ipc.open_file(source)
+            about = metadata_of(file.schema) or {}
+            if about.get("type") != "ReplayBuffer":
+                raise FormatError(f"{name!r} must hold a replay buffer, it holds a {about.get('type', 'table')}")
+            table = _table_of(file, about, allow_pickle=allow_pickle)
+            sampler = dict(about["sampler"])
+            if _WEIGHTS in file.schema.names:
+                weights = [part.column(_WEIGHTS) for part in _batches(file)]
+                known = pa.chunked_array(weights).combine_chunks().to_numpy(zero_copy_only=False)
+                sampler["known"] = sampler["known"] | {"weights": known}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        if isinstance(error, SampleBatchError):
+            raise
+        raise FormatError(f"{name!r} must hold a whole replay buffer, it does not: {error!r}") from error
+    return about, table, checkpoint.sampler_of(sampler, table.rings.capacity, table.rings.stored())
+
+
+def _batches(file: Any) -> Iterator[pa.RecordBatch]:
+    for i in range(file.num_record_batches):
+        batch = file.get_batch(i)
+        batch.validate(full=True)
+        yield batch
+
+
+def _table_of(file: Any, about: Mapping[str, Any], *, allow_pickle: bool) -> Table:
+    """Make a table of the rows of a file, a part at a time."""
+    form, final_form, schema = about["structure"], about["finals"], file.schema
+    count = len(form["kinds"])
+    checkpoint.check_structure(form["tree"], count)
+    rings = {key: np.array(value) for key, value in about["rings"].items()}
+    state = {
+        "rings": rings | {"together": about["rings"]["together"]},
+        "columns": {"tree": {}, "kinds": [], "row_shapes": [], "columns": []},
+        "finals": None,
+        **{name: about[name] for name in ("stores", "keeps_next", "last_frame")},
+    }
+    table = checkpoint.table_of(state)
+    slots, at = table.rings.stored(), 0
+    for batch in _batches(file):
+        part = slots[at : at + batch.num_rows]
+        if len(part) != batch.num_rows:
+            raise FormatError(f"the buffer must have {len(slots)} rows, the file has more")
+        columns = [column_from_arrow(batch.column(i), schema.field(i), allow_pickle=allow_pickle) for i in range(count)]
+        if not at:
+            table.columns.restore(part, {**form, "columns": columns})
+            stores = [store for _, store in table.columns.leaves()]
+        else:
+            for (_, place), store in zip(checkpoint.leaves(form["tree"]), stores, strict=True):
+                store.restore(part, columns[place])
+        at += batch.num_rows
+    if at != len(slots):
+        raise FormatError(f"the buffer must have {len(slots)} rows, the file has {at}")
+    if final_form is not None and table.finals is not None:
+        _restore_finals(table, slots, file, final_form, allow_pickle=allow_pickle)
+    return table
+
+
+def _restore_finals(table: Table, slots: Slots, file: Any, form: Mapping[str, Any], *, allow_pickle: bool) -> None:
+    """Put final observations back into their rows."""
+    count = len(form["kinds"])
+    checkpoint.check_structure(form["tree"], count)
+    names = [name for name, _ in checkpoint.leaves(form["tree"])]
+    places = [place for _, place in checkpoint.leaves(form["tree"])]
+    first = len(file.schema) - count - 1
+    parts: list[list[Column]] = []
+    owners: list[npt.NDArray[np.int64]] = []
+    at = 0
+    for batch in _batches(file):
+        lists = [batch.column(first + i) for i in range(count + 1)]
+        lengths = np.diff(lists[-1].offsets.to_numpy())
+        if any(not np.array_equal(np.diff(found.offsets.to_numpy()), lengths) for found in lists):
+            raise FormatError("final observations must be as many in every column, they are not; the file is damaged")
+        owners.append(np.repeat(slots[at : at + batch.num_rows] + 1, lengths))
+        fields = [file.schema.field(first + i) for i in range(count + 1)]
+        parts.append(
+            [
+                column_from_arrow(found.flatten(), field, allow_pickle=allow_pickle)
+                for found, field in zip(lists, fields, strict=True)
+            ]
+        )
+        at += batch.num_rows
+    joined: list[Column] = [
+        type(columns[0]).concat(columns, name)
+        for columns, name in zip(zip(*parts, strict=True), [*names, _FINAL_ROWS], strict=True)
+    ]
+    rows = joined[-1].to_numpy()
+    room = int(form["room"])
+    if len(set(rows.tolist())) < len(rows) or not ((rows >= 0) & (rows < room)).all() or room < table.rings.n:
+        raise FormatError("final observations must have rows of their own, they have not; the file is damaged")
+    ordered = [column for _, column in sorted(zip(places, joined[:-1], strict=True), key=lambda pair: pair[0])]
+    found = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
+    assert table.finals is not None
+    table.finals.restore({"rows": rows, "owners": np.concatenate(owners), "room": room, "found": found})
