@@ -1,0 +1,441 @@
+"""Reservations: columns that are filled in their slot, and sent without a copy."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
+from samplebatch.errors import (
+    CapacityError,
+    ChannelClosedError,
+    ChannelTimeoutError,
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    PeerDiedError,
+    PolicyNotFoundError,
+    ReleasedError,
+    RowIndexError,
+    SequenceError,
+    UntrustedPickleError,
+)
+from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.producer import Producer
+
+LIKE = SampleBatch(
+    obs={"camera": np.zeros((0, 4, 4), np.uint8), "arm": (np.zeros((0, 2)), np.zeros(0, np.int32))},
+    rewards=np.zeros(0, np.float32),
+    when=np.zeros(0, "M8[ms]"),
+)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Producer, Consumer]]:
+    producer, consumer = channel(1 << 20)
+    yield producer, consumer
+    producer.close()
+    consumer.close()
+
+
+def all_free(producer: Producer) -> bool:
+    gc.collect()
+    producer._collect()
+    return producer._arena.free_nbytes == producer._arena.nbytes
+
+
+def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        camera = rng.integers(0, 255, (50, 4, 4), np.uint8)
+        slot = producer.reserve(LIKE, 50)
+        assert slot.rows == 50
+        assert list(slot) == ["obs.camera", "obs.arm.0", "obs.arm.1", "rewards", "when"]
+        slot["obs"]["camera"][:] = camera
+        slot["obs.arm.0"][:] = seed
+        slot["obs"]["arm"][1][:] = np.arange(50)
+        for t in range(50):
+            slot["rewards"][t] = t / 2
+        slot["when"][:] = np.datetime64("2024-01-01")
+        slot.commit()
+        batch = consumer.recv(timeout_s=1)
+        assert isinstance(batch, SampleBatch)
+        assert batch == SampleBatch(
+            obs={"camera": camera, "arm": (np.full((50, 2), float(seed)), np.arange(50, dtype=np.int32))},
+            rewards=(np.arange(50) / 2).astype(np.float32),
+            when=np.full(50, np.datetime64("2024-01-01"), "M8[ms]"),
+        )
+
+
+def test_nothing_is_copied(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    slot = producer.reserve({"obs": ("f4", (17,))}, 1000)
+    mine = slot["obs"]
+    slot.commit()
+    theirs = consumer.recv(timeout_s=1)["obs"]
+    theirs[3, 4] = 42
+    assert mine[3, 4] == 42
+    assert mine.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("used", [0, 1, 49, 50])
+def test_fewer_rows_may_be_used(ends: tuple[Producer, Consumer], used: int) -> None:
+    producer, consumer = ends
+    for _ in range(2):
+        with producer.reserve(LIKE, 50) as slot:
+            slot["rewards"][:used] = 7
+            slot["obs.arm.1"][:used] = np.arange(used)
+            slot.commit(used)
+        batch = consumer.recv(timeout_s=1)
+        assert len(batch) == used
+        assert batch["obs"]["arm"][1].tolist() == list(range(used))
+        assert (batch["rewards"] == 7).all()
+        assert batch["obs"]["camera"].shape == (used, 4, 4)
+
+
+def test_of_several_policies(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    like = MultiAgentBatch({"walker": LIKE, "guard": SampleBatch(t=np.zeros(0, int), _num_grad_updates=3)}, 0)
+    for used in ({"walker": 20, "guard": 10}, {"walker": 0, "guard": 3}):
+        with producer.reserve(like, {"walker": 20, "guard": 10}) as slot:
+            assert slot.rows == {"walker": 20, "guard": 10}
+            assert list(slot) == ["walker", "guard"]
+            slot["walker"]["rewards"][:] = 1
+            slot["guard"]["t"][:] = np.arange(10)
+            slot.commit(used, env_steps=12)
+        batch = consumer.recv(timeout_s=1)
+        assert isinstance(batch, MultiAgentBatch)
+        assert batch.count == 12
+        assert {policy: len(rows) for policy, rows in batch.items()} == used
+        assert batch["guard"]["t"].tolist() == list(range(used["guard"]))
+        assert batch["guard"].num_grad_updates == 3
+        assert batch["walker"].num_grad_updates is None
+    with producer.reserve(like, 5) as slot:
+        slot.commit(env_steps=5)
+    assert {policy: len(rows) for policy, rows in consumer.recv(timeout_s=1).items()} == {"walker": 5, "guard": 5}
+    with pytest.raises(ValueError, match="env_steps"), producer.reserve(like, 5):
+        pass
+
+
+def test_of_a_nested_batch(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    like = Batch(obs=Batch(camera=np.zeros((3, 2, 2)), speed=torch.zeros(3)), act=np.zeros(3, int))
+    with producer.reserve(like, 8) as slot:
+        slot["obs"]["camera"][:] = 3
+        slot["obs"]["speed"][:] = torch.arange(8.0)
+        slot["act"][:] = np.arange(8)
+        slot.commit(5)
+    assert consumer.recv(timeout_s=1) == Batch(
+        obs=Batch(camera=np.full((5, 2, 2), 3.0), speed=torch.arange(5.0)), act=np.arange(5)
+    )
+    with pytest.raises(ColumnTypeError, match="rows"):
+        producer.reserve(Batch(obs=np.zeros(3), info=None), 8)
+
+
+def test_of_tensors(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    with producer.reserve(SampleBatch(half=torch.zeros(0, 3, dtype=torch.bfloat16)), 4) as slot:
+        slot["half"][:] = torch.arange(12.0).reshape(4, 3)
+    batch = consumer.recv(timeout_s=1)
+    assert batch["half"].dtype == torch.bfloat16
+    assert batch["half"].sum() == 66
+
+
+def test_columns_beside_those_in_the_slot(ends: tuple[Producer, Consumer]) -> None:
+    """What cannot be filled in place is given at the end."""
+    producer, consumer = ends
+    like = SampleBatch(
+        obs={"text": np.array(["a", "b"], object), "x": np.zeros(2)},
+        infos=[{"lives": 3}] * 2,
+        path=[np.zeros(1), np.zeros(2)],
+        state_in_0=np.zeros((1, 2)),
+        seq_lens=[2],
+    )
+    for n, m in ((6, 6), (6, 4)):
+        slot = producer.reserve(like, n)
+        assert list(slot) == ["obs.x"]
+        slot["obs.x"][:] = np.arange(n)
+        extra = {
+            "obs.text": np.array([f"row {i}" for i in range(m)], object),
+            "infos": [{"lives": i} for i in range(m)],
+            "path": [np.arange(i) for i in range(m)],
+            "state_in_0": np.ones((2, 2)),
+            "seq_lens": [m - 1, 1],
+        }
+        slot.commit(m, extra=extra)
+        batch = consumer.recv(timeout_s=1)
+        assert isinstance(batch, SampleBatch)
+        assert batch["obs"]["x"].tolist() == list(range(m))
+        assert batch["obs"]["text"].tolist() == [f"row {i}" for i in range(m)]
+        assert batch["infos"][1] == {"lives": 1}
+        assert [row.tolist() for row in batch["path"]] == [list(range(i)) for i in range(m)]
+        assert batch["seq_lens"].tolist() == [m - 1, 1]
+        assert batch.max_seq_len == m - 1
+        assert batch["state_in_0"].shape == (2, 2)
+        del batch
+    assert all_free(producer)
+
+
+def test_columns_beside_those_of_policies(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    like = MultiAgentBatch({"a": SampleBatch(x=[1], infos=[{}]), "b": SampleBatch(y=[1])}, 1)
+    with producer.reserve(like, 3) as slot:
+        slot["a"]["x"][:] = 1
+        slot["b"]["y"][:] = 2
+        slot.commit(
+            {"a": 2, "b": 3},
+            env_steps=3,
+            extra={"a": {"infos": [{"k": 1}, {"k": 2}]}, "b": {"z": np.array([1.0, 2.0, 3.0])}},
+        )
+    assert consumer.recv(timeout_s=1) == MultiAgentBatch(
+        {
+            "a": SampleBatch(x=[1, 1], infos=[{"k": 1}, {"k": 2}]),
+            "b": SampleBatch(y=[2, 2, 2], z=[1.0, 2.0, 3.0]),
+        },
+        3,
+    )
+    with producer.reserve(like, 3) as slot:
+        with pytest.raises(PolicyNotFoundError, match="'c'"):
+            slot.commit(env_steps=3, extra={"c": {}})
+        slot.cancel()
+
+
+def test_large_columns_beside_get_a_slot_of_their_own(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    rows = 2000
+    slot = producer.reserve({"x": "f8"}, rows)
+    slot["x"][:] = 5
+    extra = np.arange(rows * 10).reshape(rows, 10)
+    slot.commit(extra={"more": extra})
+    batch = consumer.recv(timeout_s=1)
+    more = batch["more"]
+    assert np.array_equal(more, extra)
+    assert batch["x"].sum() == 5 * rows
+    del batch
+    assert not all_free(producer)
+    assert np.array_equal(more, extra)
+    del more
+    assert all_free(producer)
+
+
+class TestMistakes:
+    """What is refused leaves everything as it was."""
+
+    def test_columns_that_must_be_given(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        slot = producer.reserve(SampleBatch(x=[1.0], infos=[{}]), 3)
+        for wrong, error in (
+            (None, ColumnMismatchError),
+            ({"infos": [{}] * 2}, ColumnLengthError),
+            ({"infos": [{}] * 3, "x": np.zeros(3)}, ColumnMismatchError),
+            ({"infos": [{1}] * 3}, UntrustedPickleError),
+            ({"infos": [{}] * 3, "seq_lens": [2, 2]}, (SequenceError, ColumnLengthError)),
+        ):
+            with pytest.raises(error, match=r"'(infos|x)'"):
+                slot.commit(extra=wrong)
+        slot["x"][:] = 2
+        slot.commit(extra={"infos": [{}] * 3})
+        assert consumer.recv(timeout_s=1) == SampleBatch(x=[2.0] * 3, infos=[{}] * 3)
+        with pytest.raises(ColumnTypeError, match="Batch"):
+            producer.reserve(Batch(a=np.zeros(3)), 3).commit(extra={"b": [1]})
+
+    def test_rows(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        for rows in (-1, {"a": 3}):
+            with pytest.raises(RowIndexError):
+                producer.reserve(LIKE, rows)
+        with producer.reserve(LIKE, 3) as slot:
+            for rows in (4, -1):
+                with pytest.raises(RowIndexError):
+                    slot.commit(rows)
+            slot.commit(3)
+        assert len(consumer.recv(timeout_s=1)) == 3
+        with pytest.raises(RowIndexError, match="walker"):
+            producer.reserve(MultiAgentBatch({"walker": LIKE}, 0), {"guard": 3})
+
+    def test_names(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, _ = ends
+        slot = producer.reserve(LIKE, 3)
+        with pytest.raises(ColumnNotFoundError, match="rewards"):
+            slot["reward"]
+        slot.cancel()
+
+    @pytest.mark.parametrize("like", [3, None, [1, 2]])
+    def test_likeness(self, ends: tuple[Producer, Consumer], like: Any) -> None:
+        with pytest.raises(ColumnTypeError, match="like a batch"):
+            ends[0].reserve(like, 3)
+
+    def test_size(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        with pytest.raises(CapacityError, match="1048576"):
+            producer.reserve(LIKE, 1 << 20)
+        slot = producer.reserve({"x": "f8"}, 10)
+        with pytest.raises(CapacityError, match="extra"):
+            slot.commit(extra={"y": np.zeros((10, 20_000))})
+        slot.commit()
+        assert len(consumer.recv(timeout_s=1)) == 10
+
+
+class TestTheLifeOfASlot:
+    """Until a slot is sent it is the producer's, and after that the consumer's."""
+
+    def test_cancelled_slots_are_free(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        for _ in range(100):
+            producer.reserve({"x": "f8"}, 100_000).cancel()
+        with pytest.raises(ZeroDivisionError), producer.reserve({"x": "f8"}, 100_000):
+            raise ZeroDivisionError
+        producer.reserve({"x": "f8"}, 100_000)
+        assert all_free(producer)
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0)
+
+    def test_a_cancelled_slot_stays_while_somebody_looks(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        slot = producer.reserve({"x": "f8"}, 100_000)
+        row = slot["x"][5:6]
+        row[:] = 7
+        slot.cancel()
+        with pytest.raises(ChannelTimeoutError):
+            producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
+        assert row == 7
+        del row, slot
+        producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
+        assert consumer.recv(timeout_s=1)["x"].sum() == 0
+
+    def test_what_is_sent_is_read_only_here(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        slot = producer.reserve({"x": "f8"}, 5)
+        array = slot["x"]
+        array[:] = 1
+        slot.commit()
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 2
+        for use in (slot.commit, lambda: slot["x"], lambda: list(slot), lambda: len(slot)):
+            with pytest.raises(ReleasedError, match="sent"):
+                use()
+        slot.cancel()
+        assert consumer.recv(timeout_s=1)["x"].sum() == 5
+
+    def test_arrays_kept_after_sending_do_not_free_the_slot(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        slot = producer.reserve({"x": "f8"}, 100_000)
+        array = slot["x"]
+        array[:] = 3
+        slot.commit()
+        del array, slot
+        gc.collect()
+        with pytest.raises(ChannelTimeoutError):
+            producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
+        assert consumer.recv(timeout_s=1)["x"].sum() == 300_000
+
+    def test_several_at_once_in_any_order(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        slots = [producer.reserve({"x": "i8"}, 10) for _ in range(5)]
+        for i in (3, 0, 4, 1, 2):
+            slots[i]["x"][:] = i
+        for i in (2, 4, 0):
+            slots[i].commit()
+        producer.send(SampleBatch(x=[9]))
+        slots[1].commit()
+        slots[3].cancel()
+        assert [consumer.recv(timeout_s=1)["x"][0] for _ in range(5)] == [2, 4, 0, 9, 1]
+
+    def test_a_block_sends_all_rows(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        with producer.reserve({"x": "i8"}, 4) as slot:
+            slot["x"][:] = 1
+        assert consumer.recv(timeout_s=1)["x"].sum() == 4
+        with producer.reserve({"x": "i8"}, 4) as slot:
+            slot.cancel()
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0)
+
+    def test_it_can_be_sent_again_after_a_timeout(self) -> None:
+        producer, consumer = channel(1 << 16)
+        with producer, consumer:
+            slot = producer.reserve({"x": "i8"}, 5000)
+            slot["x"][:] = 8
+            with pytest.raises(ChannelTimeoutError):
+                slot.commit(extra={"more": np.zeros((5000, 1))}, timeout_s=0.01)
+            slot["x"][0] = 9
+            slot.commit(timeout_s=0)
+            assert consumer.recv(timeout_s=1)["x"].sum() == 8 * 5000 + 1
+
+    def test_without_a_consumer(self) -> None:
+        producer, consumer = channel(1 << 16)
+        slot = producer.reserve({"x": "i8"}, 5)
+        consumer.close()
+        with pytest.raises(ChannelClosedError):
+            slot.commit()
+        slot.cancel()
+        producer.close()
+        with pytest.raises(ChannelClosedError):
+            producer.reserve({"x": "i8"}, 5)
+
+    def test_a_producer_that_is_killed_while_it_fills_sends_nothing(self) -> None:
+        producer, consumer = channel(1 << 16)
+
+        def work() -> None:
+            with producer.reserve({"x": "i8"}, 5) as slot:
+                slot["x"][:] = 1
+            slot = producer.reserve({"x": "i8"}, 5)
+            slot["x"][:3] = 2
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        assert consumer.recv(timeout_s=10)["x"].sum() == 5
+        with pytest.raises(PeerDiedError):
+            consumer.recv(timeout_s=10)
+        child.join()
+        producer.close()
+        consumer.close()
+
+
+def test_a_layout_is_looked_up_once_and_no_other_is_taken_for_it(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    likes = [
+        SampleBatch(x=np.zeros(1), y=np.zeros(1)),
+        SampleBatch(y=np.zeros(1), x=np.zeros(1)),
+        SampleBatch(x=np.zeros(1), y=np.zeros((1, 1))),
+        SampleBatch(x=np.zeros(1), y=np.zeros(1, np.float32)),
+        SampleBatch(x=np.zeros(1), y=torch.zeros(1)),
+        SampleBatch(x=np.zeros(1), y=np.zeros(1), _is_training=True),
+        SampleBatch({"x": np.zeros(1)}),
+        SampleBatch(x={"y": np.zeros(1)}),
+        MultiAgentBatch({"x": SampleBatch(y=[1])}, 1),
+        MultiAgentBatch({"y": SampleBatch(y=[1])}, 1),
+        MultiAgentBatch({"x": SampleBatch(y=[1.0])}, 1),
+    ]
+    order = np.random.default_rng(0).integers(0, len(likes), 60).tolist()
+    for i in [*range(len(likes)), *order]:
+        like = likes[i]
+        for _ in range(2):
+            slot = producer.reserve(like, 1)
+            slot.commit(env_steps=1)
+            got = consumer.recv(timeout_s=1)
+            zero = like.copy()
+            assert type(got) is type(zero)
+            if isinstance(got, MultiAgentBatch):
+                assert list(got) == list(zero)
+                parts = list(zip(got.policy_batches.values(), zero.policy_batches.values(), strict=True))
+            else:
+                parts = [(got, zero)]
+            for mine, theirs in parts:
+                assert mine.column_names == theirs.column_names
+                assert mine._nested == theirs._nested
+                assert mine._flags == theirs._flags
+                for name in mine.column_names:
+                    a, b = mine.column(name), theirs.column(name)
+                    assert (a.kind, a.dtype, a.row_shape) == (b.kind, b.dtype, b.row_shape)
