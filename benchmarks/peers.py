@@ -19,7 +19,14 @@ BARE = "bare"
 
 
 def _ours() -> SimpleNamespace:
-    from samplebatch import MultiAgentBatch, ReplayBuffer, SampleBatch, VectorReplayBuffer, concat_samples
+    from samplebatch import (
+        MultiAgentBatch,
+        PrioritizedReplayBuffer,
+        ReplayBuffer,
+        SampleBatch,
+        VectorReplayBuffer,
+        concat_samples,
+    )
     from samplebatch.batch.nested.batch import Batch
 
     return SimpleNamespace(
@@ -27,6 +34,7 @@ def _ours() -> SimpleNamespace:
         Batch=Batch,
         SampleBatch=SampleBatch,
         MultiAgentBatch=MultiAgentBatch,
+        PrioritizedReplayBuffer=PrioritizedReplayBuffer,
         ReplayBuffer=ReplayBuffer,
         VectorReplayBuffer=VectorReplayBuffer,
         concat_samples=concat_samples,
@@ -52,6 +60,7 @@ def _tianshou() -> SimpleNamespace:
     return SimpleNamespace(
         batch=tianshou.data.Batch,
         Batch=tianshou.data.Batch,
+        PrioritizedReplayBuffer=tianshou.data.PrioritizedReplayBuffer,
         ReplayBuffer=tianshou.data.ReplayBuffer,
         VectorReplayBuffer=tianshou.data.VectorReplayBuffer,
         to_torch=tianshou.data.to_torch,
@@ -91,7 +100,7 @@ def _pyarrow() -> SimpleNamespace:
 def _cpprb() -> SimpleNamespace:
     import cpprb
 
-    return SimpleNamespace(ReplayBuffer=cpprb.ReplayBuffer)
+    return SimpleNamespace(PrioritizedReplayBuffer=cpprb.PrioritizedReplayBuffer, ReplayBuffer=cpprb.ReplayBuffer)
 
 
 def _sb3() -> SimpleNamespace:

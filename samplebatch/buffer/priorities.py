@@ -115,7 +115,7 @@ class Prioritized(Sampler):
         return weights
 
     def update(self, slots: Ints, priorities: Floats) -> None:
-        """Give rows new priorities, shape (n,); on duplicate slots the last one wins.
+        """Give rows new priorities, C-contiguous and shape (n,) both; on duplicate slots the last one wins.
 
         Raises
         ------

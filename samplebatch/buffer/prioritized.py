@@ -80,7 +80,7 @@ class Weighted(_Base):
         >>> buf.weight[:].round(6)
         array([1., 4.])
         """
-        slots = self._slots(index).reshape(-1)
+        slots = np.ascontiguousarray(self._slots(index)).reshape(-1)
         priorities = _numbers(new_weight, len(slots))
         rings = self._table.rings
         size = rings.capacity // rings.n
@@ -137,7 +137,7 @@ def _numbers(value: Any, n: int) -> npt.NDArray[np.float64]:
     array = array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
     if array.dtype.kind not in "biuf" and array.size:
         raise ColumnTypeError(f"priorities must be numbers, got dtype {array.dtype}")
-    flat = array.astype(np.float64, copy=False).reshape(-1)
+    flat = np.ascontiguousarray(array, np.float64).reshape(-1)
     if len(flat) != n:
         if array.ndim:
             raise ColumnLengthError(f"column 'weight' must have {n} rows, one a row, got {len(flat)}")

@@ -107,9 +107,19 @@ class SumTree:
             if len(values) != 1:
                 raise ColumnLengthError(f"column 'weight' must have {len(rows)} rows, one a slot, got {len(values)}")
             values = np.full(len(rows), values[0])
-        refused = self._kernels.tree_set(self._tree, self._leaves, self.size, self._limit, rows, values)
+        self.put(rows, values)
+
+    def put(self, slots: Indices, weights: Floats) -> None:
+        """Do what `set` does with arrays as they must be: C-contiguous, of dtype intp and float64, shape (n,) both.
+
+        Raises
+        ------
+        PriorityError, RowIndexError
+            As `set` does.
+        """
+        refused = self._kernels.tree_set(self._tree, self._leaves, self.size, self._limit, slots, weights)
         if refused >= 0:
-            self._refuse(refused, rows, values)
+            self._refuse(refused, slots, weights)
 
     def _refuse(self, position: int, rows: Indices, values: Floats) -> None:
         row, value = int(rows[position]), values[position]
