@@ -1,0 +1,44 @@
+"""Two processes: one steps an environment into shared memory, the other reads the steps where they lie.
+
+python docs/examples/two_processes.py
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import gymnasium
+
+import samplebatch
+from samplebatch.transport.producer import Producer
+
+FRAGMENT = 200
+COLUMNS = {"obs": ("f4", (4,)), "actions": "i8", "rewards": "f4", "terminateds": "?", "truncateds": "?"}
+
+
+def play(producer: Producer, fragments: int) -> None:
+    """Step CartPole with random actions, each step straight into a slot."""
+    env = gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=1)
+    with producer:
+        for _ in range(fragments):
+            with producer.reserve(COLUMNS, FRAGMENT) as slot:
+                for t in range(FRAGMENT):
+                    action = env.action_space.sample()
+                    slot["obs"][t] = obs
+                    obs, slot["rewards"][t], terminated, truncated, _ = env.step(action)
+                    slot["actions"][t], slot["terminateds"][t], slot["truncateds"][t] = action, terminated, truncated
+                    if terminated or truncated:
+                        obs, _ = env.reset()
+
+
+if __name__ == "__main__":
+    producer, consumer = samplebatch.channel(1 << 20)
+    worker = multiprocessing.get_context("spawn").Process(target=play, args=(producer, 10))
+    worker.start()
+    producer.close()  # this process only reads
+    steps = 0
+    for batch in consumer:  # ends when the worker closes its end
+        steps += len(batch)
+        print(f"{steps:5d} steps, {int(batch['terminateds'].sum()):2d} episodes ended in the last {len(batch)}")
+    worker.join()
