@@ -69,6 +69,9 @@ class Prioritized(Sampler):
 
     def _set(self, slots: Ints, weights: Any) -> None:
         self.tree.set(slots, weights)
+        self._reflect(slots)
+
+    def _reflect(self, slots: Ints) -> None:
         if self.mirror is not None:
             self.mirror[slots] = self.tree.get(slots)
 
@@ -132,7 +135,8 @@ class Prioritized(Sampler):
             raise PriorityError(
                 f"the sum of priorities to the power of alpha must be finite, got a priority of {found}"
             )
-        self._set(slots, sizes**self.alpha)
+        self.tree.put(slots, sizes**self.alpha)
+        self._reflect(slots)
         self.largest = max(self.largest, largest)
         self.smallest = min(self.smallest, smallest)
 
