@@ -33,6 +33,9 @@ _HOMES = {
     "ReplayBufferManager": "samplebatch.buffer.vector",
     "VectorReplayBuffer": "samplebatch.buffer.vector",
     "CachedReplayBuffer": "samplebatch.buffer.cached",
+    "HERReplayBuffer": "samplebatch.buffer.hindsight",
+    "HERReplayBufferManager": "samplebatch.buffer.hindsight",
+    "HERVectorReplayBuffer": "samplebatch.buffer.hindsight",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "channel": "samplebatch.transport.channel",
     "gather": "samplebatch.transport.gather",
@@ -72,6 +75,9 @@ if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
     from samplebatch.buffer.cached import CachedReplayBuffer as CachedReplayBuffer
+    from samplebatch.buffer.hindsight import HERReplayBuffer as HERReplayBuffer
+    from samplebatch.buffer.hindsight import HERReplayBufferManager as HERReplayBufferManager
+    from samplebatch.buffer.hindsight import HERVectorReplayBuffer as HERVectorReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBufferManager as PrioritizedReplayBufferManager
     from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer as PrioritizedVectorReplayBuffer

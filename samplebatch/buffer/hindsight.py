@@ -1,0 +1,369 @@
+"""Hindsight replay (arXiv:1707.01495): sampled steps are told that what came later was the goal all along.
+
+Relabelling is done to the rows that have been sampled, by `relabelled`; the buffer keeps what was added.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.conversion import array_of
+from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
+from samplebatch.buffer.columns import taken
+from samplebatch.buffer.n_step import nstep_columns
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.spans import shifted, steps_after
+from samplebatch.buffer.table import Table
+from samplebatch.buffer.vector import ReplayBufferManager
+from samplebatch.column.casting import cast_exactly
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnNotFoundError, near_names
+
+if TYPE_CHECKING:
+    _Base = ReplayBuffer
+else:
+    # At run time no base, so that no buffer derives from another along two ways.
+    _Base = object
+
+RewardFunction = Callable[[Any, Any], Any]
+"""From achieved and desired goals, both of shape (n, ...), to rewards of shape (n,)."""
+
+ACHIEVED: Final = "achieved_goal"
+DESIRED: Final = "desired_goal"
+
+
+def relabelled(
+    table: Table,
+    slots: Ints,
+    rows: Batch,
+    goals: Any,
+    chosen: Ints,
+    compute_reward_fn: RewardFunction,
+    *,
+    n_step: int | None = None,
+    gamma: float = 0.99,
+    stack: int = 1,
+) -> Batch:
+    """Give some sampled rows another goal, and the rewards that they would have brought then.
+
+    Parameters
+    ----------
+    table, slots
+        Where the rows come from, shape (n,).
+    rows
+        What was read there; it is changed, and returned.
+    goals, chosen
+        The new goals, shape (k, ...), and which rows they are for, shape (k,).
+    compute_reward_fn
+        Makes rewards of the goals that were achieved with each step, and those that were desired.
+    n_step, gamma
+        As the rows were sampled; not None if they have `returns`, which are then those of the new rewards.
+    stack
+        How many frames observations have.
+
+    Raises
+    ------
+    ColumnLengthError
+        If the function does not return a reward for each goal.
+    ColumnMismatchError
+        If the column of desired goals cannot hold the achieved ones without loss.
+    ColumnNotFoundError
+        If observations have no goals.
+    """
+    if not len(chosen):
+        return rows
+    own = slots[chosen]
+    for name in ("obs", "obs_next"):
+        held = values_of(rows[name]) or {}
+        if DESIRED not in held:
+            raise _without_goals(f"{name}.{DESIRED}", held)
+        column = held[DESIRED]
+        fitting = goals if KINDS[type(column)] == TENSOR else cast_exactly(goals, column.dtype)
+        if fitting is None:
+            raise ColumnMismatchError(
+                f"column '{name}.{DESIRED}' must hold achieved goals without loss, got {goals.dtype} for "
+                f"{column.dtype}; add both in the wider dtype"
+            )
+        column[chosen] = fitting[:, None] if stack > 1 else fitting
+    if n_step is None:
+        rows.rew[chosen] = _rewards(compute_reward_fn, achieved_after(table, own), goals, rows.rew.shape[1:])
+        return rows
+    ahead = steps_after(table.rings, table.done, own, n_step - 1)
+    counts = np.arange(int(ahead.max(initial=0)) + 1) <= ahead[:, None]
+    of, offset = np.nonzero(counts)
+    window = shifted(table.rings, own[of], offset)
+    rewards = _rewards(compute_reward_fn, achieved_after(table, window), goals[of], rows.rew.shape[1:])
+    rows.rew[chosen] = rewards[offset == 0]
+    discounted = rewards * (gamma**offset).reshape(-1, *(1,) * (rewards.ndim - 1))
+    rows.returns[chosen] = np.add.reduceat(discounted, np.flatnonzero(offset == 0))
+    return rows
+
+
+def achieved_after(table: Table, slots: Ints) -> Any:
+    """Gather the goals that were achieved with the steps in slots, shape (n,): those of the observations after them.
+
+    Where observations are not stored twice, and an episode was terminated, that is the step's own.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If observations have no goals.
+    """
+    tree = table.columns.tree
+    name = "obs_next" if table.keeps_next else "obs"
+    held = tree.get(name)
+    if not isinstance(held, dict) or ACHIEVED not in held:
+        raise _without_goals(f"{name}.{ACHIEVED}", held if isinstance(held, dict) else {})
+    if table.keeps_next:
+        return taken(held[ACHIEVED], slots)
+    rings = table.rings
+    after = rings.next(slots, table.done)
+    found = taken(held[ACHIEVED], after)
+    cut = np.flatnonzero((after == slots) & ~tree["terminated"].values[slots])
+    finals = table.finals
+    if len(cut) and finals is not None and finals.known:
+        rows, there = finals.find(slots[cut], rings.ring_of(slots[cut]))
+        found[cut[there]] = finals.take(rows[there], (ACHIEVED,))
+    return found
+
+
+def _without_goals(name: str, held: Mapping[str, Any]) -> ColumnNotFoundError:
+    return ColumnNotFoundError(
+        f"no column {name!r}: hindsight needs observations of observation, {ACHIEVED} and {DESIRED}; "
+        f"{near_names(name.split('.')[-1], held)}"
+    )
+
+
+def _rewards(
+    function: RewardFunction, achieved: Any, desired: Any, row_shape: tuple[int, ...]
+) -> npt.NDArray[np.float64]:
+    given = function(achieved, desired)
+    found = np.asarray(array_of(given) if KINDS[type(given)] == TENSOR else given, np.float64)
+    if found.shape != (len(achieved), *row_shape):
+        wanted = (len(achieved), *row_shape)
+        raise ColumnLengthError(f"compute_reward_fn must return rewards of shape {wanted}, got {found.shape}")
+    return found
+
+
+class Hindsight(_Base):
+    """What hindsight buffers of one ring and of several have in common: goals, and how they are exchanged."""
+
+    horizon: int
+    future_k: float
+    compute_reward_fn: RewardFunction
+
+    def _relabel(self, compute_reward_fn: RewardFunction, horizon: int, future_k: float) -> None:
+        """Relabel what is sampled from now on."""
+        if horizon < 1 or not future_k >= 1:
+            raise ValueError(f"horizon and future_k must be 1 or more, got {horizon} and {future_k}")
+        self.compute_reward_fn = compute_reward_fn
+        self.horizon = int(horizon)
+        self.future_k = float(future_k)
+
+    @property
+    def future_p(self) -> float:
+        """How likely a sampled step is to be relabelled: 1 - 1 / future_k."""
+        return 1 - 1 / self.future_k
+
+    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> tuple[Batch, Ints]:
+        """Draw rows, and relabel them; see `ReplayBuffer.sample` and `rewrite_transitions`.
+
+        With `n_step`, the rewards of all steps that a row stands for are those of its new goal. `buf[indices]` has the
+        rows as they were added.
+
+        Raises
+        ------
+        SampleBatchError
+            As both do.
+        """
+        slots = self._drawn(batch_size)
+        rows = self._relabelled(slots, n_step, gamma)
+        return rows, slots - self._start if self._start else slots
+
+    def rewrite_transitions(self, indices: Any) -> Batch:
+        """Return rows, each relabelled with probability `future_p`.
+
+        The new goal of a step is one that was achieved with it or with a later step of its episode, each of those as
+        likely as any other, at most `horizon` of them. Nothing in the buffer changes.
+
+        Parameters
+        ----------
+        indices
+            Which rows, as between brackets; n of them.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If observations have no goals; names what is missing.
+        ColumnLengthError
+            If `compute_reward_fn` does not return a reward for each goal.
+        ColumnMismatchError
+            If the column of desired goals cannot hold the achieved ones without loss.
+        RowIndexError
+            If an index lies outside.
+        """
+        return self._relabelled(self._slots(indices).reshape(-1))
+
+    def _relabelled(self, slots: Ints, n_step: int | None = None, gamma: float = 0.99) -> Batch:
+        table, rng = self._table, self._rng
+        rows = self._rows(slots)
+        if n_step is not None:
+            rows.__dict__.update(nstep_columns(table, slots, n_step, gamma, self.stack_num))
+        chosen = np.flatnonzero(rng.random(len(slots)) < self.future_p)
+        own = slots[chosen]
+        ahead = steps_after(table.rings, table.done, own, self.horizon - 1)
+        goals = achieved_after(table, shifted(table.rings, own, rng.integers(0, ahead, endpoint=True)))
+        how: dict[str, Any] = {"n_step": n_step, "gamma": gamma, "stack": self.stack_num}
+        return relabelled(table, slots, rows, goals, chosen, self.compute_reward_fn, **how)
+
+    def restore_cache(self) -> None:
+        """Do nothing: sampling has changed nothing that would have to be restored."""
+
+
+class HERReplayBuffer(Hindsight, ReplayBuffer):
+    """The newest steps of an environment with goals, some of which are exchanged when they are sampled.
+
+    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`.
+
+    Parameters
+    ----------
+    size
+        How many steps to keep.
+    compute_reward_fn
+        Makes rewards, shape (n,), of the goals that were achieved with n steps and those that were desired, both of
+        shape (n, ...).
+    horizon
+        The most steps of an episode, and of how many the goals are to be looked for from a step on.
+    future_k
+        One in so many steps keeps its goal.
+    storage
+        Must be None: the function cannot be kept in a folder.
+    **kwargs
+        As for `ReplayBuffer`.
+
+    Raises
+    ------
+    StorageError
+        If a folder is given.
+    ValueError
+        If `horizon` or `future_k` is less than 1.
+
+    Examples
+    --------
+    >>> def reached(achieved, desired):
+    ...     return (achieved == desired).all(-1).astype(float)
+    >>> buf = HERReplayBuffer(8, reached, horizon=4, future_k=4.0)
+    >>> def at(n):
+    ...     return {"observation": n, "achieved_goal": np.array([n]), "desired_goal": np.array([100])}
+    >>> for n in range(4):
+    ...     added = buf.add(
+    ...         Batch(obs=at(n), act=0, rew=0.0, terminated=False, truncated=n == 3, obs_next=at(n + 1))
+    ...     )
+    >>> batch, indices = buf.sample(1000)
+    >>> np.unique(batch.obs.desired_goal).tolist(), np.unique(buf[indices].obs.desired_goal).tolist()
+    ([1, 2, 3, 4, 100], [100])
+    >>> bool((batch.rew == (batch.obs_next.achieved_goal == batch.obs_next.desired_goal)[:, 0]).all())
+    True
+    """
+
+    def __init__(
+        self,
+        size: int,
+        compute_reward_fn: RewardFunction,
+        horizon: int,
+        future_k: float = 8.0,
+        *,
+        storage: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(size, **kwargs)
+        self._relabel(compute_reward_fn, horizon, future_k)
+        self._keep_in(storage)
+
+
+class HERReplayBufferManager(Hindsight, ReplayBufferManager):
+    """Several hindsight buffers as one.
+
+    Parameters
+    ----------
+    buffer_list
+        The buffers, made with the same arguments. They become parts of this one, with their rows.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If one of them is no hindsight buffer, or relabels in another way; or as `ReplayBufferManager` does.
+    """
+
+    _part_kind = HERReplayBuffer
+
+    def __init__(self, buffer_list: Sequence[ReplayBuffer]) -> None:
+        buffers: list[Any] = list(buffer_list)
+        for buffer in buffers:
+            if not isinstance(buffer, HERReplayBuffer):
+                raise ColumnMismatchError(f"the parts must be hindsight buffers, got a {type(buffer).__name__}")
+            for name in ("horizon", "future_k", "compute_reward_fn"):
+                if getattr(buffer, name) != getattr(buffers[0], name):
+                    raise ColumnMismatchError(f"the parts of a buffer must have the same {name!r}, they differ")
+        super().__init__(buffers)
+        self._relabel(buffers[0].compute_reward_fn, buffers[0].horizon, buffers[0].future_k)
+
+    def _part(self, ring: int) -> ReplayBuffer:
+        part: Any = super()._part(ring)
+        part._relabel(self.compute_reward_fn, self.horizon, self.future_k)
+        return part  # type: ignore[no-any-return]
+
+
+class HERVectorReplayBuffer(HERReplayBufferManager):
+    """The newest steps of n environments with goals, each in a ring of its own.
+
+    Parameters
+    ----------
+    total_size
+        How many steps to keep of all environments together, rounded up so that each has as many slots.
+    buffer_num
+        How many environments there are.
+    compute_reward_fn, horizon, future_k, storage
+        As for `HERReplayBuffer`.
+    **kwargs
+        As for `ReplayBuffer`.
+
+    Raises
+    ------
+    ColumnLengthError
+        If there is not one environment or more.
+    StorageError
+        If a folder is given.
+    ValueError
+        If `horizon` or `future_k` is less than 1.
+
+    Examples
+    --------
+    >>> buf = HERVectorReplayBuffer(10, 2, lambda achieved, desired: np.zeros(len(achieved)), horizon=5)
+    >>> buf.maxsize, buf.future_p, buf.buffers[1].horizon
+    (10, 0.875, 5)
+    """
+
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        compute_reward_fn: RewardFunction,
+        horizon: int,
+        future_k: float = 8.0,
+        *,
+        storage: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if buffer_num < 1:
+            raise ColumnLengthError(f"buffer_num must be 1 or more, got {buffer_num}")
+        one = ReplayBuffer(-(-total_size // buffer_num), **kwargs)
+        self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
+        self._relabel(compute_reward_fn, horizon, future_k)
+        self._keep_in(storage)
