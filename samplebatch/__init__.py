@@ -38,6 +38,7 @@ _HOMES = {
     "HERVectorReplayBuffer": "samplebatch.buffer.hindsight",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "channel": "samplebatch.transport.channel",
+    "broadcast": "samplebatch.transport.broadcast",
     "gather": "samplebatch.transport.gather",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
+    from samplebatch.transport.broadcast import broadcast as broadcast
     from samplebatch.transport.channel import channel as channel
     from samplebatch.transport.gather import gather as gather
     from samplebatch.transport.shared_pickling import disable_shared_pickling as disable_shared_pickling

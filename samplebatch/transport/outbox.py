@@ -25,10 +25,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.column import cores
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import FormatError, PeerDiedError, SharedMemoryError
 from samplebatch.transport import process
+from samplebatch.transport.copying import copy_all
 from samplebatch.transport.process import Identity
 from samplebatch.transport.region import Region
 from samplebatch.transport.words import Words, fence
@@ -151,7 +151,8 @@ class Outbox:
             self._filling += 1
         try:
             parcel = found()
-            _copy(arrays, parcel.region.array, spans)
+            memory = parcel.region.array
+            copy_all([memory[start : start + nbytes] for start, nbytes in spans], arrays, end)
             address = parcel.seal(by_path=self._by_path)
         except (SharedMemoryError, OSError):
             return None
@@ -312,21 +313,6 @@ def _opened(way: Any) -> int:
             "batches that are pickled whole do not need it."
         )
         raise
-
-
-def _copy(arrays: list[npt.NDArray[np.uint8]], target: npt.NDArray[np.uint8], spans: list[Span]) -> None:
-    """Copy arrays to their places, with both cores where that is faster."""
-    if spans[-1][0] + spans[-1][1] < cores.WORTHWHILE:
-        for array, (start, nbytes) in zip(arrays, spans, strict=True):
-            target[start : start + nbytes] = array
-        return
-    jobs: list[cores.Job] = []
-    for array, (start, nbytes) in zip(arrays, spans, strict=True):
-        place = target[start : start + nbytes]
-        for piece in cores.pieces(nbytes, nbytes):
-            part = array[piece]
-            jobs.append((part.nbytes, partial(np.copyto, place[piece], part)))
-    cores.share(jobs)
 
 
 def _rounded(nbytes: int) -> int:

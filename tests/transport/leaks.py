@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from collections.abc import Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, reduction, resource_tracker
 from pathlib import Path
 
 SHARED = Path("/dev/shm")
@@ -33,6 +33,7 @@ def nothing_left(grace_s: float = 5.0) -> Iterator[None]:
     # What a session has once, it keeps.
     resource_tracker.ensure_running()
     forkserver.ensure_running()
+    os.close(reduction.DupFd(0).detach())
     gc.collect()
     before = descriptors()
     yield

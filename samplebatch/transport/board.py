@@ -1,0 +1,233 @@
+"""Board: the shared memory of a broadcast, in which the next publication is written beside those that are read.
+
+::
+
+            slot 0   slot 1   slot 2
+    holds   3        4        5        newest: 5; publication 6 goes where 3 lies
+
+Publications go to the slots in turn. Each slot says which one it holds, and none while one is written to it. A reader
+copies the newest, and looks after that whether the slot still says the same: if not, the reader was too slow, and takes
+what is newest then. Readers write nothing, so there is nothing that a writer could wait for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.errors import FormatError
+from samplebatch.transport import process
+from samplebatch.transport.process import Identity
+from samplebatch.transport.region import Region
+from samplebatch.transport.schema import aligned
+from samplebatch.transport.words import NBYTES, Words, fence
+
+_PAGE: Final = os.sysconf("SC_PAGESIZE")
+_MAGIC: Final = int.from_bytes(b"SBBOARD1", "little")
+_MAGIC_WORD, _SLOTS, _STATUS, _PID, _STARTED = range(5)
+_HOLDS, _VALUES_NBYTES, _HEAD_NBYTES, _HEAD_SUM = range(4)
+_BOARD_WORDS = 8
+_SLOT_WORDS = 8
+_WORDS = _PAGE // NBYTES
+
+FEWEST_SLOTS: Final = 2
+MOST_SLOTS: Final = (_WORDS - _BOARD_WORDS) // _SLOT_WORDS
+
+
+class Status(NamedTuple):
+    """How far a broadcast is.
+
+    Attributes
+    ----------
+    newest
+        Number of the newest publication; 0 if there is none yet.
+    closed
+        Whether there will be no more.
+    """
+
+    newest: int
+    closed: bool
+
+
+class Content(NamedTuple):
+    """What a slot holds.
+
+    Attributes
+    ----------
+    values
+        The bytes of the values, shape (nbytes,).
+    head
+        The bytes that describe them, copied.
+    head_sum
+        What their checksum must be.
+    """
+
+    values: npt.NDArray[np.uint8]
+    head: bytes
+    head_sum: int
+
+
+class Board:
+    """The slots of a broadcast, and the words that say what is in them.
+
+    Parameters
+    ----------
+    region
+        What `create` laid out, in this process or another.
+
+    Attributes
+    ----------
+    slots
+        Number of slots.
+    slot_nbytes
+        Bytes of a slot: those of values and description together.
+
+    Raises
+    ------
+    FormatError
+        If it is not what `create` lays out.
+    """
+
+    def __init__(self, region: Region) -> None:
+        words = Words(region.array, _WORDS) if region.nbytes > _PAGE else None
+        if words is None or words[_MAGIC_WORD] != _MAGIC or not FEWEST_SLOTS <= words[_SLOTS] <= MOST_SLOTS:
+            raise FormatError(f"a broadcast's memory must be laid out as one, and these {region.nbytes} bytes are not")
+        self.region = region
+        self.slots = words[_SLOTS]
+        self.slot_nbytes = (region.nbytes - _PAGE) // self.slots
+        self._words = words
+        self._memory = region.array
+
+    @classmethod
+    def create(cls, slot_nbytes: int, slots: int) -> Self:
+        """Lay out slots of so many bytes each, or a few more.
+
+        Raises
+        ------
+        SharedMemoryError
+            If so much memory is not free.
+        """
+        slot_nbytes = -(-slot_nbytes // _PAGE) * _PAGE
+        region = Region.create(_PAGE + slots * slot_nbytes)
+        words = Words(region.array, _WORDS)
+        words[_SLOTS], words[_MAGIC_WORD] = slots, _MAGIC
+        return cls(region)
+
+    def read_only(self) -> Self:
+        """View the board without the right to write to it, here and wherever that view is sent."""
+        return type(self)(self.region.read_only())
+
+    @property
+    def status(self) -> Status:
+        """How far the broadcast is."""
+        word = self._words[_STATUS]
+        return Status(word >> 1, bool(word & 1))
+
+    @property
+    def writer(self) -> Identity:
+        """The process that publishes; its pid is 0 if there is none yet."""
+        pid = self._words[_PID]
+        fence()
+        return Identity(pid, self._words[_STARTED])
+
+    def wait(self, seen: Status, timeout_s: float) -> None:
+        """Wait until the status is another than the one seen, or the time is over, or for no reason at all."""
+        self._words.wait(_STATUS, seen.newest << 1 | seen.closed, timeout_s)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def claim(self) -> Identity:
+        """Become the writer, unless another process that still runs is; return which process is it then."""
+        own = Identity.own()
+        # The system lets go of the lock if this process dies.
+        fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
+        try:
+            writer = self.writer
+            if writer == own or (writer.pid and process.is_alive(writer)):
+                return writer
+            self._words[_STARTED] = own.started
+            fence()
+            self._words[_PID] = own.pid
+            return own
+        finally:
+            fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
+
+    def begin(self) -> npt.NDArray[np.uint8]:
+        """Return the slot of the next publication, shape (slot_nbytes,), which holds none from here on."""
+        version = self.status.newest + 1
+        self._words[self._word(version) + _HOLDS] = 0
+        fence()
+        return self._slot(version)
+
+    def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
+        """Make what was written to the slot the newest publication, wake who waits for it, and return its number.
+
+        Parameters
+        ----------
+        values_nbytes
+            Bytes of the values, from the slot's beginning on.
+        head_nbytes
+            Bytes of their description, which begins at the next aligned place.
+        head_sum
+            Its checksum.
+        """
+        version = self.status.newest + 1
+        at = self._word(version)
+        words = self._words
+        words[at + _VALUES_NBYTES], words[at + _HEAD_NBYTES], words[at + _HEAD_SUM] = (
+            values_nbytes,
+            head_nbytes,
+            head_sum,
+        )
+        fence()
+        words[at + _HOLDS] = version
+        fence()
+        words[_STATUS] = version << 1
+        words.wake(_STATUS)
+        return version
+
+    def close(self) -> None:
+        """Say that there will be no more publications."""
+        self._words[_STATUS] |= 1
+        self._words.wake(_STATUS)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def content(self, version: int) -> Content | None:
+        """Find a publication, or None if it is not there any more.
+
+        Raises
+        ------
+        FormatError
+            If it does not lie within its slot.
+        """
+        at = self._word(version)
+        if not self.still_holds(version):
+            return None
+        _, values_nbytes, head_nbytes, head_sum = (self._words[at + i] for i in range(4))
+        start = aligned(values_nbytes)
+        if start + head_nbytes > self.slot_nbytes:
+            if not self.still_holds(version):
+                return None
+            raise FormatError(
+                f"a publication must lie within its slot of {self.slot_nbytes} bytes, got {start + head_nbytes}"
+            )
+        slot = self._slot(version)
+        head = slot[start : start + head_nbytes].tobytes()
+        return Content(slot[:values_nbytes], head, head_sum) if self.still_holds(version) else None
+
+    def still_holds(self, version: int) -> bool:
+        """Tell whether a publication is there, and everything read of it since it was found is its own."""
+        fence()
+        return self._words[self._word(version) + _HOLDS] == version
+
+    def _word(self, version: int) -> int:
+        return _BOARD_WORDS + version % self.slots * _SLOT_WORDS
+
+    def _slot(self, version: int) -> npt.NDArray[np.uint8]:
+        start = _PAGE + version % self.slots * self.slot_nbytes
+        return self._memory[start : start + self.slot_nbytes]

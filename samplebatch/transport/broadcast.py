@@ -1,0 +1,82 @@
+"""broadcast: the latest batch or weights, from one process to any number of others."""
+
+from __future__ import annotations
+
+from multiprocessing import reduction
+from typing import Any, Final
+
+from samplebatch.transport.board import FEWEST_SLOTS, MOST_SLOTS, Board
+from samplebatch.transport.publisher import Publisher
+from samplebatch.transport.region import Region
+from samplebatch.transport.subscription import Subscription
+
+DEFAULT_NBYTES: Final = 64 << 20
+
+
+def broadcast(
+    capacity_bytes: int = DEFAULT_NBYTES, *, slots: int = 3, allow_pickle: bool = False
+) -> tuple[Publisher, Subscription]:
+    """Make a broadcast: one process publishes, any number of others have what was published last.
+
+    What is published is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
+    tensors, flat or nested, such as a `state_dict()`. Each gets a number, from 1 on. Readers that are slow miss some,
+    and never see half of one. They come, go and die as they like: the publisher does not know of them, and never waits.
+
+    Both ends go to other processes as the ends of a `multiprocessing.Pipe` do: as arguments of a process under every
+    start method, through queues and through pipes. The publisher belongs to the first process that publishes, until it
+    dies; the subscription is as good for a hundred processes as for one.
+
+    Parameters
+    ----------
+    capacity_bytes
+        Bytes of the largest publication, with some hundred bytes for the description of each array.
+    slots
+        Publications that there is memory for. A reader has the time of `slots - 1` further publications to copy the
+        newest. All memory, `slots * capacity_bytes`, is reserved at once.
+    allow_pickle
+        Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the publisher chose: only
+        for those that you trust.
+
+    Returns
+    -------
+    publisher
+        The end to publish at.
+    subscription
+        The end to read at, any number of times over.
+
+    Raises
+    ------
+    ValueError
+        If the capacity is not positive, or the slots are fewer than 2 or more than 63.
+    SharedMemoryError
+        If so much memory is not free.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> publisher, subscription = broadcast(1 << 20)
+    >>> with publisher, subscription:
+    ...     publisher.publish({"layer": {"weight": np.eye(2), "bias": np.zeros(2)}})
+    ...     subscription.latest()
+    1
+    Publication(version=1, value={'layer': {'weight': array([[1., 0.],
+           [0., 1.]]), 'bias': array([0., 0.])}})
+    """
+    if capacity_bytes <= 0:
+        raise ValueError(f"capacity_bytes must be positive, got {capacity_bytes}")
+    if not FEWEST_SLOTS <= slots <= MOST_SLOTS:
+        raise ValueError(f"slots must be from {FEWEST_SLOTS} to {MOST_SLOTS}, got {slots}")
+    board = Board.create(capacity_bytes, slots)
+    return Publisher(board, allow_pickle=allow_pickle), Subscription(board.read_only(), allow_pickle=allow_pickle)
+
+
+def _attach(cls: type[Publisher | Subscription], region: Region, allow_pickle: bool) -> Any:
+    return cls(Board(region), allow_pickle=allow_pickle)
+
+
+def _reduce(end: Publisher | Subscription) -> tuple[Any, ...]:
+    return _attach, (type(end), end._handed_over(), end._allow_pickle)
+
+
+reduction.register(Publisher, _reduce)
+reduction.register(Subscription, _reduce)

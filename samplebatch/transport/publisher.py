@@ -1,0 +1,211 @@
+"""Publisher: the end of a broadcast that publishes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from multiprocessing import util
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+from zlib import crc32
+
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import CapacityError, ChannelClosedError, ColumnTypeError, OwnershipError
+from samplebatch.transport import weights
+from samplebatch.transport.board import Board
+from samplebatch.transport.copying import copy_all
+from samplebatch.transport.frame import Encoder, Frame, bytes_of
+from samplebatch.transport.message import pack_note
+from samplebatch.transport.region import Region
+from samplebatch.transport.schema import aligned
+
+SCHEMA: Final = "s"
+ROWS: Final = "r"
+WEIGHTS: Final = "w"
+"""In the description of a publication: its schema, its rows, and whether it is weights and no batch."""
+
+_getpid = os.getpid
+
+
+class Publisher:
+    """The end of a broadcast that publishes; `samplebatch.broadcast` makes it.
+
+    It belongs to the first process that publishes or closes it; when that has died, to the next. Threads of it may
+    publish at the same time, and go one after the other.
+    """
+
+    def __init__(self, board: Board, *, allow_pickle: bool) -> None:
+        self._board: Board | None = board
+        self._allow_pickle = allow_pickle
+        self._owner = 0
+        """The process that this end has published in."""
+        self._publishing = threading.Lock()
+        self._encoder = Encoder(allow_pickle=allow_pickle)
+        self._described: tuple[Any, bytes] = (None, b"")
+        self._at_exit: util.Finalize | None = None
+
+    @property
+    def version(self) -> int:
+        """Number of the newest publication, 0 if there is none yet.
+
+        Raises
+        ------
+        ChannelClosedError
+            If this end is closed.
+        """
+        return self._open().status.newest
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that a publication may have, its description included; raises as `version` does."""
+        return self._open().slot_nbytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called in this process."""
+        return self._board is None
+
+    def publish(self, value: Any) -> int:
+        """Publish a batch or weights, in the place of what was published before. This never waits for a reader.
+
+        Parameters
+        ----------
+        value
+            A `SampleBatch`, `MultiAgentBatch` or `Batch`, or a dict of arrays and tensors, flat or nested. It is
+            copied: whatever becomes of it after that, readers have what it was. Gradients do not go along with weights.
+
+        Returns
+        -------
+        The number of the publication, one more than that before.
+
+        Raises
+        ------
+        CapacityError
+            If it has more bytes than the broadcast has room for; names both.
+        ColumnTypeError
+            If it is neither a batch nor weights, or holds a value that cannot be sent; names the value.
+        UntrustedPickleError
+            If a value has to be pickled and the broadcast does not allow it; names the value.
+        DeviceError
+            If a tensor is not in host memory; names it.
+        OwnershipError
+            If another process publishes.
+        ChannelClosedError
+            If this end is closed.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch, broadcast
+        >>> publisher, subscription = broadcast(1 << 20)
+        >>> publisher.publish(SampleBatch(obs=[1.0, 2.0])), publisher.publish(SampleBatch(obs=[3.0]))
+        (1, 2)
+        >>> subscription.latest().value["obs"]
+        array([3.])
+        >>> publisher.close(), subscription.close()
+        (None, None)
+        """
+        board = self._own()
+        with self._publishing:
+            frame, kind = self._encode(value)
+            plan = frame.schema.plan(frame.rows, frame.rows)
+            head = self._describe(frame, kind)
+            sizes = [aligned(buffer.nbytes) for buffer in frame.buffers]
+            nbytes = plan.nbytes + sum(sizes)
+            if nbytes + len(head) > board.slot_nbytes:
+                raise CapacityError(
+                    f"a publication must fit in the broadcast's {board.slot_nbytes} bytes, and this one takes "
+                    f"{nbytes + len(head)}; make the broadcast larger"
+                )
+            slot = board.begin()
+            targets = plan.arrays(slot, 0)
+            at = plan.nbytes
+            for buffer, size in zip(frame.buffers, sizes, strict=True):
+                targets.append(slot[at : at + buffer.nbytes])
+                at += size
+            copy_all(targets, [*frame.arrays, *frame.buffers], nbytes)
+            slot[nbytes : nbytes + len(head)] = bytes_of(head)
+            return board.publish(nbytes, len(head), crc32(head))
+
+    def close(self) -> None:
+        """Close this end: readers learn that there will be no more, and can still read the newest. Safe to call twice.
+
+        Where another process publishes, nobody learns anything.
+        """
+        board, self._board = self._board, None
+        if board is None:
+            return
+        if self._owner == _getpid():
+            board.close()
+            if self._at_exit is not None:
+                self._at_exit.cancel()
+        board.region.close()
+
+    def _encode(self, value: Any) -> tuple[Frame, int]:
+        """Take apart what is to be published, and tell whether it is weights."""
+        if isinstance(value, SampleBatch | MultiAgentBatch | Batch):
+            return self._encoder.encode(value), 0
+        if isinstance(value, Mapping):
+            return self._encoder.encode(weights.as_batch(value)), 1
+        raise ColumnTypeError(
+            f"what is published must be a batch, or a dict of arrays and tensors, got a {type(value).__name__}"
+        )
+
+    def _describe(self, frame: Frame, kind: int) -> bytes:
+        """Describe a publication; the description of the one before is used again if it fits."""
+        key = (frame.schema, frame.rows, kind, frame.note)
+        if key != self._described[0]:
+            described = {**frame.note, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
+            self._described = key, pack_note(described)
+        return self._described[1]
+
+    def _own(self) -> Board:
+        """Become the publishing process, or see that it is this one already."""
+        board = self._open()
+        if self._owner != _getpid():
+            writer = board.claim()
+            if writer.pid != _getpid():
+                raise OwnershipError(
+                    f"a publisher belongs to the first process that publishes, which is process {writer.pid}, and "
+                    f"cannot be used by process {_getpid()} too; make a broadcast for each"
+                )
+            self._owner = writer.pid
+            self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
+        return board
+
+    def _open(self) -> Board:
+        if self._board is None:
+            raise ChannelClosedError("a publisher must be open to be used, and it is closed")
+        return self._board
+
+    def _handed_over(self) -> Region:
+        """Return what goes to another process, unless this one publishes already."""
+        board = self._open()
+        if self._owner == _getpid():
+            raise OwnershipError(
+                "a publisher must be sent to another process before it has published, and it has; make another one"
+            )
+        return board.region
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_board", None) is not None:
+            self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Publisher goes to other processes by multiprocessing only, and cannot be pickled otherwise")
+
+
+def _close(reference: weakref.ref[Publisher]) -> None:
+    """Close an end whose process ends in order, so that it is not taken for dead."""
+    publisher = reference()
+    if publisher is not None:
+        publisher.close()

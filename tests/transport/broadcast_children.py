@@ -1,0 +1,71 @@
+"""What the child processes of the broadcast's tests run."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import numpy as np
+
+from samplebatch import SampleBatch
+from samplebatch.errors import EndOfStreamError, PeerDiedError, SampleBatchError
+from samplebatch.transport.publisher import Publisher
+from samplebatch.transport.region import Region
+from samplebatch.transport.subscription import Subscription
+from samplebatch.transport.words import Words
+
+TORN = 3
+
+
+def checked(seed: int, rows: int = 20_000) -> SampleBatch:
+    """Make a batch that says what its checksum must be."""
+    values = np.arange(rows, dtype=np.int64) * (seed + 1)
+    return SampleBatch(values=values, checksum=np.full(rows // 100, zlib.crc32(values)).repeat(100))
+
+
+def is_whole(batch: SampleBatch) -> bool:
+    return zlib.crc32(batch["values"]) == batch["checksum"][0] == batch["checksum"][-1]
+
+
+def tell_latest(subscription: Subscription, answers: Any) -> None:
+    with subscription:
+        found = subscription.latest(timeout_s=60)
+        answers.put((found.version, found.value))
+
+
+def publish_and_end(publisher: Publisher, count: int) -> None:
+    for i in range(count):
+        publisher.publish({"i": np.array([i])})
+
+
+def publish_and_stay(publisher: Publisher, stop: Any) -> None:
+    publisher.publish({"i": np.array([0])})
+    stop.recv()
+
+
+def publish_for_ever(publisher: Publisher) -> None:
+    for i in range(1 << 40):
+        publisher.publish(checked(i, rows=10_000 + 1000 * (i % 10)))
+
+
+def read_for_ever(subscription: Subscription, counter: Region) -> None:
+    """Read whatever is new, and count it; end with a status that tells a torn one."""
+    count = Words(counter.array, 1)
+    version = 0
+    while True:
+        try:
+            found = subscription.wait_for(version + 1, timeout_s=30)
+        except (EndOfStreamError, PeerDiedError):
+            os._exit(0)
+        if found.version <= version or not is_whole(found.value):
+            os._exit(TORN)
+        version = found.version
+        count[0] += 1
+
+
+def try_to_publish(publisher: Publisher, answers: Any) -> None:
+    try:
+        publisher.publish({})
+    except SampleBatchError as error:
+        answers.put(f"{type(error).__name__}: {error}")
