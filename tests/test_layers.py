@@ -43,7 +43,9 @@ HAND_OVERS = {
     ("samplebatch.batch.sample_batch", "concat"): {"samplebatch.batch.concat"},
     ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
     ("samplebatch.buffer.durable", "load"): {"samplebatch.storage.buffer_file"},
+    ("samplebatch.buffer.durable", "load_hdf5"): {"samplebatch.storage.hdf5_buffer"},
     ("samplebatch.buffer.durable", "save"): {"samplebatch.storage.buffer_file"},
+    ("samplebatch.buffer.durable", "save_hdf5"): {"samplebatch.storage.hdf5_buffer"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 

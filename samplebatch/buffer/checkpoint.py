@@ -13,6 +13,7 @@ import numpy as np
 
 from samplebatch.buffer.columns import Columns
 from samplebatch.buffer.priorities import Prioritized
+from samplebatch.buffer.ring import Rings
 from samplebatch.buffer.samplers import Sampler, Uniform
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
@@ -253,6 +254,27 @@ def check_rings(state: Mapping[str, Any]) -> None:
         raise FormatError(
             "the state of rings must have cursors and sizes within their slots, it has not; it is damaged"
         )
+
+
+def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
+    """Check that final observations have rows of their own, and belong to slots.
+
+    Parameters
+    ----------
+    rows, owners
+        For each observation its row, and one more than the slot that it belongs to.
+    room
+        How many rows there are.
+
+    Raises
+    ------
+    FormatError
+        If they do not.
+    """
+    own = len(set(rows.tolist())) == len(rows) == len(owners)
+    inside = ((rows >= 0) & (rows < room)).all() and ((owners > 0) & (owners <= rings.capacity)).all()
+    if not own or not inside or not rings.n <= room <= len(rows) + rings.capacity + 2 * rings.n + 64:
+        raise FormatError("final observations must have rows of their own for slots, they have not; it is damaged")
 
 
 def check_structure(tree: Any, count: int) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 
 from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
-from samplebatch.buffer.finals import Finals
 from samplebatch.buffer.journal import WEIGHTS, FolderJournal, MappedStores, adopt, unpacked
 from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.priorities import Prioritized
@@ -71,13 +70,11 @@ class Durable(Rows):
         folder = MappedFolder.create(storage, about, b"")
         try:
             stores = MappedStores(allocate=folder.allocate)
-            table.columns.stores = stores
-            if table.finals is not None:
-                table.finals = Finals(table.rings.n, table.rings.capacity, stores)
+            sizes = table.rings.maxsizes.tolist()
+            self._table = Table(sizes, stores, keeps_next=table.keeps_next, last_frame=table.last_frame)
+            self._use(self._sampler)
             self._bind_folder(folder)
-            assert table.journal is not None
-            table.journal.begin([])
-            table.journal.commit()
+            self._note_state()
         except BaseException:
             folder.close()
             raise
@@ -275,7 +272,9 @@ class Durable(Rows):
                 raise ColumnMismatchError(f"the state must be of a buffer with the same {option!r}, it is of another")
         sampler = checkpoint.sampler_of(state["sampler"], self.maxsize, table.rings.stored())
         rng = checkpoint.generator_of(state["generator"])
-        own.rings, own.columns, own.finals = table.rings, table.columns, table.finals
+        own.rings, own.columns = table.rings, table.columns
+        if own.finals is not None and table.finals is not None:
+            own.finals.adopt(table.finals.columns, table.finals.owners)
         own.forget_ways()
         self._rng = rng
         self._use(sampler)
@@ -348,16 +347,63 @@ class Durable(Rows):
         from samplebatch.storage.buffer_file import read_buffer
 
         described, table, sampler = read_buffer(path, allow_pickle=allow_pickle)
-        return cls._of(described, table, sampler, missing)
+        buffer: Self = make(cls, described, table, sampler, missing)
+        return buffer
+
+    def save_hdf5(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
+        """Write the buffer to an HDF5 file, which Tianshou can load.
+
+        Parameters
+        ----------
+        path
+            The file.
+        compression
+            A filter of h5py's: `"gzip"`, `"lzf"`.
+
+        Raises
+        ------
+        UnstorableError
+            If a value can be neither stored nor pickled; names it.
+        MissingExtraError
+            If h5py is not installed.
+        OSError
+            If the file cannot be written.
+        """
+        from samplebatch.storage.hdf5_buffer import save_buffer
+
+        save_buffer(self, path, compression)
 
     @classmethod
-    def _of(cls, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Self:
-        """Make a buffer of its parts."""
-        buffer: Self = _made(cls, described, missing)
-        buffer._table = table
-        buffer.maxsize = table.rings.capacity
-        buffer._rng = checkpoint.generator_of(described["generator"])
-        buffer._use(sampler)
+    def load_hdf5(
+        cls, path: str | os.PathLike[str], device: str | None = None, *, allow_pickle: bool = False, **missing: Any
+    ) -> Self:
+        """Read a buffer from an HDF5 file that `save_hdf5`, ours or Tianshou's, wrote.
+
+        Parameters
+        ----------
+        path
+            The file.
+        device
+            Accepted as Tianshou does; a buffer's tensors are always in the host's memory.
+        allow_pickle
+            Whether to unpickle objects. Only for files whose writer you trust: a pickle can run any code.
+        **missing
+            What no file can hold, such as the function that a hindsight buffer was made with.
+
+        Raises
+        ------
+        FormatError
+            If the file is damaged, or holds no buffer of this class.
+        UntrustedPickleError
+            If values are pickled objects and `allow_pickle` is false; names them.
+        MissingExtraError
+            If h5py is not installed.
+        OSError
+            If the file cannot be read.
+        """
+        from samplebatch.storage.hdf5_buffer import load_buffer
+
+        buffer: Self = load_buffer(cls, path, allow_pickle=allow_pickle, missing=missing)
         return buffer
 
 
@@ -388,6 +434,33 @@ def checked(described: Mapping[str, Any]) -> None:
         )
 
 
+def make(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
+    """Make a buffer of its parts.
+
+    Parameters
+    ----------
+    cls
+        Its class, or one that it derives from.
+    described
+        What `described_of` returned, and the state of the generator.
+    missing
+        The attributes that cannot be kept.
+
+    Raises
+    ------
+    FormatError
+        If it is of another class, its description is not whole, or an attribute is missing.
+    TypeError
+        If an attribute is given that is not missing.
+    """
+    buffer = _made(cls, described, missing)
+    buffer._table = table
+    buffer.maxsize = table.rings.capacity
+    buffer._rng = checkpoint.generator_of(described["generator"])
+    buffer._use(sampler)
+    return buffer
+
+
 def _made(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
     """Make a buffer of a class that was kept, which is this one or derives from it, without its rows."""
     checked(described)
@@ -411,6 +484,8 @@ def _made(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> An
     strange = [attribute for attribute in own if callable(getattr(kinds[name], attribute, None))]
     if strange:
         raise FormatError(f"the attributes of a {name} must be values, {strange[0]!r} is a method; it is damaged")
+    if "set_up" in described:
+        buffer._set_up(described["set_up"]["maxsizes"], described["set_up"]["options"], 42)
     buffer.__dict__.update(own)
     buffer.__dict__.update({attribute: missing[argument] for argument, attribute in arguments.items()})
     return buffer

@@ -262,10 +262,9 @@ def _restore_finals(table: Table, slots: Slots, file: Any, form: Mapping[str, An
         for columns, name in zip(zip(*parts, strict=True), [*names, _FINAL_ROWS], strict=True)
     ]
     rows = joined[-1].to_numpy()
-    room = int(form["room"])
-    if len(set(rows.tolist())) < len(rows) or not ((rows >= 0) & (rows < room)).all() or room < table.rings.n:
-        raise FormatError("final observations must have rows of their own, they have not; the file is damaged")
+    owner = np.concatenate(owners)
+    checkpoint.check_finals(rows, owner, int(form["room"]), table.rings)
     ordered = [column for _, column in sorted(zip(places, joined[:-1], strict=True), key=lambda pair: pair[0])]
     found = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
     assert table.finals is not None
-    table.finals.restore({"rows": rows, "owners": np.concatenate(owners), "room": room, "found": found})
+    table.finals.restore({"rows": rows, "owners": owner, "room": int(form["room"]), "found": found})

@@ -1,0 +1,226 @@
+"""Replay buffers in HDF5 files, in Tianshou's layout.
+
+The columns are datasets with a row for each slot, of which those without a step take no room; the episodes under way
+and the sampler are where Tianshou looks for them. What Tianshou has no place for stands in attributes of one dataset
+(`_indices`), which Tianshou neither reads nor writes: a file that it has written itself never has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.batch.nested.node import values_of
+from samplebatch.buffer import checkpoint
+from samplebatch.buffer.checkpoint import State
+from samplebatch.buffer.compressed_store import CompressedStore
+from samplebatch.buffer.durable import described_of, make
+from samplebatch.buffer.store import DenseStore, Store, TorchStore
+from samplebatch.buffer.table import Table
+from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.errors import FormatError, SampleBatchError, require
+from samplebatch.storage.hdf5 import TYPE_KEY, attributes_of, children_of, from_hdf5, read_inert, to_hdf5, write_value
+from samplebatch.storage.tianshou_state import attributes_for, description_in, sampler_in
+
+if TYPE_CHECKING:
+    import h5py
+
+_ABOUT, _FINALS = "samplebatch", "samplebatch.finals"
+_PART_NBYTES = 1 << 25
+_MOST_PICKLED_NUMBER = 1 << 10
+"""Bytes that a pickled number has at the most."""
+
+
+def save_buffer(buffer: Any, path: str | os.PathLike[str], compression: str | None = None) -> None:
+    """Write a buffer to an HDF5 file; see `ReplayBuffer.save_hdf5`."""
+    h5py = require("h5py", "hdf5")
+    state = attributes_for(buffer)
+    temporary = f"{os.fspath(path)}.tmp"
+    try:
+        # The first format in which attributes may be of any size.
+        with h5py.File(temporary, "w", libver=("v108", "v108")) as file:
+            to_hdf5(state, file, compression)
+            _write_columns(buffer, file.create_group("_meta"), compression)
+            file["_indices"].attrs[_ABOUT] = json.dumps(checkpoint.plain(_about(buffer)))
+            finals = _finals(buffer)
+            if finals is not None:
+                file["_indices"].attrs[_FINALS] = finals
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+# Writing
+
+
+def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> None:
+    """Write the columns, a row for each slot; slots without a step are left out of the file."""
+    rings, start = buffer._table.rings, buffer._start
+    sizes = rings.sizes_of_all()
+    chosen = range(rings.n) if buffer._ring is None else (buffer._ring,)
+    ranges = [(int(rings.edges[ring]), int(rings.edges[ring] + sizes[ring])) for ring in chosen if sizes[ring]]
+    group.attrs[TYPE_KEY] = "Batch"
+
+    def walk(tree: Mapping[str, Any], inner: Any, prefix: str) -> None:
+        for name, held in tree.items():
+            if isinstance(held, Store):
+                _write_store(held, inner, name, prefix + name)
+            else:
+                to_hdf5({name: {}}, inner)
+                walk(held, inner[name], f"{prefix}{name}.")
+
+    def _write_store(store: Store, inner: Any, name: str, path: str) -> None:
+        first = store.live(np.zeros(0, np.intp)).to_numpy() if _is_numeric(store) else None
+        if first is None or not buffer.maxsize or 0 in first.shape[1:]:
+            write_value(store.take(np.arange(start, start + buffer.maxsize)), inner, name, compression, path)
+            return
+        shape = (buffer.maxsize, *first.shape[1:])
+        whole = sum(high - low for low, high in ranges) == buffer.maxsize and compression is None
+        dataset = inner.create_dataset(
+            name, shape, first.dtype, chunks=None if whole else True, compression=compression
+        )
+        dataset.attrs[TYPE_KEY] = "Tensor" if isinstance(store, TorchStore) else "ndarray"
+        step = max(1, _PART_NBYTES // max(1, first.dtype.itemsize * int(np.prod(first.shape[1:]))))
+        for low, high in ranges:
+            for at in range(low, high, step):
+                part = np.arange(at, min(at + step, high))
+                dataset[at - start : part[-1] + 1 - start] = np.asarray(store.live(part).to_numpy())
+
+    walk(buffer._table.columns.tree, group, "")
+
+
+def _is_numeric(store: Store) -> bool:
+    """Tell whether HDF5 has the dtype of a store's rows, all of which have one shape."""
+    if isinstance(store, TorchStore):
+        return store.dtype.name == str(store.torch_dtype).removeprefix("torch.")
+    if isinstance(store, DenseStore):
+        return store.dtype.kind in "biufc"
+    return isinstance(store, CompressedStore) and store.values.dtype.kind in "biufc"
+
+
+def _about(buffer: Any) -> State:
+    table = buffer._table
+    sampler = checkpoint.sampler_state(buffer._sampler, np.zeros(0, np.intp))
+    return described_of(buffer) | {
+        "generator": checkpoint.generator_state(buffer._rng),
+        "sampler": sampler,
+        "rings": table.rings.state(buffer._ring),
+        "stores": checkpoint.stores_state(table.columns.stores),
+    }
+
+
+def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
+    """Return the final observations as the bytes of an Arrow stream."""
+    table = buffer._table
+    if table.finals is None:
+        return None
+    start = buffer._start
+    state = table.finals.live(start, start + buffer.maxsize, buffer._ring)
+    found = state["found"]
+    pairs = [arrow_field_and_array(column, str(i)) for i, column in enumerate(found["columns"])]
+    pairs += [(pa.field(name, pa.int64()), pa.array(state[name], pa.int64())) for name in ("rows", "owners")]
+    form = {name: found[name] for name in ("tree", "kinds", "row_shapes")} | {"room": state["room"]}
+    schema = pa.schema([field for field, _ in pairs], {b"form": json.dumps(checkpoint.plain(form)).encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([array for _, array in pairs], schema=schema))
+    return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+# Reading
+
+
+def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool, missing: dict[str, Any]) -> Any:
+    """Read a buffer from an HDF5 file; see `ReplayBuffer.load_hdf5`."""
+    h5py = require("h5py", "hdf5")
+    name = os.fspath(path)
+    with open(name, "rb"):
+        pass
+    if not h5py.is_hdf5(name):
+        raise FormatError(f"{name!r} must be an HDF5 file, it is not")
+    with h5py.File(name, "r") as file:
+        try:
+            return _buffer_of(cls, file, missing, allow_pickle=allow_pickle)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
+            if isinstance(error, SampleBatchError):
+                raise
+            raise FormatError(f"{name!r} must hold a replay buffer, it does not: {error!r}") from error
+
+
+def _buffer_of(cls: Any, file: h5py.File, missing: dict[str, Any], *, allow_pickle: bool) -> Any:
+    children = children_of(file)
+    found = attributes_of(file) | _numbers(children)
+    notes = dict(children["_indices"].attrs)
+    about = json.loads(notes[_ABOUT]) if _ABOUT in notes else description_in(cls, found, children)
+    columns = values_of(from_hdf5(children["_meta"], allow_pickle=allow_pickle))
+    table = _table(about, found, dict(columns or {}))
+    if table.finals is not None and _FINALS in notes:
+        table.finals.restore(_read_finals(notes[_FINALS], table, allow_pickle=allow_pickle))
+    sampler = sampler_in(about, found, children, table)
+    given = dict(missing)
+    for name in about.get("missing", ()) if allow_pickle else ():
+        if name in children:
+            given.setdefault(name.lstrip("_"), from_hdf5(children[name], allow_pickle=True))
+    return make(cls, about, table, sampler, given)
+
+
+def _numbers(children: Mapping[str, Any]) -> State:
+    """Read the numbers that are datasets: Tianshou pickles those of a buffer that it has loaded itself."""
+    import h5py
+
+    found: State = {}
+    for name, child in children.items():
+        if isinstance(child, h5py.Dataset) and child.attrs.get(TYPE_KEY) not in ("ndarray", "Tensor"):
+            value = read_inert(child) if child.size < _MOST_PICKLED_NUMBER else None
+            if isinstance(value, np.generic | int | float):
+                found[name] = value
+    return found
+
+
+def _table(about: State, found: State, columns: State) -> Table:
+    """Make a table of rows for every slot."""
+    rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
+    checkpoint.check_rings(rings)
+    keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
+    stores = checkpoint.stores_of(about["stores"])
+    table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
+    if "done" in columns and "terminated" not in columns:
+        columns |= {"terminated": columns["done"], "truncated": np.zeros(len(columns["done"]), np.bool_)}
+    capacity = table.rings.capacity
+    ready = table.columns.fit(columns, capacity, keep=True)
+    table.columns.write(ready, slice(0, capacity))
+    tree = table.columns.tree
+    if tree:
+        for name in ("terminated", "truncated", "done"):
+            if type(tree.get(name)) is not DenseStore or tree[name].values.dtype != np.bool_:
+                raise FormatError(f"column {name!r} of a buffer must hold flags, it does not")
+        rew = tree.get("rew")
+        if type(rew) is not DenseStore or rew.dtype != np.float64:
+            raise FormatError("column 'rew' of a buffer must hold numbers of 64 bits, it does not")
+    table.rings.restore(rings)
+    return table
+
+
+def _read_finals(data: Any, table: Table, *, allow_pickle: bool) -> State:
+    try:
+        batch = pa.ipc.open_stream(pa.py_buffer(np.asarray(data, np.uint8))).read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowException, StopIteration, OSError) as error:
+        raise FormatError(f"the final observations of a buffer must be a whole Arrow stream: {error}") from error
+    form = json.loads(batch.schema.metadata[b"form"])
+    count = len(form["kinds"])
+    checkpoint.check_structure(form["tree"], count)
+    columns = [
+        column_from_arrow(batch.column(i), batch.schema.field(i), allow_pickle=allow_pickle) for i in range(count)
+    ]
+    rows, owners = (batch.column(name).to_numpy() for name in ("rows", "owners"))
+    checkpoint.check_finals(rows, owners, int(form["room"]), table.rings)
+    return {"rows": rows, "owners": owners, "room": int(form["room"]), "found": form | {"columns": columns}}

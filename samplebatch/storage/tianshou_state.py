@@ -1,0 +1,246 @@
+"""What Tianshou's buffers keep as attributes, made of our buffers and read as the description of one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.buffer import checkpoint
+from samplebatch.buffer.checkpoint import State
+from samplebatch.buffer.priorities import Prioritized
+from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.stores import Stores
+from samplebatch.buffer.table import Table
+from samplebatch.errors import FormatError
+from samplebatch.storage import tianshou_pickle
+from samplebatch.storage.hdf5 import from_hdf5, read_inert
+from samplebatch.storage.inert_pickle import Foreign, resolved
+from samplebatch.storage.tianshou_pickle import Standing
+
+_OPTIONS = ("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail", "alpha", "beta")
+_CURSORS = ("_insertion_idx", "_size", "_ep_start_idx", "_ep_len", "_ep_return")
+_EPSILON = "_PrioritizedReplayBuffer__eps"
+
+Floats = npt.NDArray[np.float64]
+
+
+# Writing
+
+
+def attributes_for(buffer: Any) -> State:
+    """Return the attributes that Tianshou's buffer would have, but its rows.
+
+    Of the rows of each ring's own buffer only rewards and flags are there: Tianshou writes them all a second time.
+    """
+    table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
+    rings = table.rings.state(buffer._ring)
+    state = _common_state(buffer, buffer.maxsize)
+    sampler = buffer._sampler
+    weights = sampler.tree.weights[buffer._start : buffer._start + buffer.maxsize] if _weighs(sampler) else None
+    state |= _sampler_state(sampler, weights)
+    state |= _hindsight_state(buffer)
+    if "buffer_num" not in buffer.__dict__:
+        return state | _cursors(rings, 0) | {"last_index": buffer.last_index}
+    offsets = table.rings.edges
+    parts = np.empty(n, object)
+    for ring in range(n):
+        start, stop = offsets[ring : ring + 2].tolist()
+        own = None if weights is None else weights[start:stop]
+        part = _common_state(buffer, stop - start) | _cursors(rings, ring) | _sampler_state(sampler, own)
+        part["last_index"] = table.rings.last_index[ring : ring + 1] - start
+        part["_meta"] = tianshou_pickle.batch(
+            {name: table.columns.tree[name].values[start:stop] for name in ("rew", "terminated", "truncated", "done")}
+            if "done" in table.columns.tree
+            else {}
+        )
+        parts[ring] = Standing(_part_kind(buffer, weights), part | _hindsight_state(buffer))
+    if "cached_buffer_num" in buffer.__dict__:
+        state |= {"main_buffer": parts[0], "cached_buffers": parts[1:], "cached_buffer_num": buffer.cached_buffer_num}
+    return state | {
+        **dict.fromkeys(("_insertion_idx", "_size", "_ep_start_idx", "_ep_len"), 0),
+        "_ep_return": 0.0,
+        "last_index": buffer.last_index,
+        "buffer_num": n,
+        "buffers": parts,
+        "_offset": offsets[:-1],
+        "_extend_offset": offsets,
+        "_lengths": rings["sizes"],
+    }
+
+
+def _common_state(buffer: Any, maxsize: int) -> State:
+    options = buffer.options
+    return {
+        "options": {name: options[name] for name in _OPTIONS if name in options},
+        "maxsize": maxsize,
+        "stack_num": buffer.stack_num,
+        "_indices": np.arange(maxsize),
+        "_save_obs_next": not options["ignore_obs_next"],
+        "_save_only_last_obs": bool(options["save_only_last_obs"]),
+        "_sample_avail": bool(options["sample_avail"]),
+    }
+
+
+def _cursors(rings: State, ring: int) -> State:
+    base = int(rings["maxsizes"][:ring].sum())
+    total = rings["returns"][ring]
+    return {
+        "_insertion_idx": int(rings["cursors"][ring]),
+        "_size": int(rings["sizes"][ring]),
+        "_ep_start_idx": int(rings["starts"][ring]) - base,
+        "_ep_len": int(rings["writes"][ring] - rings["began"][ring]),
+        "_ep_return": total if total.ndim else float(total),
+    }
+
+
+def _weighs(sampler: Sampler) -> bool:
+    return isinstance(sampler, Prioritized)
+
+
+def _sampler_state(sampler: Any, weights: Floats | None) -> State:
+    if weights is None:
+        return {}
+    return {
+        "_alpha": sampler.alpha,
+        "_beta": sampler.beta,
+        "_weight_norm": sampler.weight_norm,
+        "_max_prio": sampler.largest,
+        "_min_prio": sampler.smallest,
+        "weight": tianshou_pickle.segment_tree(weights),
+        _EPSILON: float(np.finfo(np.float32).eps),
+    }
+
+
+def _hindsight_state(buffer: Any) -> State:
+    if "compute_reward_fn" not in buffer.__dict__:
+        return {}
+    names = ("horizon", "future_p", "compute_reward_fn")
+    return {name: getattr(buffer, name) for name in names} | {
+        "_original_meta": tianshou_pickle.batch({}),
+        "_altered_indices": np.array([]),
+    }
+
+
+def _part_kind(buffer: Any, weights: Floats | None) -> tuple[str, str]:
+    if weights is not None:
+        return tianshou_pickle.PRIORITIZED_BUFFER
+    hindsight = "compute_reward_fn" in buffer.__dict__
+    return tianshou_pickle.HINDSIGHT_BUFFER if hindsight else tianshou_pickle.PLAIN_BUFFER
+
+
+# Reading
+
+
+def sampler_in(about: State, found: State, children: Mapping[str, Any], table: Table) -> Sampler:
+    """Return the sampler of a buffer that `description_in` or our own notes describe.
+
+    Raises
+    ------
+    FormatError
+        If its weights are not there, or do not fit the table.
+    """
+    if "weight" not in children:
+        return checkpoint.sampler_of(about["sampler"], table.rings.capacity, table.rings.stored())
+    tree = read_inert(children["weight"])
+    state = tree.state if isinstance(tree, Foreign) else {}
+    value, bound = resolved(state["_value"]), int(state["_bound"])
+    slots = table.rings.stored()
+    known = about["sampler"]["known"] | {
+        "largest": found["_max_prio"],
+        "smallest": found["_min_prio"],
+        "weights": np.asarray(value, np.float64)[bound + slots],
+    }
+    return checkpoint.sampler_of({"kind": "prioritized", "known": known}, table.rings.capacity, slots)
+
+
+def description_in(cls: Any, found: State, children: Mapping[str, Any]) -> State:
+    """Describe a buffer from Tianshou's attributes."""
+    parts = _parts(found, children)
+    maxsizes = [int(part["maxsize"]) for part in parts]
+    options: State = {
+        "stack_num": int(found["stack_num"]),
+        "ignore_obs_next": not found["_save_obs_next"],
+        "save_only_last_obs": bool(found["_save_only_last_obs"]),
+        "sample_avail": bool(found["_sample_avail"]),
+    }
+    attributes: State = {}
+    if "cached_buffer_num" in found:
+        count = int(found["cached_buffer_num"])
+        attributes = {"cached_buffer_num": count, "_order": list(range(count))}
+    if "horizon" in found:
+        attributes |= {"horizon": int(found["horizon"]), "future_k": 1.0 / (1.0 - found["future_p"])}
+    known: State = {"kind": "uniform", "known": 1}
+    if "weight" in children:
+        settings = {name: found[f"_{name}"] for name in ("alpha", "beta")}
+        options |= settings | {"weight_norm": bool(found.get("_weight_norm", True))}
+        known = {
+            "kind": "prioritized",
+            "known": settings | {"weight_norm": options["weight_norm"], "stratified": False},
+        }
+    return {
+        "version": checkpoint.VERSION,
+        "class": _class_name(cls, found, children, len(set(maxsizes)) == 1),
+        "set_up": {"maxsizes": maxsizes, "options": options},
+        "own": attributes | {"stack_num": int(found["stack_num"])},
+        "missing": ["compute_reward_fn"] if "horizon" in found else [],
+        "generator": checkpoint.generator_state(np.random.default_rng(_seed(children))),
+        "sampler": known,
+        "rings": _rings(parts, maxsizes),
+        "stores": checkpoint.stores_state(Stores(most_open=2 * len(parts) + 4)),
+    }
+
+
+def _parts(found: State, children: Mapping[str, Any]) -> list[State]:
+    """Return the attributes of each ring's buffer."""
+    if "buffers" not in children:
+        total = from_hdf5(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
+        return [found | {"_ep_return": total}]
+    buffers = read_inert(children["buffers"])
+    if not isinstance(buffers, np.ndarray) or not all(
+        isinstance(part, Foreign) and isinstance(part.state, dict) for part in buffers.tolist()
+    ):
+        raise FormatError("'buffers' must be pickled buffers of Tianshou's, they are something else")
+    return [{name: resolved(part.state[name]) for name in (*_CURSORS, "maxsize")} for part in buffers.tolist()]
+
+
+def _rings(parts: list[State], maxsizes: list[int]) -> State:
+    """Return the state of rings that have got to where Tianshou's buffers have."""
+    cursors, sizes, starts, lengths = (np.array([int(part[name]) for part in parts]) for name in _CURSORS[:4])
+    sizes_of = np.array(maxsizes)
+    # As if each had been filled, or written over once.
+    writes = np.where(sizes < sizes_of, sizes, sizes_of + cursors)
+    returns = [np.asarray(part["_ep_return"], np.float64) for part in parts]
+    widest = max((total.shape for total in returns), key=len)
+    alike = len({*map(int, cursors)}) == len({*map(int, sizes)}) == len({*maxsizes}) == 1
+    return {
+        "maxsizes": sizes_of,
+        "cursors": cursors,
+        "sizes": sizes,
+        "writes": writes,
+        "began": writes - lengths,
+        "starts": starts + np.cumsum(sizes_of) - sizes_of,
+        # A return is a plain zero until the first episode of vectors ends.
+        "returns": np.stack([np.broadcast_to(total, widest) for total in returns]),
+        "together": alike,
+    }
+
+
+def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool) -> str:
+    """Find the class of a buffer of Tianshou's, whose name stands nowhere in the file."""
+    kind = "Prioritized" if "weight" in children else "HER" if "horizon" in found else ""
+    if "cached_buffer_num" in found:
+        return "CachedReplayBuffer"
+    if "buffer_num" not in found:
+        return f"{kind}ReplayBuffer"
+    manager = f"{kind}ReplayBufferManager"
+    return f"{kind}VectorReplayBuffer" if even and cls.__name__ != manager else manager
+
+
+def _seed(children: Mapping[str, Any]) -> Any:
+    """Make a seed of the state of Tianshou's generator, which is of another kind than the library's."""
+    data = children["_random_state"][()].tobytes() if "_random_state" in children else b""
+    return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())
