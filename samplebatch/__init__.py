@@ -49,6 +49,10 @@ _HOMES = {
     "from_hdf5": "samplebatch.storage.hdf5",
     "enable_shared_pickling": "samplebatch.transport.shared_pickling",
     "disable_shared_pickling": "samplebatch.transport.shared_pickling",
+    "Collector": "samplebatch.rollout.single_agent",
+    "CollectStats": "samplebatch.rollout.collect_statistics",
+    "RandomPolicy": "samplebatch.rollout.random_policy",
+    "as_policy": "samplebatch.rollout.policies",
     "MultiAgentCollector": "samplebatch.rollout.multi_agent_collector",
     "Aggregator": "samplebatch.rollout.aggregate",
     "postprocess": "samplebatch.rollout.postprocessing",
@@ -91,8 +95,12 @@ if TYPE_CHECKING:
     from samplebatch.rollout.advantages import GAE as GAE
     from samplebatch.rollout.advantages import NStepReturns as NStepReturns
     from samplebatch.rollout.aggregate import Aggregator as Aggregator
+    from samplebatch.rollout.collect_statistics import CollectStats as CollectStats
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
+    from samplebatch.rollout.policies import as_policy as as_policy
     from samplebatch.rollout.postprocessing import postprocess as postprocess
+    from samplebatch.rollout.random_policy import RandomPolicy as RandomPolicy
+    from samplebatch.rollout.single_agent import Collector as Collector
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5

@@ -119,7 +119,8 @@ class Chooser:
         Raises
         ------
         PolicySpecError
-            If there are not as many actions as environments, or they have not the parts of the action space.
+            If there are not as many actions as environments, or rows in the state, or the actions have not the parts
+            of the action space.
         """
         batch = node(Batch, {"obs": self._observations.batch(obs), "info": info})
         decision = self.actor(batch, state)
@@ -136,6 +137,8 @@ class Chooser:
         after = None
         if len(decision) > 1:
             after = decision.get("state")
+            if after is not None:
+                policy_state.check(after, rows)
             for name, kept in self._kept(decision, state, after):
                 columns[name] = kept.copy()
         mapped = leaves if self._map is None else self._layout.flatten(to_numpy(self._map(act)))

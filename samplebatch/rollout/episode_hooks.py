@@ -69,6 +69,7 @@ def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
     stops = np.append(starts[1:], len(batch))
     done = np.asarray(batch[names.DONES])
     rows = batch.as_batch(names="tianshou")
+    rows.done = done
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         if done[stop - 1]:
             for name, values in _results(hook, rows[start:stop], stop - start):

@@ -34,6 +34,25 @@ def begun_anew(state: Any, rows: Rows) -> Any:
     return _mapped(state, zeroed)
 
 
+def check(state: Any, rows: int) -> None:
+    """Refuse a state without a row for each of so many environments.
+
+    Raises
+    ------
+    PolicySpecError
+        If a leaf has another number of rows, or is neither an array nor a tensor.
+    """
+
+    def checked(leaf: Any) -> None:
+        if leaf is not None and (not leaf.ndim or len(leaf) != rows):
+            raise PolicySpecError(
+                f"a policy's state must have a row for each of {rows} environments, got shape {tuple(leaf.shape)}; "
+                "return a dict, not a Batch, if the state is a tuple: a Batch would stack it"
+            )
+
+    _mapped(state, checked)
+
+
 def zeros_like(state: Any) -> Any:
     """Return a state of zeros of the same form."""
     return _mapped(state, lambda leaf: leaf * 0)

@@ -87,6 +87,8 @@ class Recorder:
         self._actions = actions
         self._all = np.arange(num_envs)
         self._steps = Steps(num_envs, layouts)
+        # Buffers need not look at the ids of rows that go to every ring in order.
+        self._every_ring = None if getattr(buffer, "buffer_num", None) == num_envs else self._all
         self._plain = buffer is None and on_step is None
 
     @property
@@ -138,13 +140,14 @@ class Recorder:
         said = decided(choice, self._actions)
         self._on_step(said if rows is None else said[rows], transitions)
         if self._buffer is None:
-            self._steps.append(flat(transitions), infos, envs)
+            self._steps.append(flat(transitions), infos, self._all if envs is None else envs)
         else:
             self._add(transitions, envs)
 
     def _add(self, transitions: Batch, envs: Rows | None) -> None:
         """Add transitions to the buffer, and count them."""
-        added = self._buffer.add(transitions, buffer_ids=self._all if envs is None else envs)
+        added = self._buffer.add(transitions, buffer_ids=self._every_ring if envs is None else envs)
+        envs = self._all if envs is None else envs
         held = transitions.__dict__
         counted = {name: held[TO_NESTED[name]] for name in (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)}
         self._steps.append(counted, {}, envs)
@@ -152,7 +155,7 @@ class Recorder:
             return
         ended, lens = self._steps.count()
         if len(ended):
-            row_of = {env: row for row, env in enumerate((self._all if envs is None else envs).tolist())}
+            row_of = {env: row for row, env in enumerate(envs.tolist())}
             for env, length in zip(ended.tolist(), lens.tolist(), strict=True):
                 row = row_of[env]
                 call_on_buffer(self._on_episode, self._buffer, int(added[3][row]), int(added[0][row]), length)

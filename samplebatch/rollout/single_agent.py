@@ -46,7 +46,7 @@ class Collector:
     env
         A Gymnasium environment, or vector environment in any autoreset mode.
     buffer
-        A buffer with Tianshou's `add(batch, buffer_ids)` and a ring for each environment.
+        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each.
     exploration_noise
         Whether to let the policy's `add_exploration_noise` change the actions; or a function of actions and batch that
         does.

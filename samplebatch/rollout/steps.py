@@ -72,7 +72,7 @@ class Steps:
         infos
             What the environments said.
         envs
-            The environments that made it, shape (k,), if steps are not made by all of them each time.
+            The environments that made it, shape (k,): of all steps, or of none if all make each of them.
         drop
             Those of the k rows that do not count; None for none.
 
@@ -106,6 +106,7 @@ class Steps:
         if start == stop:
             return self._all[:0], self._all[:0]
         env_id = np.concatenate(self._envs) if self._envs else np.resize(self._all, stop - start)
+        assert len(env_id) == stop - start
         rows = None
         if self._drops:
             keep = np.ones(stop - start, np.bool_)
