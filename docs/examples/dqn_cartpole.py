@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from samplebatch import Batch, PrioritizedVectorReplayBuffer
-from samplebatch.rollout.single_agent import Collector
+from samplebatch import Batch, Collector, PrioritizedVectorReplayBuffer
 
 ENVS, CAPACITY, WARM_UP, BATCH = 8, 50_000, 1_000, 64
 GAMMA, N_STEP, LEARNING_RATE, TAU = 0.99, 3, 1e-3, 0.01

@@ -17,10 +17,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from samplebatch import Batch, SampleBatch
-from samplebatch.rollout.advantages import GAE
-from samplebatch.rollout.postprocessing import postprocess
-from samplebatch.rollout.single_agent import Collector
+from samplebatch import GAE, Batch, Collector, SampleBatch, postprocess
 
 ENVS, STEPS_PER_ENV = 16, 128
 EPOCHS, MINIBATCH = 6, 256

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from samplebatch import Batch, MultiAgentBatch, MultiAgentCollector, SampleBatch
-from samplebatch.rollout.advantages import GAE
+from samplebatch import GAE, Batch, MultiAgentBatch, MultiAgentCollector, SampleBatch
 from samplebatch.rollout.statistics import episode_statistics
 
 ENVIRONMENT = "mpe2/simple_speaker_listener_v4"
