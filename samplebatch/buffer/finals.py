@@ -6,6 +6,7 @@ at the newest step of a running episode. At a termination nothing follows that a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,15 @@ class Finals:
         Slots of the buffer.
     stores
         Makes the stores.
+    moved
+        Called when the columns are others than before.
     """
 
-    __slots__ = ("_row_of", "_spare", "columns", "kept", "owners", "rings", "slots")
+    __slots__ = ("_moved", "_row_of", "_spare", "columns", "kept", "owners", "rings", "slots")
 
-    def __init__(self, rings: int, slots: int, stores: Stores) -> None:
+    def __init__(self, rings: int, slots: int, stores: Stores, moved: Callable[[], None]) -> None:
         self.rings = rings
+        self._moved = moved
         self.slots = slots
         self._lay_out(Columns(rings + _SPARE, stores.plain()))
 
@@ -62,6 +66,7 @@ class Finals:
     def adopt(self, columns: Columns, owners: npt.NDArray[np.int64]) -> None:
         """Take columns, and the array that says whose their rows are, as they lie in memory."""
         self.columns = columns
+        self._moved()
         # One more than the slot, so that the zeros of fresh memory stand for none.
         self.owners: npt.NDArray[np.int64] = owners
         self._row_of = np.zeros(self.slots, np.int32)

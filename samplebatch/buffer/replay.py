@@ -16,7 +16,7 @@ from samplebatch.buffer.durable import Durable
 from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.reading import ORDER, rows_at
 from samplebatch.buffer.ring import Added, Ints
-from samplebatch.buffer.samplers import Sampler, Uniform
+from samplebatch.buffer.samplers import Sampler, Uniform, whole_stacks
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Table
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError
@@ -132,6 +132,7 @@ class ReplayBuffer(Durable):
         """Draw rows by a sampler from now on."""
         self._sampler = sampler
         self._table.listener = sampler if sampler.listens else None
+        self._table.forget_ways()
 
     # Adding
 
@@ -166,16 +167,15 @@ class ReplayBuffer(Durable):
         RingError
             If `buffer_ids` is something else, or the buffer has no slots.
         """
-        held = batch.__dict__ if type(batch) is Batch and not columns else values_given(batch, columns)
+        if buffer_ids is None and type(batch) is Batch and not columns and self._ring is None:
+            way = self._table.way_of_one
+            if way is not None:
+                added = way(batch.__dict__)
+                if added is not None:
+                    return added
+        held = values_given(batch, columns)
         if buffer_ids is None and self._ring is None:
-            slot, total, length, start = self._table.add_one(held)
-            slots = _empty(1, _INTP)
-            slots[0] = slot
-            starts = _empty(1, _INTP)
-            starts[0] = start
-            if length:
-                return slots, _array([total]), _array([length]), starts
-            return slots, _zeros((1, *total.shape) if type(total) is not float else 1), _zeros(1, _INTP), starts
+            return self._table.add_one(held)
         if buffer_ids is not None and np.asarray(buffer_ids).tolist() != [0]:
             raise RingError(f"buffer_ids of a buffer of one ring must be [0], got {np.asarray(buffer_ids).tolist()}")
         if self._ring is None:
@@ -275,19 +275,16 @@ class ReplayBuffer(Durable):
         return self._drawn(batch_size) - self._start
 
     def _drawn(self, batch_size: int | None) -> Ints:
+        frames = self.stack_num if self.options["sample_avail"] else 1
         if batch_size is not None and batch_size > 0:
-            return self._drawer().draw(self._table, self._ring, batch_size, self._rng)
+            sampler = self._sampler
+            if type(sampler) is Uniform:
+                sampler.frames = frames
+            return sampler.draw(self._table, self._ring, batch_size, self._rng)
         if batch_size is not None and batch_size < 0:
             return _zeros(0, _INTP)
-        every = self._drawer().candidates(self._table, self._ring)
+        every = whole_stacks(self._table, self._ring, frames)
         return every if batch_size == 0 else self._rng.permutation(every)
-
-    def _drawer(self) -> Sampler:
-        """Return the sampler, once it knows how many frames a stack has now."""
-        sampler = self._sampler
-        if type(sampler) is Uniform:
-            sampler.frames = self.stack_num if self.options["sample_avail"] else 1
-        return sampler
 
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False

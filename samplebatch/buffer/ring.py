@@ -9,7 +9,7 @@ arithmetic than a step of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,10 @@ Added = tuple[Ints, npt.NDArray[Any], Ints, Ints]
 _count = np.count_nonzero
 _zeros = np.zeros
 _INTP = np.dtype(np.intp)
+
+
+_AHEAD = 1 << 12
+"""Slots that are written down ahead of their use."""
 
 
 class Rings:
@@ -60,6 +64,8 @@ class Rings:
     """
 
     __slots__ = (
+        "_slots_to_come",
+        "_unended",
         "bases",
         "began",
         "capacity",
@@ -95,9 +101,13 @@ class Rings:
         # The running episodes: their returns, the writes of their rings when they began, their first slots. Of a
         # single ring they are plain numbers.
         self.nothing: Any = 0.0
-        self.ep_return: Any = 0.0 if self.n == 1 else _zeros(self.n)
-        self.began: Any = 0 if self.n == 1 else _zeros(self.n, _INTP)
-        self.ep_start: Any = 0 if self.n == 1 else self.bases.copy()
+        self.ep_return: Any = _zeros(self.n)
+        self.began: Any = _zeros(self.n, _INTP)
+        self.ep_start: Any = self.bases.copy()
+        if self.n == 1:
+            self._begin_episode(0, 0, 0.0)
+        self._share()
+        self._slots_to_come: Iterator[Ints] = iter(())
         if not self.together:
             self._part()
 
@@ -114,7 +124,11 @@ class Rings:
     def expect(self, row_shape: tuple[int, ...]) -> None:
         """Take rewards of a shape from now on; returns begin anew."""
         self.nothing = _zeros(row_shape) if row_shape else 0.0
-        self.ep_return = self.nothing if self.n == 1 else _zeros((self.n, *row_shape))
+        if self.n == 1:
+            self._begin_episode(self.began, self.ep_start, self.nothing)
+        else:
+            self.ep_return = _zeros((self.n, *row_shape))
+            self._share()
 
     def sizes_of_all(self) -> Ints:
         """Return how many slots of each ring hold rows, shape (n,)."""
@@ -140,32 +154,31 @@ class Rings:
             return self.bases + self.cursors
         return self.bases[rings] + (self.cursor if self.together else self.cursors[rings])
 
-    def advance_one(self, done: bool, rew: Any) -> tuple[int, Any, int, int]:
-        """Count a step of the only ring as written.
+    def run_on(self, rew: Any) -> Added:
+        """Count a step of the only ring as written that ends no episode; see `advance`.
 
-        Returns
-        -------
-        tuple
-            The slot it went to; the return (zero) and length (0) of its episode, and the episode's first slot.
+        All but the slot is the same for many steps: these arrays are shared, and read-only.
         """
-        slot = self.cursor
-        self.writes = writes = self.writes + 1
-        after = slot + 1
+        after = self.cursor + 1
+        try:
+            slots = next(self._slots_to_come)
+        except StopIteration:
+            slots = self._next_slots()
+        self.writes += 1
         if after > self.size:
             self.size = after
-        if after == self.capacity:
-            after = 0
-        self.cursor = after
-        total = self.ep_return + rew
-        start = self.ep_start
-        if not done:
-            self.ep_return = total
-            return slot, self.nothing, 0, start
-        length = writes - self.began
-        self.began = writes
-        self.ep_start = after
-        self.ep_return = self.nothing
-        return slot, total, length, start
+        self.cursor = after if after < self.capacity else 0
+        # Not in place: the zeros at an episode's beginning are for all episodes.
+        self.ep_return = self.ep_return + rew
+        starts, returns, lengths = self._unended
+        return slots, returns, lengths, starts
+
+    def _next_slots(self) -> Ints:
+        """Make the arrays of slots for many steps at once, and return the one for the next step."""
+        length = self.capacity // self.n
+        places = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
+        self._slots_to_come = iter(places[:, None] + self.bases)
+        return next(self._slots_to_come)
 
     def advance(self, rings: Ints | None, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         """Count a step of some rings, or of all, as written.
@@ -182,7 +195,7 @@ class Rings:
         if self.n == 1:
             return self._advance_single(done, rew)
         if rings is None:
-            return self._advance_all(done, rew)
+            return self.advance_all(done, rew)
         if self.together:
             self._part()
         places = self.cursors[rings]
@@ -203,17 +216,43 @@ class Rings:
         self.began[ended] = self.written[ended]
         self.ep_start[ended] = bases[done] + after[done]
         self.ep_return[ended] = 0.0
+        self._share()
         return bases + places, returns, lengths, starts
 
     def _advance_single(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        slot, total, length, start = self.advance_one(bool(done[0]), rew[0])
-        return np.array([slot]), np.array([total]), np.array([length]), np.array([start])
+        number = rew[0] if rew.ndim > 1 else rew.item()
+        if not done[0]:
+            return self.run_on(number)
+        total, start = self.ep_return + number, self.ep_start
+        slots, *_ = self.run_on(number)
+        lengths = np.array([self.writes - self.began])
+        self._begin_episode(self.writes, self.cursor, self.nothing)
+        return slots, np.array([total]), lengths, np.array([start])
 
-    def _advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
+    def _begin_episode(self, began: int, start: int, total: Any) -> None:
+        """Let the episode of the only ring be one that began at so many writes, in that slot, and got that much."""
+        self.began, self.ep_start, self.ep_return = began, start, total
+        self._share()
+
+    def _share(self) -> None:
+        """Make the arrays anew that steps that end no episode have in common."""
+        nothing = _zeros((self.n, *np.shape(self.nothing)))
+        self._unended = np.array(self.ep_start).reshape(self.n), nothing, _zeros(self.n, _INTP)
+        for array in self._unended:
+            array.flags.writeable = False
+
+    def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
+        """Count a step of all of several rings as written; see `advance`.
+
+        Of steps none of which ends an episode, all but the slots are the same: these arrays are shared, and read-only.
+        """
         written: Any
         after: Any
         if self.together:
-            slots = self.bases + self.cursor
+            try:
+                slots = next(self._slots_to_come)
+            except StopIteration:
+                slots = self._next_slots()
             self.writes = written = self.writes + 1
             after = self.cursor + 1
             if after > self.size:
@@ -226,15 +265,17 @@ class Rings:
             self.cursors = after
             self.sizes = np.minimum(self.sizes + 1, self.maxsizes)
         totals = self.ep_return
-        np.add(totals, rew, totals)
-        starts = self.ep_start.copy()
-        returns, lengths = _zeros(totals.shape), _zeros(self.n, _INTP)
-        if _count(done):
-            returns[done] = totals[done]
-            lengths[done] = (written - self.began)[done]
-            np.copyto(self.began, written, where=done)
-            np.copyto(self.ep_start, self.bases + after, where=done)
-            totals[done] = 0.0
+        totals += rew
+        starts, returns, lengths = self._unended
+        if done.tobytes().count(0) == self.n:
+            return slots, returns, lengths, starts
+        returns, lengths = returns.copy(), lengths.copy()
+        returns[done] = totals[done]
+        lengths[done] = (written - self.began)[done]
+        np.copyto(self.began, written, where=done)
+        np.copyto(self.ep_start, self.bases + after, where=done)
+        totals[done] = 0.0
+        self._share()
         return slots, returns, lengths, starts
 
     def append(self, ring: int, count: int) -> Ints:
@@ -243,6 +284,7 @@ class Rings:
         The running episode is neither ended nor lengthened.
         """
         base, maxsize = int(self.bases[ring]), int(self.maxsizes[ring])
+        self._slots_to_come = iter(())
         if self.n == 1:
             place, self.size = self.cursor, min(self.size + count, maxsize)
             self.cursor = (place + count) % maxsize if maxsize else 0
@@ -274,6 +316,7 @@ class Rings:
             lengths = (self.writes if self.together else self.written) - self.began
             written = _anew(np.full(self.n, self.writes, _INTP) if self.together else self.written, self.maxsizes)
             self.cursor = self.size = 0
+            self._slots_to_come = iter(())
             self.writes = int(written.max())
             self.together = bool(self.even) or self.n == 1
             if not self.together:
@@ -281,7 +324,11 @@ class Rings:
                 self.written = written
             begun = written if not self.together else self.writes
             self.began = begun - lengths if keep_statistics else begun + 0 * self.began
-            self.ep_start = 0 if self.n == 1 else self.bases.copy()
+            if self.n == 1:
+                self._begin_episode(self.began, 0, self.ep_return)
+            else:
+                self.ep_start = self.bases.copy()
+                self._share()
             if not keep_statistics:
                 self.expect(np.shape(self.nothing))
             return
@@ -295,6 +342,7 @@ class Rings:
             self.ep_start[ring] = self.bases[ring]
             if not keep_statistics:
                 self.ep_return[ring] = 0.0
+        self._share()
 
     # Neighbours
 
@@ -468,12 +516,11 @@ class Rings:
         Examples
         --------
         >>> rings = Rings([4])
-        >>> rings.advance_one(False, 1.5)
-        (0, 0.0, 0, 0)
+        >>> slots, *_ = rings.advance(None, np.array([False]), np.array([1.5]))
         >>> again = Rings([4])
         >>> again.restore(rings.state())
-        >>> again.advance_one(True, 1.0)
-        (1, 2.5, 2, 0)
+        >>> again.advance(None, np.array([True]), np.array([1.0]))
+        (array([1]), array([2.5]), array([2]), array([0]))
         """
         written = np.full(self.n, self.writes, _INTP) if self.together else self.written.copy()
         found = {
@@ -509,20 +556,21 @@ class Rings:
             self.cursors, self.sizes, self.written = cursors, sizes, writes
         self.began, self.ep_start = np.array(state["began"], _INTP), np.array(state["starts"], _INTP)
         returns = np.array(state["returns"], np.float64)
+        self._slots_to_come = iter(())
         self.expect(returns.shape[1:])
         self.ep_return = returns
         if self.n == 1:
-            self.began, self.ep_start = int(self.began[0]), int(self.ep_start[0])
-            self.ep_return = returns[0] if returns.ndim > 1 else float(returns[0])
+            total = returns[0] if returns.ndim > 1 else float(returns[0])
+            self._begin_episode(int(self.began[0]), int(self.ep_start[0]), total)
 
     def take_over(self, ring: int, state: dict[str, Any]) -> None:
         """Let one ring go on where another of its size, whose `state` that is, had got to."""
         found = {name: state[name][0] for name in ("cursors", "sizes", "writes", "began", "starts", "returns")}
+        self._slots_to_come = iter(())
         total = found["returns"]
         if self.n == 1:
             self.cursor, self.size, self.writes = (int(found[name]) for name in ("cursors", "sizes", "writes"))
-            self.began, self.ep_start = int(found["began"]), int(found["starts"])
-            self.ep_return = total if total.ndim else float(total)
+            self._begin_episode(int(found["began"]), int(found["starts"]), total if total.ndim else float(total))
             return
         if self.together:
             self._part()
@@ -530,6 +578,7 @@ class Rings:
         self.began[ring], self.ep_start[ring] = found["began"], found["starts"] + self.bases[ring]
         if np.shape(total) == np.shape(self.nothing):
             self.ep_return[ring] = total
+        self._share()
 
     def unite(self) -> None:
         """Let the rings go together again if they have got equally far."""
@@ -538,6 +587,7 @@ class Rings:
             return
         self.cursor, self.size, self.writes = int(self.cursors[0]), int(self.sizes[0]), int(self.written[0])
         self.together = True
+        self._slots_to_come = iter(())
 
 
 def _anew(written: Any, maxsizes: Any) -> Any:

@@ -36,10 +36,6 @@ class Sampler(ABC):
             If there are none to draw from.
         """
 
-    def candidates(self, table: Table, ring: int | None) -> Ints:
-        """Return the slots that may be drawn, of one ring or of all, oldest first, ring by ring."""
-        return table.rings.chronological(ring)
-
     def added(self, slots: Ints) -> None:
         """Take notice that rows were written to slots."""
         return None
@@ -90,20 +86,13 @@ class Uniform(Sampler):
             found = np.concatenate([found, whole]) if len(found) else whole
             if len(found) >= count:
                 return found[:count]
-        every = self.candidates(table, ring)
+        every = whole_stacks(table, ring, self.frames)
         if not len(every):
             raise EmptyBufferError(
                 f"a buffer with sample_avail must have a row with {self.frames} frames to draw from, it has none yet; "
                 "add more steps, or leave sample_avail out"
             )
         return np.concatenate([found, every[rng.integers(0, len(every), count - len(found))]])
-
-    def candidates(self, table: Table, ring: int | None) -> Ints:
-        """Return the slots that may be drawn; see `Sampler.candidates`."""
-        every = table.rings.chronological(ring)
-        if self.frames < 2 or not len(every):
-            return every
-        return every[table.rings.has_frames(every, self.frames, table.done)]
 
     def live(self, slots: Ints) -> int:
         """Return the number of frames."""
@@ -113,3 +102,11 @@ class Uniform(Sampler):
     def revived(cls, capacity: int, slots: Ints, state: Any) -> Self:
         """Make a sampler for as many frames."""
         return cls(int(state))
+
+
+def whole_stacks(table: Table, ring: int | None, frames: int) -> Ints:
+    """Return the slots of all rows with so many frames, of one ring or of all, oldest first, ring by ring."""
+    every = table.rings.chronological(ring)
+    if frames < 2 or not len(every):
+        return every
+    return every[table.rings.has_frames(every, frames, table.done)]

@@ -402,7 +402,8 @@ def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = zeroe
     rows = as_rows(first_rows, name)
     if rows.dtype.kind == "O":
         return ObjectStore(name, slots, rows.shape[1:])
-    dtype = rows.dtype.newbyteorder("=")
+    # Not newbyteorder() in any case: dtypes that are one object are told apart fastest.
+    dtype = rows.dtype if rows.dtype.isnative else rows.dtype.newbyteorder("=")
     if dtype not in NUMBERS:
         check_dtype(name, dtype)
     return DenseStore(name, allocate(name, (slots, *rows.shape[1:]), dtype))

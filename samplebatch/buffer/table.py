@@ -11,7 +11,7 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR
 from samplebatch.buffer.columns import Columns, Ready, newest_frame
-from samplebatch.buffer.direct import Direct
+from samplebatch.buffer.direct import Way, way_for
 from samplebatch.buffer.finals import OWNER, Finals
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.buffer.store import Slots
@@ -76,18 +76,22 @@ class Table:
         Whom to tell of the slots of rows that come and go; None for nobody.
     """
 
-    __slots__ = ("_direct", "_no_way", "columns", "finals", "journal", "keeps_next", "last_frame", "listener", "rings")
+    __slots__ = (
+        "_no_way", "columns", "finals", "journal", "keeps_next", "last_frame", "listener", "rings", "way_of_all",
+        "way_of_one",
+    )  # fmt: skip
 
     def __init__(self, maxsizes: Sequence[int], stores: Stores, *, keeps_next: bool, last_frame: bool) -> None:
         self.rings = Rings(maxsizes)
         self.columns = Columns(self.rings.capacity, stores)
         self.keeps_next = keeps_next
         self.last_frame = last_frame
-        self.finals = None if keeps_next else Finals(self.rings.n, self.rings.capacity, stores)
         self.journal: Journal | None = None
         self.listener: Listener | None = None
-        self._direct: Direct | None = None
-        self._no_way: tuple[str, ...] = ()
+        self.way_of_one: Way | None = None
+        self.way_of_all: Way | None = None
+        self._no_way: tuple[Any, ...] = ()
+        self.finals = None if keeps_next else Finals(self.rings.n, self.rings.capacity, stores, self.forget_ways)
 
     @property
     def done(self) -> Flags:
@@ -96,19 +100,25 @@ class Table:
         return _NONE if store is None else store.values
 
     def forget_ways(self) -> None:
-        """Look at the next batch anew: a store, or its memory, is another than before."""
-        self._direct = None
+        """Look at the next batch anew: a store, its memory or who listens is another than before."""
+        self.way_of_one = self.way_of_all = None
         self._no_way = ()
 
     def _look_for_way(self, held: dict[str, Any], n: int | None) -> None:
-        if self._direct is None and tuple(held) != self._no_way:
-            self._direct = Direct.found(self, held, n)
-            self._no_way = () if self._direct else tuple(held)
+        known = self.way_of_one if n is None else self.way_of_all
+        form = (n, *held)
+        if known is None and form != self._no_way:
+            found = way_for(self, held, n)
+            if n is None:
+                self.way_of_one = found
+            else:
+                self.way_of_all = found
+            self._no_way = () if found else form
 
     # Adding
 
-    def add_one(self, held: dict[str, Any]) -> tuple[int, Any, int, int]:
-        """Add a step to the only ring; see `Rings.advance_one`.
+    def add_one(self, held: dict[str, Any]) -> Added:
+        """Add a step to the only ring; see `Rings.advance`.
 
         Parameters
         ----------
@@ -121,21 +131,13 @@ class Table:
             If a column is missing that every step must have.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
             If a column cannot take its value. Nothing has changed then.
+        RingError
+            If there are no slots.
         """
-        direct = self._direct
-        if direct is not None and direct.single:
-            added = direct.add_one(held)
-            if added is not None:
-                if self.listener is not None:
-                    self.listener.added(np.array([added[0]]))
-                return added
         values, obs_next = self._completed(held, 1, single=True)
-        rew, done = values["rew"], bool(values["done"])
-        self._write(values, obs_next, None, 1, single=True)
-        added = self.rings.advance_one(done, rew if rew.ndim else rew.item())
-        self._told(np.array([added[0]]))
+        found = self._add(values, obs_next, 1, None, single=True)
         self._look_for_way(held, None)
-        return added
+        return found
 
     def add(self, held: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
         """Add one step to each of n rings, all of them in order if none are given; see `Rings.advance`.
@@ -147,13 +149,6 @@ class Table:
         SampleBatchError
             As `add_one` does.
         """
-        direct = self._direct
-        if rings is None and direct is not None and not direct.single and not single:
-            found = direct.add(held)
-            if found is not None:
-                if self.listener is not None:
-                    self.listener.added(found[0])
-                return found
         values, obs_next = self._completed(held, n, single=single)
         if rings is not None and len(set(rings.tolist())) < n:
             return self._add_repeated(values, obs_next, rings)
@@ -247,6 +242,7 @@ class Table:
             self.finals.forget(start, stop)
         self._put(ready, slice(start, stop), values["rew"].shape[1:])
         if finals is not None and final_ready is not None and len(cut):
+            finals.columns.write(Ready([], final_ready.new), slots[:0])
             finals.keep(final_ready, slots[cut])
         self._committed()
 

@@ -160,11 +160,13 @@ class ReplayBufferManager(ReplayBuffer):
         RingError
             If there is no such buffer, or it has no slots.
         """
-        held = batch.__dict__ if type(batch) is Batch and not columns else values_given(batch, columns)
-        if buffer_ids is None:
-            return self._table.add(held, self.buffer_num)
-        rings = self._rings_of(buffer_ids)
-        return self._table.add(held, self.buffer_num if rings is None else len(rings), rings)
+        table = self._table
+        rings = None if buffer_ids is None else self._rings_of(buffer_ids)
+        if rings is None and type(batch) is Batch and not columns and table.way_of_all is not None:
+            added = table.way_of_all(batch.__dict__)
+            if added is not None:
+                return added
+        return table.add(values_given(batch, columns), self.buffer_num if rings is None else len(rings), rings)
 
     def _rings_of(self, buffer_ids: Any) -> Ints | None:
         """Return the rings of buffers; None for all in order."""

@@ -122,18 +122,35 @@ def test_rings_answer_as_lists_do(maxsizes: list[int], seed: int) -> None:
             rings = again
 
 
-def test_one_step_at_a_time_is_the_same() -> None:
+def one(rings: Rings, done: bool, rew: float) -> tuple[Any, ...]:
+    return tuple(part.tolist()[0] for part in rings.advance(None, np.array([done]), np.array([rew])))
+
+
+def test_a_step_that_ends_nothing_is_the_same() -> None:
     rings, lists = Rings([3]), Lists([3])
     for done in (False, True, False, False, True, True, False):
-        assert rings.advance_one(done, 1.5) == lists.add(0, done, 1.5)
+        if done:
+            assert one(rings, True, 1.5) == lists.add(0, True, 1.5)
+        else:
+            assert tuple(part.tolist()[0] for part in rings.run_on(1.5)) == lists.add(0, False, 1.5)
         check(rings, lists)
 
 
 def test_negative_returns_leave_plain_zeros() -> None:
     rings = Rings([3])
-    assert str(rings.advance_one(False, -1.0)[1]) == "0.0"
-    assert rings.advance_one(True, float("-inf"))[1] == float("-inf")
-    assert rings.advance_one(True, 2.0)[1] == 2.0
+    assert str(one(rings, False, -1.0)[1]) == "0.0"
+    assert one(rings, True, float("-inf"))[1] == float("-inf")
+    assert one(rings, True, 2.0)[1] == 2.0
+
+
+def test_what_steps_share_is_read_only() -> None:
+    rings = Rings([3])
+    slots, *shared = rings.run_on(1.0)
+    slots[0] = 7
+    for array in shared:
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 7
+    assert rings.run_on(1.0)[0].tolist() == [1]
 
 
 def test_vector_rewards_add_up() -> None:
@@ -151,9 +168,9 @@ def test_vector_rewards_add_up() -> None:
 
 def test_rows_appended_lengthen_no_episode() -> None:
     rings = Rings([5])
-    rings.advance_one(False, 1.0)
+    one(rings, False, 1.0)
     assert rings.append(0, 2).tolist() == [1, 2]
-    assert rings.advance_one(True, 1.0) == (3, 2.0, 2, 0)
+    assert one(rings, True, 1.0) == (3, 2.0, 2, 0)
 
 
 @pytest.mark.parametrize("maxsizes", [[5], [5, 5], [5, 4]])
