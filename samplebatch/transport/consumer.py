@@ -33,7 +33,7 @@ from samplebatch.transport.end import (
     End,
     this_process,
 )
-from samplebatch.transport.frame import AnyBatch, count_of, decode
+from samplebatch.transport.frame import DAMAGE, AnyBatch, count_of, decode
 from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Lease, Returns, Tie
 from samplebatch.transport.message import (
     BATCH,
@@ -339,13 +339,13 @@ class Consumer(End):
                     batch = SlotColumns.batch(lease, plan.by_name, rows, schema.parts[0].nested)
                 else:
                     batch = decode(schema, plan, {}, lease, _no_buffers, allow_pickle=self._allow_pickle)
-        except ValueError as error:
-            if isinstance(error, UntrustedPickleError):
-                raise
+        except UntrustedPickleError:
+            raise
+        except DAMAGE as error:
             self._finish("damaged")
             if isinstance(error, FormatError):
                 raise
-            raise FormatError(f"a message must have rows that fit its schema, it has others: {error}") from error
+            raise FormatError(f"a message must say what fits its schema, it does not: {error}") from error
         lease.batch = ref(batch)
         return batch
 

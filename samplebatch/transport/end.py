@@ -230,6 +230,8 @@ class End:
         """Tell the other end what ended this process, as far as there is a way to."""
 
     def __enter__(self) -> Self:
+        # A process that comes to its end without having sent anything must be seen to do so.
+        self._own()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

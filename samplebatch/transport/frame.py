@@ -48,6 +48,17 @@ FLAGS: Final = "f"
 LOOSE: Final = "l"
 
 _MOST_SCHEMAS = 1024
+DAMAGE = (
+    SampleBatchError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    StopIteration,
+)
+"""What Python, NumPy and the library raise where a note says what cannot be."""
 _ndarray = np.ndarray
 _new = object.__new__
 
@@ -329,37 +340,24 @@ def decode(
 
     Raises
     ------
-    FormatError
-        If they do not agree.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
+    FormatError
+        If they do not agree; or another of `DAMAGE`.
     """
-    try:
-        entries = note.get(LOOSE) or [()] * len(schema.parts)
-        loose = [Loosened(own, cut, allow_pickle=allow_pickle) for own in entries]
-        if schema.kind == NESTED_BATCH:
-            return tree_frame.build(schema.parts[0], plan.parts[0], root, loose[0])
-        flags = [_flags(own) for own in note[FLAGS]] if FLAGS in note else [DEFAULT] * len(schema.parts)
-        batches = [
-            _sample_batch(part, places, root, own, own_flags)
-            for part, places, own, own_flags in zip(schema.parts, plan.parts, loose, flags, strict=True)
-        ]
-        if schema.kind == SAMPLE_BATCH:
-            return batches[0]
-        labels = [part.label for part in schema.parts]
-        return MultiAgentBatch._of(dict(zip(labels, batches, strict=True)), count_of(note[ENV_STEPS]))
-    except (FormatError, UntrustedPickleError):
-        raise
-    except (
-        SampleBatchError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        raise FormatError(f"a message must fit its schema, it does not: {error}") from error
+    entries = note.get(LOOSE) or [()] * len(schema.parts)
+    loose = [Loosened(own, cut, allow_pickle=allow_pickle) for own in entries]
+    if schema.kind == NESTED_BATCH:
+        return tree_frame.build(schema.parts[0], plan.parts[0], root, loose[0])
+    flags = [_flags(own) for own in note[FLAGS]] if FLAGS in note else [DEFAULT] * len(schema.parts)
+    batches = [
+        _sample_batch(part, places, root, own, own_flags)
+        for part, places, own, own_flags in zip(schema.parts, plan.parts, loose, flags, strict=True)
+    ]
+    if schema.kind == SAMPLE_BATCH:
+        return batches[0]
+    labels = [part.label for part in schema.parts]
+    return MultiAgentBatch._of(dict(zip(labels, batches, strict=True)), count_of(note[ENV_STEPS]))
 
 
 class Loosened:
@@ -371,7 +369,7 @@ class Loosened:
         self._allow_pickle = allow_pickle
 
     def entry(self) -> Any:
-        """Return what the note says of the next one."""
+        """Return what the note says of the next one; raises as `decode` does."""
         return next(self._entries)
 
     def column(self, name: str, entry: Any) -> Column:

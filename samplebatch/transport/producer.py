@@ -66,7 +66,8 @@ class Producer(End):
     """The end of a channel that batches are sent from; `samplebatch.channel` makes it.
 
     It belongs to the first process that uses it, and to one thread of it at a time. As a context manager it closes
-    itself; if an exception ends the block, the consumer is told that and what it was.
+    itself, and if an exception ends the block, the consumer is told that and what it was; to enter the block is to use
+    it. A process that has sent its end to another should close its own copy, as with `multiprocessing.Pipe`.
     """
 
     _side = PRODUCER

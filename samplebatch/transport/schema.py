@@ -8,7 +8,7 @@ like is said anew in every message.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -286,17 +286,15 @@ class Schema:
         return cls(kind, parts)
 
 
-def _counts(columns: Sequence[Fixed], rows: Any) -> Iterator[int]:
-    """Yield the number of rows of each column; 1 for those that have no axis of rows."""
+def _counts(columns: Sequence[Fixed], rows: Any) -> list[int]:
+    """List the number of rows of each column; 1 for those that have no axis of rows."""
+    counted = [column.counted for column in columns]
     if isinstance(rows, int):
-        for column in columns:
-            yield rows if column.counted else 1
-        return
+        return [rows if own else 1 for own in counted]
+    if len(rows) != sum(counted):
+        raise ValueError(f"{len(rows)} numbers of rows for {sum(counted)} columns")
     counts = iter(rows)
-    for column in columns:
-        yield next(counts) if column.counted else 1
-    if next(counts, None) is not None:
-        raise ValueError("more counts of rows than columns")
+    return [next(counts) if own else 1 for own in counted]
 
 
 def _plain(column: Fixed | Loose) -> list[Any]:

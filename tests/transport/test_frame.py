@@ -1,0 +1,418 @@
+"""Frames and messages: what another process says is checked before a byte of memory is looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
+from samplebatch.errors import ColumnTypeError, DeviceError, FormatError, SampleBatchError
+from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.end import HEADER_NBYTES
+from samplebatch.transport.frame import Encoder
+from samplebatch.transport.message import BATCH, FAILURE, HELLO, MESSAGE_NBYTES, pack, unpack, unpack_note
+from samplebatch.transport.producer import Producer
+from samplebatch.transport.schema import Fixed, Loose, Schema, aligned
+from tests.batch.every_kind import in_sequences, with_every_kind
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Producer, Consumer]]:
+    producer, consumer = channel(1 << 18, allow_pickle=True)
+    yield producer, consumer
+    producer.close()
+    consumer.close()
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        with_every_kind(5),
+        in_sequences(padded=True),
+        MultiAgentBatch({"a": with_every_kind(3), "b": SampleBatch(x=[1])}, 3),
+        Batch(obs=Batch(x=np.zeros((2, 3)), empty=Batch()), n=np.float32(1), z=np.array(2.0), s="a"),
+    ],
+    ids=["every kind", "sequences", "multi-agent", "nested"],
+)
+def test_a_schema_survives_being_told(batch: Any) -> None:
+    schema = Encoder(allow_pickle=True).encode(batch).schema
+    again = Schema.read(json.loads(json.dumps(schema.describe())))
+    assert again.kind == schema.kind
+    for mine, theirs in zip(again.parts, schema.parts, strict=True):
+        assert (mine.label, mine.columns, mine.nested, mine.has_loose) == (
+            theirs.label,
+            theirs.columns,
+            theirs.nested,
+            theirs.has_loose,
+        )
+
+
+def test_a_schema_is_told_once(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    batch = MultiAgentBatch({"a": SampleBatch(obs={"x": np.zeros((4, 3))}, infos=[{}] * 4)}, 4)
+    notes = []
+    note = producer._note
+
+    def noted(*arguments: Any) -> bytes:
+        notes.append(note(*arguments))
+        return notes[-1]
+
+    producer._note = noted  # type: ignore[method-assign]
+    for n in (4, 3, 0, 4):
+        producer.send(MultiAgentBatch({"a": batch["a"][:n]}, n))
+        assert len(consumer.recv(timeout_s=1)["a"]) == n
+    assert [b'"obs.x"' in raw for raw in notes] == [True, False, False, False]
+    notes.clear()
+    for n in (4, 3, 0, 4):
+        producer.send(SampleBatch(obs=np.zeros((n, 3))))
+        assert len(consumer.recv(timeout_s=1)) == n
+    assert [bool(raw) for raw in notes] == [True, False, False, False]
+
+
+GOOD = Encoder(allow_pickle=False).encode(SampleBatch(obs={"x": np.zeros((2, 3))}, infos=[{}] * 2)).schema.describe()
+
+
+def changed(*path: Any, value: Any) -> Any:
+    described = json.loads(json.dumps(GOOD))
+    inner = described
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    return described
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        None,
+        [],
+        {},
+        {"kind": "SampleBatch"},
+        changed("kind", value="Batches"),
+        changed("kind", value=None),
+        changed("parts", value=[]),
+        changed("parts", value=None),
+        changed("parts", value=GOOD["parts"] * 2),
+        changed("parts", 0, value=[]),
+        changed("parts", 0, 0, value=3),
+        changed("parts", 0, 1, value=3),
+        changed("parts", 0, 1, 0, value=[]),
+        changed("parts", 0, 1, 0, 0, value=3),
+        changed("parts", 0, 1, 0, 1, value="O"),
+        changed("parts", 0, 1, 0, 1, value=">f8"),
+        changed("parts", 0, 1, 0, 1, value="V8"),
+        changed("parts", 0, 1, 0, 1, value="nonsense"),
+        changed("parts", 0, 1, 0, 1, value=8),
+        changed("parts", 0, 1, 0, 2, value=[-1]),
+        changed("parts", 0, 1, 0, 2, value=[1.5]),
+        changed("parts", 0, 1, 0, 2, value=["3"]),
+        changed("parts", 0, 1, 0, 2, value=3),
+        changed("parts", 0, 1, 0, 3, value=3),
+        changed("parts", 0, 1, 0, 4, value=None),
+        changed("parts", 0, 2, value="{"),
+        changed("parts", 0, 2, value="[1]"),
+        changed("parts", 0, 2, value='{"obs": {"y": null}}'),
+        changed("parts", 0, 2, value='{"obs": 3}'),
+        changed("parts", 0, 2, value="[" * 100_000),
+    ],
+    ids=str,
+)
+def test_a_damaged_schema_is_refused(described: Any) -> None:
+    with pytest.raises(FormatError):
+        Schema.read(described)
+
+
+def test_columns_of_a_schema() -> None:
+    (part,) = (
+        Encoder(allow_pickle=False).encode(SampleBatch(a=np.zeros((2, 3), np.float32), infos=[{}] * 2)).schema.parts
+    )
+    assert part.columns == (Fixed("a", np.dtype("f4"), (3,)), Loose("infos"))
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_changed_bit_of_a_message_is_seen() -> None:
+    raw = pack(BATCH, 1, 2, 3, 1 << 14, 640, 1 << 15, 12, 99, 10)
+    assert unpack(raw) == (BATCH, 1, 2, 3, 1 << 14, 640, 1 << 15, 12, 99, 10)
+    for bit in range(8 * MESSAGE_NBYTES):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FormatError):
+            unpack(bytes(damaged))
+    for length in (0, 63, 65):
+        with pytest.raises(FormatError, match="64 bytes"):
+            unpack((raw * 2)[:length])
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"3", b"{", b"\xff", b"[" * 100_000])
+def test_a_damaged_note_is_refused(raw: bytes) -> None:
+    with pytest.raises(FormatError):
+        unpack_note(raw, crc32(raw))
+    with pytest.raises(FormatError, match="checksum"):
+        unpack_note(b"{}", 5)
+
+
+def fields_of(raw: bytes) -> dict[str, int]:
+    return unpack(raw)._asdict()
+
+
+def sent(producer: Producer, consumer: Consumer, batch: Any) -> bytes:
+    """Send a batch, and take its message out of the pipe."""
+    producer.send(batch)
+    return os.read(consumer._pipe, MESSAGE_NBYTES)
+
+
+def put(producer: Producer, raw: bytes) -> None:
+    os.write(producer._pipe, raw)
+
+
+PLAIN = SampleBatch(a=np.arange(100.0), b=np.zeros((100, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", 0),
+        ("kind", 77),
+        ("flags", 1),
+        ("flags", 4),
+        ("schema", 1),
+        ("schema", 2**32 - 1),
+        ("ident", 0),
+        ("ident", 2**64 - 1),
+        ("ident", 2**64 - 2),
+        ("start", 0),
+        ("start", HEADER_NBYTES + 1),
+        ("start", HEADER_NBYTES - 64),
+        ("start", 2**64 - 64),
+        ("start", HEADER_NBYTES + (1 << 18)),
+        ("nbytes", 0),
+        ("nbytes", 1983),
+        ("nbytes", 2**64 - 1),
+        ("nbytes", 1 << 19),
+        ("note_start", 7),
+        ("note_start", 0),
+        ("note_start", 2**64 - 64),
+        ("note_nbytes", 1),
+        ("note_nbytes", 2**32 - 1),
+        ("rows", 120),
+        ("rows", 2**63),
+        ("rows", 2**64 - 1),
+    ],
+)
+def test_messages_that_point_elsewhere_are_refused(ends: tuple[Producer, Consumer], field: str, value: int) -> None:
+    producer, consumer = ends
+    producer.send(PLAIN)
+    assert consumer.recv(timeout_s=1) == PLAIN
+    raw = sent(producer, consumer, PLAIN)
+    fields = fields_of(raw)
+    if field.startswith("note"):
+        fields |= {"note_start": HEADER_NBYTES, "note_nbytes": 2}
+    put(producer, pack(**{**fields, field: value}))
+    for _ in range(2):
+        with pytest.raises(FormatError):
+            consumer.recv(timeout_s=1)
+    assert consumer.poll()
+
+
+def test_a_message_is_taken_once(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    raw = sent(producer, consumer, PLAIN)
+    put(producer, raw)
+    put(producer, raw)
+    assert consumer.recv(timeout_s=1) == PLAIN
+    with pytest.raises(FormatError, match="greater"):
+        consumer.recv(timeout_s=1)
+
+
+def test_something_else_in_the_pipe(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    put(producer, pack(HELLO))
+    put(producer, b"something else entirely, which is longer than a message is and so it goes on")
+    with pytest.raises(FormatError, match="begin"):
+        consumer.recv(timeout_s=1)
+
+
+def test_a_failure_lies_where_failures_do(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    put(producer, pack(FAILURE, note_start=64, note_nbytes=64, note_sum=0))
+    with pytest.raises(FormatError):
+        consumer.recv(timeout_s=1)
+
+
+# -- notes -------------------------------------------------------------------------------------------------------------
+
+NOTED = MultiAgentBatch(
+    {
+        "a": SampleBatch(x=np.arange(4), infos=[{"k": i} for i in range(4)], path=[np.arange(i) for i in range(4)]),
+        "b": in_sequences(padded=True),
+        "c": SampleBatch(z=np.zeros((64, 8)), _is_training=True).compress(columns={"z"}),
+    },
+    4,
+)
+TREE = Batch(obs=Batch(x=np.zeros((2, 3))), n=None, s=np.float32(1), o=np.array([{}, None], object))
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of everything in a note."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from paths(inner, (*path, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from paths(inner, (*path, i))
+
+
+STRANGE: list[Any] = [None, True, -1, 1, 5, 2**40, 2**70, 1.5, "x", "", [], [1], [[-1]], {}, {"a": 1}, "drop"]
+
+
+@pytest.mark.parametrize("batch", [NOTED, TREE], ids=["multi-agent", "nested"])
+def test_whatever_a_note_says_something_is_raised_or_received(batch: Any) -> None:
+    """No note makes the consumer crash, hang, or raise anything else than it says, whatever stands in it."""
+    producer, consumer = channel(1 << 18)
+    raw = sent(producer, consumer, batch)
+    fields = fields_of(raw)
+    start, nbytes = fields["note_start"], fields["note_nbytes"]
+    note = json.loads(producer._memory[start : start + nbytes].tobytes())
+    original = producer._memory.copy()
+    buffers = original[start + aligned(nbytes) : fields["start"] + fields["nbytes"]]
+    seen = set()
+    for count, path in enumerate(paths(note)):
+        # A few of the strange values for each place, all of them over all places.
+        for strange in STRANGE[count % 4 :: 4]:
+            damaged = json.loads(json.dumps(note))
+            inner = damaged
+            for step in path[:-1]:
+                inner = inner[step]
+            if strange == "drop":
+                del inner[path[-1]]
+            else:
+                inner[path[-1]] = strange
+            written = json.dumps(damaged, separators=(",", ":")).encode()
+            where = HEADER_NBYTES + (1 << 17)
+            producer._memory[:] = original
+            producer._memory[where : where + len(written)] = np.frombuffer(written, np.uint8)
+            behind = where + aligned(len(written))
+            producer._memory[behind : behind + len(buffers)] = buffers
+            producer._ident += 1
+            put(
+                producer,
+                pack(
+                    **{
+                        **fields,
+                        "ident": producer._ident,
+                        "note_start": where,
+                        "note_nbytes": len(written),
+                        "note_sum": crc32(written),
+                    }
+                ),
+            )
+            try:
+                str(consumer.recv(timeout_s=1))
+                seen.add("received")
+            except FormatError:
+                seen.add("refused")
+                consumer.close()
+                producer, consumer = reopened(producer)
+            except SampleBatchError as error:
+                seen.add(type(error).__name__)
+    producer.close()
+    consumer.close()
+    assert {"received", "refused"} <= seen
+    assert seen <= {"received", "refused", "UntrustedPickleError", "CompressedColumnError"}
+
+
+def reopened(producer: Producer) -> tuple[Producer, Consumer]:
+    """Make a new channel with the same bytes in its arena: the old one ended with the damage."""
+    other, consumer = channel(1 << 18)
+    other._own()
+    other._memory[HEADER_NBYTES:] = producer._memory[HEADER_NBYTES:]
+    producer.close()
+    return other, consumer
+
+
+# -- what cannot be sent -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "name"),
+    [
+        (lambda torch: Batch(a=Batch(b=torch.ones(3, requires_grad=True) * 2)), ColumnTypeError, "a.b"),
+        (lambda torch: Batch(a=Batch(b=torch.ones(3, device="meta"))), DeviceError, "a.b"),
+        (lambda torch: Batch(a=Batch(b=torch.eye(3).to_sparse())), ColumnTypeError, "a.b"),
+        (lambda torch: Batch(a=Batch(b=lambda: None)), ColumnTypeError, "a.b"),
+        (lambda torch: SampleBatch(a=np.array([lambda: None])), ColumnTypeError, "a"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    ends: tuple[Producer, Consumer], make: Callable[[Any], Any], error: type[Exception], name: str
+) -> None:
+    import torch
+
+    producer, consumer = ends
+    with pytest.raises(error, match=f"'{name}'"):
+        producer.send(make(torch))
+    producer.send(PLAIN)
+    assert consumer.recv(timeout_s=1) == PLAIN
+
+
+def test_values_of_nested_batches_arrive_as_they_were(ends: tuple[Producer, Consumer]) -> None:
+    import torch
+
+    producer, consumer = ends
+    batch = Batch(
+        strided=np.arange(24.0).reshape(4, 6)[::2, ::-3],
+        fortran=np.asfortranarray(np.arange(6).reshape(2, 3)),
+        swapped=np.arange(4, dtype=">i4"),
+        none=None,
+        text="ünï \ud800",
+        whole=np.array(3.5),
+        transposed=torch.arange(6).reshape(2, 3).T,
+        conjugate=torch.tensor([1 + 2j]).conj(),
+        zero=torch.tensor(5.0),
+        leaf=torch.ones(2, requires_grad=True),
+        objects=np.array([[{"a": 1}, None], ["x", 2.5]], object),
+        words=np.array(["a", "bc"], np.dtypes.StringDType()),
+        when=np.array(["2024-01-01"], "M8[D]"),
+        empty=np.zeros((0, 3)),
+        **{"a.b": np.arange(2), "": np.arange(3)},
+    )
+    batch.__dict__["scalar"] = np.int16(7)
+    batch.__dict__["date"] = np.datetime64("2024-05-01", "D")
+    batch.__dict__["bytes"] = b"raw"
+    batch.__dict__["record"] = np.zeros(2, [("x", "f4")])
+    for _ in range(2):
+        producer.send(batch)
+        got = consumer.recv(timeout_s=1)
+        assert isinstance(got, Batch)
+        assert list(got.__dict__) == list(batch.__dict__)
+        for name, value in batch.__dict__.items():
+            mine = got.__dict__[name]
+            assert type(mine) is type(value), name
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(mine, value.resolve_conj()), name
+                assert mine.requires_grad == value.requires_grad
+            elif isinstance(value, np.ndarray):
+                assert mine.dtype == value.dtype.newbyteorder("="), name
+                assert mine.shape == value.shape
+                assert mine.tolist() == value.tolist(), name
+            else:
+                assert mine == value, name
+
+
+def test_little_endian_fields_are_where_the_version_is() -> None:
+    """The first bytes of a message stay where they are, so that a release can tell the messages of another."""
+    assert struct.unpack_from("<4sB", pack(HELLO)) == (b"SBMS", 1)
