@@ -1,0 +1,64 @@
+"""The examples in docs/examples run, and those that learn do learn, in runs shorter than people's."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Give torch the threads back that an example takes from it."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / script), *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("script", "steps"), [("ppo_cartpole", 10_000), ("dqn_cartpole", 10_000)])
+def test_learners_get_better_than_chance(script: str, steps: int) -> None:
+    pytest.importorskip("gymnasium")
+    returned = runpy.run_path(str(EXAMPLES / f"{script}.py"))["main"](steps, seed=0)
+    assert returned > 50  # random actions bring 22
+
+
+def test_two_policies_get_better_than_chance() -> None:
+    pytest.importorskip("mpe2")
+    trained, random = runpy.run_path(str(EXAMPLES / "ppo_speaker_listener.py"))["main"](16_000, seed=0)
+    assert trained > random + 4
+
+
+def test_two_processes_pass_every_step() -> None:
+    pytest.importorskip("gymnasium")
+    steps = [int(found) for found in re.findall(r"(\d+) steps", run("two_processes.py"))]
+    assert steps == list(range(200, 2001, 200))
+
+
+def test_many_workers_pass_every_step_and_follow_the_weights() -> None:
+    pytest.importorskip("gymnasium")
+    lines = run("many_workers.py", "--workers", "4", "--fragments", "3").splitlines()
+    assert [int(line.split()[0]) for line in lines] == [200, 400, 600]
+    assert all(re.search(r"by version (\d+) of \d+$", line) for line in lines)
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_examples_are_short(script: str) -> None:
+    assert len((EXAMPLES / script).read_text().splitlines()) < 150
