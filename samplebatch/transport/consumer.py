@@ -156,11 +156,11 @@ class Consumer(End):
         producer that is not sending yet has made its first reservation: call `recv(timeout_s=0)` then.
         """
         self._own()
-        self._watch()
+        self._look()
         if not self._peer_is_bound():
             self._words[CONSUMER + WATCHED] = 1
             # It may have come in between.
-            self._watch()
+            self._look()
         return self._poller.fileno()
 
     @contextlib.contextmanager
@@ -260,7 +260,7 @@ class Consumer(End):
         try:
             message = unpack(raw)
             if message.kind == HELLO:
-                self._watch()
+                self._look()
                 return self.recv(timeout_s)
             if message.kind == END:
                 self._finish("closed")
@@ -293,19 +293,14 @@ class Consumer(End):
 
     def _tend(self) -> float:
         """Do what there is to do before waiting, and return for how long there is nothing more of it."""
-        self._watch()
         if self._peer_fd is None:
             self._peer_has_died()
         if not self._returns.flush():
             return _FLUSH_S
         return LOOK_S if self._peer_fd is None else LONG_S
 
-    def _watch(self) -> None:
-        """Watch the producer's process if there is one and that is not done yet."""
-        if self._peer_fd is None:
-            descriptor = self._look()
-            if descriptor is not None:
-                self._poller.register(descriptor)
+    def _await_too(self, descriptor: int) -> None:
+        self._poller.register(descriptor)
 
     # -- opening what came ---------------------------------------------------------------------------------------------
 

@@ -21,7 +21,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError
+from samplebatch.transport.process import Identity, Watch
 from samplebatch.transport.region import Region
+from samplebatch.transport.words import fence
 
 HEADER_NBYTES: Final = 1 << 14
 """Bytes of the header, at the beginning of the region; the slots follow."""
@@ -81,7 +83,9 @@ class End:
         self._allow_pickle = allow_pickle
         self._owner = 0
         """The process that this end was used in, once it was."""
+        self._watch: Watch | None = None
         self._peer_fd: int | None = None
+        """Readable once the other end's process has died, where it is watched and the system has such descriptors."""
         self._peer_dead = False
         self._at_exit: Callable[[], Any] | None = None
 
@@ -119,8 +123,8 @@ class End:
         with _claimed(region.fileno(), side):
             state = words[side + _STATE]
             if state == _FREE:
-                words[side + _STARTED] = _started(pid) or 0
-                words[side + _PID] = pid
+                words[side + _PID], words[side + _STARTED] = Identity.own()
+                fence()
                 words[side + _STATE] = _BOUND
         if state != _FREE:
             raise OwnershipError(
@@ -157,46 +161,30 @@ class End:
     def _peer_pid(self) -> int:
         return int(self._words[self._peer_side + _PID])
 
-    def _look(self) -> int | None:
-        """Begin to watch the process that has the other end, if there is one and nobody does so yet.
+    def _look(self) -> None:
+        """Begin to watch the process that has the other end, if there is one and that is not done yet."""
+        if self._watch is not None or not self._peer_is_bound():
+            return
+        # What it wrote before it said so is there.
+        fence()
+        words, side = self._words, self._peer_side
+        if words[side + _PID] == self._owner:
+            return
+        self._watch = Watch(Identity(words[side + _PID], words[side + _STARTED]))
+        self._peer_dead = not self._watch.is_alive()
+        if self._watch.fileno() >= 0:
+            self._peer_fd = self._watch.fileno()
+            self._await_too(self._peer_fd)
 
-        Returns
-        -------
-        A descriptor that is readable once that process has died, when it is new.
-        """
-        if self._peer_fd is not None or self._peer_dead or not self._peer_is_bound():
-            return None
-        pid = self._peer_pid()
-        if pid == self._owner or not hasattr(os, "pidfd_open"):
-            return None
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._peer_dead = True
-            return None
-        started = self._words[self._peer_side + _STARTED]
-        if started and _started(pid) != started:
-            # The number is another process's by now.
-            os.close(descriptor)
-            self._peer_dead = True
-            return None
-        self._peer_fd = descriptor
-        return descriptor
+    def _await_too(self, descriptor: int) -> None:
+        """Wait for one more descriptor whenever this end waits."""
+        raise NotImplementedError
 
     def _peer_has_died(self) -> bool:
-        """Ask the system whether the other end's process is alive."""
-        if self._peer_dead or not self._peer_is_bound():
-            return self._peer_dead
-        pid = self._peer_pid()
-        if pid != self._owner:
-            try:
-                os.kill(pid, 0)
-                started = self._words[self._peer_side + _STARTED]
-                self._peer_dead = bool(started) and _started(pid) != started
-            except ProcessLookupError:
-                self._peer_dead = True
-            except PermissionError:
-                pass
+        """Ask the system whether the other end's process has died."""
+        self._look()
+        if not self._peer_dead and self._watch is not None:
+            self._peer_dead = not self._watch.is_alive()
         return self._peer_dead
 
     def _peer_died(self) -> PeerDiedError:
@@ -216,9 +204,9 @@ class End:
             if self._at_exit is not None:
                 self._at_exit()
         self._shut(told=self._owner == this_process[0])
-        descriptor, self._peer_fd = self._peer_fd, None
-        if descriptor is not None:
-            os.close(descriptor)
+        self._peer_fd = None
+        if self._watch is not None:
+            self._watch.close()
         self._owner = 0
         self._region = None
 
@@ -275,13 +263,3 @@ def _claimed(descriptor: int, side: int) -> Iterator[None]:
         yield
     finally:
         fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, side)
-
-
-def _started(pid: int) -> int | None:
-    """Return when a process was started, in the system's ticks; None if it is dead, or the system does not tell."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return None if fields[0] in b"ZX" else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None

@@ -8,17 +8,16 @@ import select
 import time
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.column import cores
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, PeerDiedError
 from samplebatch.transport.arena import Arena, slot_nbytes
+from samplebatch.transport.copying import copy_all
 from samplebatch.transport.end import (
     CLOSED,
     CONSUMER,
@@ -32,7 +31,7 @@ from samplebatch.transport.end import (
     End,
     described,
 )
-from samplebatch.transport.frame import AnyBatch, Encoder, Frame
+from samplebatch.transport.frame import AnyBatch, Encoder
 from samplebatch.transport.layout import Layout, Like, rows_of
 from samplebatch.transport.message import BATCH, DEFINES, END, FAILURE, HELLO, pack, pack_note
 from samplebatch.transport.region import Region
@@ -155,7 +154,7 @@ class Producer(End):
                 raise self._too_large(nbytes, "make the channel larger" if split else hint)
         slot = self._take(nbytes, deadline)
         try:
-            self._fill(slot[0], plan, frame)
+            copy_all(plan.targets(self._memory, slot[0]), frame.arrays, plan.nbytes)
             note_start = slot[0] + plan.nbytes
             if note:
                 self._put_note(note_start, note, frame.buffers)
@@ -259,24 +258,6 @@ class Producer(End):
             if rooms != rows:
                 whole[ROOMS] = rooms
         return pack_note(whole)
-
-    def _fill(self, start: int, plan: Plan, frame: Frame) -> None:
-        """Copy the fixed columns into their slot."""
-        targets = plan.targets(self._memory, start)
-        if plan.nbytes < cores.WORTHWHILE:
-            for target, source in zip(targets, frame.arrays, strict=True):
-                target[...] = source
-            return
-        jobs: list[cores.Job] = []
-        for target, source in zip(targets, frame.arrays, strict=True):
-            if target.ndim:
-                jobs += [
-                    (target[part].nbytes, partial(np.copyto, target[part], source[part]))
-                    for part in cores.pieces(len(target), target.nbytes)
-                ]
-            else:
-                target[...] = source
-        cores.share(jobs)
 
     def _put_note(self, start: int, note: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
         """Write a note, and the buffers of loose columns behind it."""
@@ -407,10 +388,7 @@ class Producer(End):
         """Wait for the consumer to do something, and see whether it is still there; raises as `_wait_until` does."""
         if self._words[CONSUMER] == CLOSED:
             raise self._consumer_closed()
-        watched = self._look()
-        if watched is not None:
-            self._poll.register(watched, select.POLLIN)
-        if self._peer_dead or (watched is None and self._peer_fd is None and self._peer_has_died()):
+        if self._peer_dead or (self._peer_fd is None and self._peer_has_died()):
             raise self._peer_died()
         for descriptor, found in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
             if descriptor == self._peer_fd:
@@ -419,6 +397,9 @@ class Producer(End):
                 raise self._consumer_closed() if self._peer_is_closed() else self._peer_died()
             if descriptor == self._pipe and found & select.POLLERR:
                 raise self._peer_died() if self._peer_has_died() else self._consumer_closed()
+
+    def _await_too(self, descriptor: int) -> None:
+        self._poll.register(descriptor, select.POLLIN)
 
     def _consumer_closed(self) -> ChannelClosedError:
         return ChannelClosedError("the consumer must be open to be sent anything, and it has closed its end")
