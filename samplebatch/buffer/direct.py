@@ -180,7 +180,7 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
     if kept and single:
         parts["keep"] = [*after, "if truncated and not terminated: finals.keep_from(first, array([slot]))"]
     elif kept:
-        parts["keep"] = [*after, "keep.steps(found[0], terminated, truncated)"]
+        parts["keep"] = [*after, "keep_all(finals, slots, terminated, truncated)"]
     body = []
     for line in (_ONE_STEP if single else _ONE_STEP_EACH).strip("\n").split("\n"):
         head, brace, name = line.strip().partition("{")
