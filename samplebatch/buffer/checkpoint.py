@@ -25,7 +25,7 @@ VERSION = 1
 
 _SAMPLERS: dict[str, type[Sampler]] = {"uniform": Uniform, "prioritized": Prioritized}
 _GENERATORS = frozenset(("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"))
-_RINGS = ("maxsizes", "cursors", "sizes", "writes", "began", "starts")
+_RINGS = ("maxsizes", "cursors", "sizes", "writes", "began", "starts", "origins")
 
 State = dict[str, Any]
 
@@ -234,7 +234,7 @@ def check_rings(state: Mapping[str, Any]) -> None:
             raise ValueError("it must have a return for each ring")
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"the state of rings must be whole, it is not: {error}") from error
-    maxsizes, cursors, sizes, writes, began, starts = (part.astype(np.int64) for part in parts.values())
+    maxsizes, cursors, sizes, writes, began, starts, origins = (part.astype(np.int64) for part in parts.values())
     bases = np.cumsum(maxsizes) - maxsizes
     places = starts - bases
     inside = (
@@ -246,7 +246,8 @@ def check_rings(state: Mapping[str, Any]) -> None:
         & ((sizes == maxsizes) | (cursors == sizes))
         & (places >= 0)
         & (places < np.maximum(maxsizes, 1))
-        & (writes >= sizes)
+        & (writes - origins >= sizes)
+        & (origins >= 0)
         & (began <= writes)
     )
     alike = all(len(set(part.tolist())) == 1 for part in (maxsizes, cursors, sizes, writes))

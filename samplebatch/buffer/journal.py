@@ -29,7 +29,7 @@ from samplebatch.errors import ColumnTypeError, FormatError
 WEIGHTS = "sampler/weights"
 """The name of the column that holds a sampler's weights."""
 
-_NUMBERS = ("cursors", "sizes", "writes", "began", "starts")
+_NUMBERS = ("cursors", "sizes", "writes", "began", "starts", "origins")
 _HEAD = struct.Struct("<?QQ")
 """Whether rings go together, how many they are, and numbers in the return of an episode."""
 

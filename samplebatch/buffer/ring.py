@@ -78,6 +78,7 @@ class Rings:
         "maxsizes",
         "n",
         "nothing",
+        "origins",
         "size",
         "sizes",
         "together",
@@ -104,6 +105,8 @@ class Rings:
         self.ep_return: Any = _zeros(self.n)
         self.began: Any = _zeros(self.n, _INTP)
         self.ep_start: Any = self.bases.copy()
+        # The writes of each ring when it was empty the last time.
+        self.origins: Ints = _zeros(self.n, _INTP)
         if self.n == 1:
             self._begin_episode(0, 0, 0.0)
         self._share()
@@ -323,6 +326,7 @@ class Rings:
                 self._part()
                 self.written = written
             begun = written if not self.together else self.writes
+            self.origins[:] = begun
             self.began = begun - lengths if keep_statistics else begun + 0 * self.began
             if self.n == 1:
                 self._begin_episode(self.began, 0, self.ep_return)
@@ -337,7 +341,7 @@ class Rings:
         for ring in chosen:
             length = int(self.written[ring] - self.began[ring])
             self.cursors[ring] = self.sizes[ring] = 0
-            self.written[ring] = _anew(self.written[ring], self.maxsizes[ring])
+            self.origins[ring] = self.written[ring] = _anew(self.written[ring], self.maxsizes[ring])
             self.began[ring] = self.written[ring] - (length if keep_statistics else 0)
             self.ep_start[ring] = self.bases[ring]
             if not keep_statistics:
@@ -418,6 +422,12 @@ class Rings:
             return found
         ring = self.ring_of(slots)
         found = (self.written[ring] - 1 - (slots - self.bases[ring])) // self.maxsizes[ring]
+        return found
+
+    def overwritten(self) -> Flags:
+        """Tell of each ring whether rows have been written over since it was empty, shape (n,)."""
+        written = self.writes if self.together else self.written
+        found: Flags = written - self.origins > self.maxsizes
         return found
 
     # All rows
@@ -531,6 +541,7 @@ class Rings:
             "began": np.array(self.began).reshape(self.n),
             "starts": np.array(self.ep_start).reshape(self.n),
             "returns": np.array(self.ep_return).reshape(self.n, *np.shape(self.nothing)),
+            "origins": self.origins.copy(),
         }
         if ring is None:
             return found | {"together": self.together}
@@ -555,6 +566,7 @@ class Rings:
         else:
             self.cursors, self.sizes, self.written = cursors, sizes, writes
         self.began, self.ep_start = np.array(state["began"], _INTP), np.array(state["starts"], _INTP)
+        self.origins = np.array(state["origins"], _INTP)
         returns = np.array(state["returns"], np.float64)
         self._slots_to_come = iter(())
         self.expect(returns.shape[1:])
@@ -565,8 +577,9 @@ class Rings:
 
     def take_over(self, ring: int, state: dict[str, Any]) -> None:
         """Let one ring go on where another of its size, whose `state` that is, had got to."""
-        found = {name: state[name][0] for name in ("cursors", "sizes", "writes", "began", "starts", "returns")}
+        found = {name: state[name][0] for name in state if name not in ("maxsizes", "together")}
         self._slots_to_come = iter(())
+        self.origins[ring] = found["origins"]
         total = found["returns"]
         if self.n == 1:
             self.cursor, self.size, self.writes = (int(found[name]) for name in ("cursors", "sizes", "writes"))

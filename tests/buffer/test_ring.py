@@ -261,3 +261,20 @@ def test_state_is_plain() -> None:
         return value is None or isinstance(value, bool | np.ndarray)
 
     assert all(map(plain, Rings([3, 3]).state().values()))
+
+
+def test_rings_know_whether_rows_were_written_over() -> None:
+    rings = Rings([2, 3])
+    ends = np.zeros(2, np.bool_)
+    found = []
+    for step in range(6):
+        if step == 3:
+            rings.reset([0])
+        rings.advance(None, ends, np.zeros(2))
+        again = Rings([2, 3])
+        again.restore(rings.state())
+        assert again.overwritten().tolist() == rings.overwritten().tolist()
+        found.append(rings.overwritten().tolist())
+    assert found == [[False, False]] * 2 + [[True, False], [False, True], [False, True], [True, True]]
+    rings.reset()
+    assert rings.overwritten().tolist() == [False, False]
