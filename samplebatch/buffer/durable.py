@@ -255,6 +255,9 @@ class Durable(Rows):
         if self._ring is not None:
             raise RingError("a part of a buffer cannot be loaded by itself; load the whole")
         checked(state)
+        absent = {"table", "sampler", "generator"} - state.keys()
+        if absent:
+            raise FormatError(f"the state of a buffer must have {min(absent)!r}, it has not")
         own = self._table
         if state["class"] != type(self).__name__:
             raise ColumnMismatchError(f"the state must be of a {type(self).__name__}, it is of a {state['class']}")
@@ -278,7 +281,8 @@ class Durable(Rows):
         own.forget_ways()
         self._rng = rng
         self._use(sampler)
-        for part in self.__dict__.get("_parts", None) or ():
+        parts = self.__dict__.get("_parts")
+        for part in () if parts is None else parts:
             part._sampler = sampler
         if self._folder is not None and isinstance(sampler, Prioritized):
             weights = self._folder.allocate(WEIGHTS, (self.maxsize,), np.dtype(np.float64))

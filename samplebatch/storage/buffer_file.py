@@ -25,6 +25,7 @@ from samplebatch.buffer.durable import Durable, described_of
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError, SampleBatchError
@@ -131,7 +132,8 @@ def _parts(
         if stores[place].kind == "object"
     }
     one = slots[:1]
-    nbytes = sum(np.asarray(stores[place].live(one).to_numpy()).nbytes for name, place in names if name not in whole)
+    rows = [stores[place].live(one) for name, place in names if name not in whole]
+    nbytes = sum(row.uncompressed_nbytes if isinstance(row, CompressedColumn) else row.nbytes for row in rows)
     step = max(1, _PART_NBYTES // max(1, nbytes))
     for start in range(0, max(1, len(slots)), step):
         part = slots[start : start + step]

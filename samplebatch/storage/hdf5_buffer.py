@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.durable import described_of, make
+from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import DenseStore, Store, TorchStore
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 _ABOUT, _FINALS = "samplebatch", "samplebatch.finals"
 _PART_NBYTES = 1 << 25
+_CHUNK_NBYTES = 1 << 16
+"""Bytes of rows that HDF5 stores together, about, where some slots have no rows or the rows are filtered."""
+
 _MOST_PICKLED_NUMBER = 1 << 10
 """Bytes that a pickled number has at the most."""
 
@@ -84,11 +89,13 @@ def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> N
             return
         shape = (buffer.maxsize, *first.shape[1:])
         whole = sum(high - low for low, high in ranges) == buffer.maxsize and compression is None
+        row_nbytes = first.dtype.itemsize * prod(shape[1:])
+        chunk = min(buffer.maxsize, max(1, _CHUNK_NBYTES // row_nbytes))
         dataset = inner.create_dataset(
-            name, shape, first.dtype, chunks=None if whole else True, compression=compression
+            name, shape, first.dtype, chunks=None if whole else (chunk, *shape[1:]), compression=compression
         )
         dataset.attrs[TYPE_KEY] = "Tensor" if isinstance(store, TorchStore) else "ndarray"
-        step = max(1, _PART_NBYTES // max(1, first.dtype.itemsize * int(np.prod(first.shape[1:]))))
+        step = max(chunk, _PART_NBYTES // row_nbytes // chunk * chunk)
         for low, high in ranges:
             for at in range(low, high, step):
                 part = np.arange(at, min(at + step, high))
@@ -148,14 +155,16 @@ def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool, m
         raise FormatError(f"{name!r} must be an HDF5 file, it is not")
     with h5py.File(name, "r") as file:
         try:
-            return _buffer_of(cls, file, missing, allow_pickle=allow_pickle)
+            about, table, sampler, stored = _parts_of(cls, file, allow_pickle=allow_pickle)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
             if isinstance(error, SampleBatchError):
                 raise
             raise FormatError(f"{name!r} must hold a replay buffer, it does not: {error!r}") from error
+    return make(cls, about, table, sampler, stored | missing)
 
 
-def _buffer_of(cls: Any, file: h5py.File, missing: dict[str, Any], *, allow_pickle: bool) -> Any:
+def _parts_of(cls: Any, file: h5py.File, *, allow_pickle: bool) -> tuple[State, Table, Sampler, dict[str, Any]]:
+    """Read what a buffer is, its table, its sampler, and attributes that had to be pickled if that is allowed."""
     children = children_of(file)
     found = attributes_of(file) | _numbers(children)
     notes = dict(children["_indices"].attrs)
@@ -165,11 +174,9 @@ def _buffer_of(cls: Any, file: h5py.File, missing: dict[str, Any], *, allow_pick
     if table.finals is not None and _FINALS in notes:
         table.finals.restore(_read_finals(notes[_FINALS], table, allow_pickle=allow_pickle))
     sampler = sampler_in(about, found, children, table)
-    given = dict(missing)
-    for name in about.get("missing", ()) if allow_pickle else ():
-        if name in children:
-            given.setdefault(name.lstrip("_"), from_hdf5(children[name], allow_pickle=True))
-    return make(cls, about, table, sampler, given)
+    names = [name for name in about["missing"] if name in children] if allow_pickle else []
+    stored = {name.lstrip("_"): from_hdf5(children[name], allow_pickle=True) for name in names}
+    return about, table, sampler, stored
 
 
 def _numbers(children: Mapping[str, Any]) -> State:

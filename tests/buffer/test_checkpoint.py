@@ -1,0 +1,485 @@
+"""Buffers kept and taken up again: each goes on exactly as it would have."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import streams
+from streams import BUFFERS, OTHERS, assert_go_on_alike, assert_same_rows, fill, mixed, step
+
+from samplebatch import Batch
+from samplebatch.buffer import checkpoint
+from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.vector import VectorReplayBuffer
+from samplebatch.errors import (
+    ColumnMismatchError,
+    ColumnTypeError,
+    FormatError,
+    RingError,
+    SampleBatchError,
+    UntrustedPickleError,
+)
+
+ALL = BUFFERS | OTHERS
+
+
+def by_pickle(buffer: Any, make: Any, path: Path) -> Any:
+    return pickle.loads(pickle.dumps(buffer))
+
+
+def by_copy(buffer: Any, make: Any, path: Path) -> Any:
+    return copy.deepcopy(buffer)
+
+
+def by_state(buffer: Any, make: Any, path: Path) -> Any:
+    other = make()
+    other.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
+    return other
+
+
+def by_arrow(buffer: Any, make: Any, path: Path) -> Any:
+    buffer.save(path / "buffer.arrow")
+    return type(buffer).load(path / "buffer.arrow")
+
+
+def by_hdf5(buffer: Any, make: Any, path: Path) -> Any:
+    pytest.importorskip("h5py")
+    buffer.save_hdf5(path / "buffer.hdf5")
+    return type(buffer).load_hdf5(path / "buffer.hdf5")
+
+
+WAYS: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "pickle": by_pickle,
+    "copy": by_copy,
+    "state_dict": by_state,
+    "arrow": by_arrow,
+    "hdf5": by_hdf5,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ALL)
+def test_a_buffer_goes_on_as_it_would_have(kind: str, way: str, tmp_path: Path) -> None:
+    make, n = ALL[kind]
+    for steps in (0, 3, 17, 46):
+        buffer = make()
+        fill(buffer, n, 0, steps)
+        if steps:
+            buffer.sample(3)
+        assert_go_on_alike(WAYS[way](buffer, make, tmp_path), buffer, n, steps)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ignore", [False, True])
+def test_objects_strings_dates_and_ragged_rows_come_along(way: str, ignore: bool, tmp_path: Path) -> None:
+    def make() -> Any:
+        return VectorReplayBuffer(21, 3, ignore_obs_next=ignore)
+
+    for steps in (2, 30):
+        buffer = make()
+        fill(buffer, 3, 0, steps, mixed)
+        assert_go_on_alike(WAYS[way](buffer, make, tmp_path), buffer, 3, steps, mixed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_come_along(way: str, tmp_path: Path) -> None:
+    import torch
+
+    def one(i: int, n: int) -> dict[str, Any]:
+        return streams.numbers(i, n) | {
+            "policy": {"hidden": torch.full((n, 2), float(i)), "half": torch.full((n,), i, dtype=torch.bfloat16)}
+        }
+
+    buffer = ReplayBuffer(9)
+    fill(buffer, 0, 0, 13, one)
+    other = WAYS[way](buffer, lambda: ReplayBuffer(9), tmp_path)
+    for name in ("hidden", "half"):
+        ours, theirs = buffer[:].policy[name], other[:].policy[name]
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_resets_and_running_statistics_come_along(way: str, tmp_path: Path) -> None:
+    make, n = BUFFERS["vector"]
+    for keep in (False, True):
+        buffer = make()
+        fill(buffer, n, 0, 11)
+        generation = buffer._table.rings.generation(np.arange(21))
+        buffer.reset(keep_statistics=keep)
+        buffer.buffers[1].reset()
+        other = WAYS[way](buffer, make, tmp_path)
+        assert len(other) == 0
+        assert_go_on_alike(other, buffer, n, 12)
+        assert (other._table.rings.generation(np.arange(21)) > generation).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_vector_rewards_and_rings_of_their_own_pace_come_along(way: str, tmp_path: Path) -> None:
+    def vectors(i: int, n: int) -> dict[str, Any]:
+        values = streams.numbers(i, n)
+        return values | {"rew": values["rew"][:, None] * [1.0, -1.0]}
+
+    def make() -> Any:
+        return VectorReplayBuffer(21, 3)
+
+    buffer = make()
+    for i in range(25):
+        buffer.add(Batch(vectors(i, 2)), buffer_ids=[i % 3, (i + 1) % 3] if i % 4 else [2, 0])
+    assert_go_on_alike(WAYS[way](buffer, make, tmp_path), buffer, 3, 25, vectors)
+
+
+@pytest.mark.parametrize("way", ["pickle", "arrow", "hdf5"])
+def test_a_part_is_kept_as_a_buffer_of_its_own(way: str, tmp_path: Path) -> None:
+    for kind in ("vector", "vector ignoring next", "prioritized vector"):
+        make, n = BUFFERS[kind]
+        buffer = make()
+        fill(buffer, n, 0, 20)
+        part = buffer.buffers[1]
+        other = WAYS[way](part, make, tmp_path)
+        assert type(other) is type(part)
+        assert other.maxsize == 7
+        assert other[:].obs == part[:].obs
+        assert other[:].obs_next == part[:].obs_next
+        other.add(step(99, 0))
+        assert len(part) == 7
+
+
+def test_only_rows_that_count_are_written(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(100_000)
+    buffer.add(step(0, 0))
+    assert len(pickle.dumps(buffer)) < 10_000
+    for way in ("arrow", "hdf5"):
+        WAYS[way](buffer, None, tmp_path)
+        assert (tmp_path / f"buffer.{way}").stat().st_size < 2_000_000
+    assert len(pickle.dumps(buffer.state_dict())) < 10_000
+
+
+def test_compressed_rows_stay_compressed_in_pickles() -> None:
+    buffer = ReplayBuffer(1000, compress="obs", ignore_obs_next=True)
+    for i in range(1000):
+        buffer.add(
+            Batch(obs=np.full((50, 50), i % 250, np.uint8), act=0, rew=0.0, terminated=False, truncated=i % 9 == 8)
+        )
+    pickled = pickle.dumps(buffer)
+    assert len(pickled) < 1000 * 2500 / 10
+    other = pickle.loads(pickled)
+    assert other._table.columns.tree["obs"].kind == "compressed"
+    assert other.nbytes < 1000 * 2500 / 10
+    assert_same_rows(other, buffer)
+
+
+def test_files_are_written_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from samplebatch.storage import buffer_file
+
+    monkeypatch.setattr(buffer_file, "_PART_NBYTES", 1_500)
+    for kind in ("vector ignoring next", "prioritized vector", "compressed"):
+        make, n = ALL[kind]
+        buffer = make()
+        fill(buffer, n, 0, 46)
+        other = by_arrow(buffer, make, tmp_path)
+        with pa.memory_map(str(tmp_path / "buffer.arrow")) as source:
+            assert pa.ipc.open_file(source).num_record_batches > 2
+        assert_go_on_alike(other, buffer, n, 46)
+    buffer = VectorReplayBuffer(21, 3, ignore_obs_next=True)
+    fill(buffer, 3, 0, 30, mixed)
+    assert_go_on_alike(by_arrow(buffer, None, tmp_path), buffer, 3, 30, mixed)
+
+
+def test_a_file_is_a_table_for_others(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(8, ignore_obs_next=True)
+    fill(buffer, 0, 0, 12)
+    buffer.save(tmp_path / "buffer.arrow")
+    with pa.memory_map(str(tmp_path / "buffer.arrow")) as source:
+        table = pa.ipc.open_file(source).read_all()
+    assert table.num_rows == 8
+    assert table.column("rew").to_pylist() == [8, 9, 10, 11, 4, 5, 6, 7]
+    assert table.column("obs.x").chunk(0).to_numpy_ndarray().tolist()[0] == [8, 8, 8]
+    # Truncated steps, and the newest one.
+    finals = [np.asarray(rows).ravel().tolist() for rows in table.column("obs_next.x").to_pylist()]
+    assert finals == [[], [10, 10, 10], [], [12, 12, 12], [5, 5, 5], [], [], []]
+
+
+def test_a_file_takes_the_place_of_another_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "buffer.arrow"
+    buffer = ReplayBuffer(8)
+    fill(buffer, 0, 0, 3)
+    buffer.save(path)
+    fill(buffer, 0, 3, 5)
+    buffer._table.columns.tree["info"]["bad"] = type("Bad", (), {"__reduce__": lambda self: 1 / 0})
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever goes wrong
+        buffer.save(path)
+    assert len(ReplayBuffer.load(path)) == 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["buffer.arrow"]
+
+
+def test_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(4)
+    buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, info={"path": Path("a")}))
+    buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, info={"path": 3}))
+    buffer.save(tmp_path / "buffer.arrow")
+    with pytest.raises(UntrustedPickleError, match=r"column 'info\.path' holds pickled objects"):
+        ReplayBuffer.load(tmp_path / "buffer.arrow")
+    other = ReplayBuffer.load(tmp_path / "buffer.arrow", allow_pickle=True)
+    assert other[:].info.path.tolist() == [Path("a"), 3]
+
+
+def test_classes_are_checked(tmp_path: Path) -> None:
+    make, n = BUFFERS["vector"]
+    buffer = make()
+    fill(buffer, n, 0, 5)
+    buffer.save(tmp_path / "buffer.arrow")
+    assert type(ReplayBuffer.load(tmp_path / "buffer.arrow")) is VectorReplayBuffer
+    with pytest.raises(FormatError, match="must be a PrioritizedReplayBuffer, and it is a VectorReplayBuffer"):
+        PrioritizedReplayBuffer.load(tmp_path / "buffer.arrow")
+
+    class Own(ReplayBuffer):
+        """A class of a user's."""
+
+    own = Own(5)
+    own.tag = "mine"
+    fill(own, 0, 0, 3)
+    own.save(tmp_path / "own.arrow")
+    found = ReplayBuffer.load(tmp_path / "own.arrow")
+    assert type(found) is Own
+    assert found.tag == "mine"
+
+
+def test_what_no_file_can_hold_is_given(tmp_path: Path) -> None:
+    hindsight = pytest.importorskip("samplebatch.buffer.hindsight")
+
+    def reached(achieved: Any, desired: Any) -> Any:
+        return (achieved == desired).all(-1).astype(float)
+
+    def goal(i: int) -> dict[str, Any]:
+        return {"observation": np.zeros(2), "achieved_goal": np.full(1, i), "desired_goal": np.full(1, 9)}
+
+    buffer = hindsight.HERReplayBuffer(20, reached, 10, 4.0)
+    for i in range(15):
+        buffer.add(
+            Batch(obs=goal(i), act=0, rew=0.0, terminated=i % 5 == 4, truncated=False, obs_next=goal(i + 1), info={})
+        )
+    kept = {"arrow": "load", "hdf5": "load_hdf5"}
+    pytest.importorskip("h5py")
+    for way, load in kept.items():
+        path = tmp_path / f"buffer.{way}"
+        if way == "arrow":
+            buffer.save(path)
+        else:
+            with pytest.raises(NotImplementedError, match="'compute_reward_fn'"):
+                buffer.save_hdf5(path)
+            buffer.compute_reward_fn = len
+            buffer.save_hdf5(path)
+            buffer.compute_reward_fn = reached
+            assert hindsight.HERReplayBuffer.load_hdf5(path, allow_pickle=True).compute_reward_fn is len
+        with pytest.raises(FormatError, match="a HERReplayBuffer must be given 'compute_reward_fn'"):
+            getattr(hindsight.HERReplayBuffer, load)(path)
+        with pytest.raises(TypeError, match="has no 'reward_fn' that could not be kept; did you mean"):
+            getattr(hindsight.HERReplayBuffer, load)(path, compute_reward_fn=reached, reward_fn=1)
+        other = getattr(hindsight.HERReplayBuffer, load)(path, compute_reward_fn=reached)
+        assert (other.horizon, other.future_p) == (10, 0.75)
+        assert other.compute_reward_fn is reached
+        one, two = copy.deepcopy(buffer).sample(8), other.sample(8)
+        assert one[0] == two[0]
+        assert np.array_equal(one[1], two[1])
+
+
+def test_a_state_of_another_buffer_is_refused_and_changes_nothing() -> None:
+    buffer = ReplayBuffer(6)
+    fill(buffer, 0, 0, 4)
+    before = pickle.dumps(buffer)
+    state = buffer.state_dict()
+    others: list[tuple[Any, str]] = [
+        (ReplayBuffer(7).state_dict(), r"must be of rings of \[6\] slots, it is of \[7\]"),
+        (VectorReplayBuffer(6, 1).state_dict(), "must be of a ReplayBuffer, it is of a VectorReplayBuffer"),
+        (ReplayBuffer(6, ignore_obs_next=True).state_dict(), "with the same 'ignore_obs_next'"),
+        (ReplayBuffer(6, save_only_last_obs=True).state_dict(), "with the same 'save_only_last_obs'"),
+    ]
+    for other, found in others:
+        with pytest.raises(ColumnMismatchError, match=found):
+            buffer.load_state_dict(other)
+    damaged: list[Any] = [
+        {},
+        state | {"version": 99},
+        state | {"generator": {"bit_generator": "PCG64"}},
+        state | {"generator": {"bit_generator": "default_rng"}},
+        state | {"sampler": {"kind": "other"}},
+        state | {"table": {}},
+        state | {"table": state["table"] | {"columns": state["table"]["columns"] | {"row_shapes": []}}},
+        state | {"table": state["table"] | {"rings": state["table"]["rings"] | {"cursors": np.array([9])}}},
+        state | {"table": state["table"] | {"rings": state["table"]["rings"] | {"sizes": np.array([5])}}},
+    ]
+    for other in damaged:
+        with pytest.raises(FormatError):
+            buffer.load_state_dict(other)
+    assert pickle.dumps(buffer) == before
+    vector = VectorReplayBuffer(6, 2)
+    with pytest.raises(RingError, match="a part of a buffer cannot be loaded by itself"):
+        vector.buffers[0].load_state_dict(state)
+
+
+def test_parts_follow_a_state_that_is_loaded() -> None:
+    make, n = BUFFERS["prioritized vector"]
+    buffer, other = make(), make()
+    fill(buffer, n, 0, 30)
+    parts = other.buffers
+    other.load_state_dict(buffer.state_dict())
+    assert parts[2][:].obs == buffer.buffers[2][:].obs
+    assert np.array_equal(parts[2][:].weight, buffer.buffers[2][:].weight)
+    fill(other, n, 30, 33)
+    assert len(parts[0]) == 7
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what a file says about its buffer."""
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+    about = json.loads(table.schema.metadata[b"samplebatch"])
+    change(about)
+    schema = table.schema.with_metadata({b"samplebatch": json.dumps(about).encode()})
+    with pa.OSFile(f"{path}.new", "w") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_table(table.cast(schema))
+    Path(f"{path}.new").replace(path)
+
+
+def no_type(about: dict[str, Any]) -> None:
+    about["type"] = "SampleBatch"
+
+
+def later_version(about: dict[str, Any]) -> None:
+    about["version"] = 2
+
+
+def no_rings(about: dict[str, Any]) -> None:
+    del about["rings"]
+
+
+def more_rows(about: dict[str, Any]) -> None:
+    about["rings"]["sizes"][0] -= 1
+    about["rings"]["cursors"][0] -= 1
+    about["rings"]["together"] = False
+
+
+def other_structure(about: dict[str, Any]) -> None:
+    about["structure"]["tree"]["obs"] = 3
+
+
+def missing_structure(about: dict[str, Any]) -> None:
+    about["structure"]["tree"]["act"] = {}
+
+
+def other_kind(about: dict[str, Any]) -> None:
+    about["structure"]["kinds"][0] = "torch"
+
+
+def a_method(about: dict[str, Any]) -> None:
+    about["own"]["add"] = 3
+
+
+def no_attributes(about: dict[str, Any]) -> None:
+    about["own"] = None
+
+
+def other_finals(about: dict[str, Any]) -> None:
+    about["finals"]["room"] = 1
+
+
+def huge_finals(about: dict[str, Any]) -> None:
+    about["finals"]["room"] = 10**12
+
+
+def bad_weights(about: dict[str, Any]) -> None:
+    about["sampler"]["known"]["alpha"] = "x"
+
+
+def a_module(about: dict[str, Any]) -> None:
+    about["class"] = "os"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        no_type, later_version, no_rings, more_rows, other_structure, missing_structure, a_method, no_attributes,
+        other_finals, huge_finals, bad_weights, a_module,
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_fit_itself_is_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "buffer.arrow"
+    kind = "prioritized vector" if change is bad_weights else "vector ignoring next"
+    make, n = BUFFERS[kind]
+    buffer = make()
+    fill(buffer, n, 0, 5)
+    buffer.save(path)
+    rewritten(path, change)
+    with pytest.raises(FormatError):
+        ReplayBuffer.load(path)
+
+
+def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.arrow"
+    buffer = ReplayBuffer(8, ignore_obs_next=True)
+    fill(buffer, 0, 0, 12)
+    buffer.save(path)
+    data = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for length in rng.integers(0, len(data), 60).tolist():
+        path.write_bytes(data[:length])
+        with pytest.raises((FormatError, ColumnTypeError)):
+            ReplayBuffer.load(path)
+    path.write_bytes(b"PK\x03\x04" + data)
+    with pytest.raises(FormatError, match="its first bytes are not those of one"):
+        ReplayBuffer.load(path)
+    with pytest.raises(FileNotFoundError):
+        ReplayBuffer.load(tmp_path / "none.arrow")
+
+
+@pytest.mark.parametrize("bits", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_generators_of_numpy_go_on(bits: str) -> None:
+    rng = np.random.Generator(getattr(np.random, bits)(7))
+    rng.integers(10, size=3)
+    state = json.loads(json.dumps(checkpoint.generator_state(rng)))
+    other = checkpoint.generator_of(state)
+    assert np.array_equal(other.integers(2**60, size=10), rng.integers(2**60, size=10))
+    assert np.array_equal(other.random(10), rng.random(10))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cursors": [-1, 0, 0]},
+        {"cursors": [7, 0, 0]},
+        {"sizes": [8, 5, 5]},
+        {"sizes": [5.0, 5.0, 5.0]},
+        {"starts": [-1, 7, 14]},
+        {"starts": [7, 7, 14]},
+        {"writes": [1, 5, 5]},
+        {"began": [6, 5, 5]},
+        {"returns": [0.0]},
+        {"maxsizes": [7, 7]},
+        {"maxsizes": []},
+        {"sizes": [5, 4, 5], "cursors": [5, 4, 5]},
+        {"returns": None},
+    ],
+)
+def test_states_that_rings_cannot_be_in_are_refused(changed: dict[str, Any]) -> None:
+    make, n = BUFFERS["vector"]
+    buffer = make()
+    fill(buffer, n, 0, 5)
+    state = buffer._table.rings.state()
+    checkpoint.check_rings(state)
+    with pytest.raises(FormatError):
+        checkpoint.check_rings(state | changed)
+
+
+def test_errors_are_the_librarys() -> None:
+    with pytest.raises(SampleBatchError):
+        ReplayBuffer(3).load_state_dict({"class": "ReplayBuffer", "version": 1})
