@@ -9,7 +9,7 @@
   through a pipe for each.
 - `pickling`: through an ordinary `multiprocessing` pipe, with `samplebatch.enable_shared_pickling`.
 
-Peers are a pipe and pickle, which `numpy` stands for, torch.multiprocessing with both of its sharing strategies, and
+Peers are a `multiprocessing` pipe and pickle protocol 5, torch.multiprocessing with both of its sharing strategies, and
 Ray's object store.
 """
 
@@ -19,6 +19,7 @@ import multiprocessing
 import pickle
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ ROW_NBYTES = 182
 SIZES = {"1KB": KB, "64KB": 64 * KB, "1MB": MB, "16MB": 16 * MB, "256MB": 256 * MB}
 STREAMED = {"1KB": 200, "64KB": 100, "1MB": 16, "16MB": 4, "256MB": 2}
 IN_PICKLES = 64 * KB
+PLACES = 3
+"""Batches that there is memory for."""
 
 Call = Callable[[], Any]
 
@@ -56,7 +59,7 @@ def _ours(count: int) -> Callable[[Any, Any], Call]:
         from samplebatch import channel
 
         batch = lib.SampleBatch(columns)
-        producer, consumer = channel(3 * batch.size_bytes() + MB)
+        producer, consumer = channel(PLACES * batch.size_bytes() + MB)
         session = Session("ours", partner.consume, (consumer,), producer.close, count)
         return _repeated(partial(producer.send, batch), session.answer, count)
 
@@ -67,7 +70,7 @@ def _ours_in_place(lib: Any, columns: Any) -> Call:
     from samplebatch import channel
 
     batch = lib.SampleBatch(columns)
-    producer, consumer = channel(3 * batch.size_bytes() + MB)
+    producer, consumer = channel(PLACES * batch.size_bytes() + MB)
     session = Session("ours", partner.consume, (consumer,), producer.close)
     rows = len(batch)
 
@@ -163,19 +166,20 @@ def _ray(count: int) -> Way:
     return Way(setup)
 
 
-def _bare_tokens(copied: bool, count: int) -> Way:
-    """Copy into warm memory, and send a token by a pipe."""
+def _bare_tokens(places: int, count: int) -> Way:
+    """Copy into warm memory, which has so many places for a batch, and send a token by a pipe."""
 
     def setup(_: Any, columns: Any) -> Call:
         source, sink = multiprocessing.Pipe(duplex=False)
         session = Session("bare", partner.read_tokens, (source,), lambda: (sink.send_bytes(b""), sink.close()), count)
-        pairs = [(np.ones_like(values), values) for values in columns.values()] if copied else []
+        targets = cycle([[(np.ones_like(values), values) for values in columns.values()] for _ in range(places)])
         rewards = columns["rewards"]
         seen = (len(rewards), float(rewards[-1]))
 
         def send() -> None:
-            for target, values in pairs:
-                np.copyto(target, values)
+            if places:
+                for target, values in next(targets):
+                    np.copyto(target, values)
             sink.send_bytes(TOKEN)
 
         def answer() -> Any:
@@ -201,11 +205,11 @@ def _bare_pickles(count: int) -> Way:
 def _send(name: str, size: int) -> Row:
     ways = {
         "ours": Way(_ours(1)),
-        "numpy": Way(_pipe(1)),
+        "pipe": Way(_pipe(1)),
         "torch fd": _torch("file_descriptor", 1),
         "torch fs": _torch("file_system", 1),
         "ray": _ray(1),
-        "bare": _bare_tokens(True, 1),
+        "bare": _bare_tokens(1, 1),
     }
     return Row(f"transport.send.{name}", _batch(size), ways, traffic=True)
 
@@ -215,7 +219,7 @@ def _handover(name: str, size: int) -> Row:
         "ours": Way(_ours_in_place),
         "torch fd": _torch_in_place("file_descriptor"),
         "torch fs": _torch_in_place("file_system"),
-        "bare": _bare_tokens(False, 1),
+        "bare": _bare_tokens(0, 1),
     }
     # A slot that nobody has written to holds whatever was there before.
     return Row(f"transport.handover.{name}", _batch(size), ways, view=None, bar=2.0)
@@ -226,11 +230,11 @@ def _stream(name: str, size: int) -> Row:
     pickled = size <= IN_PICKLES
     ways = {
         "ours": Way(_ours(count)),
-        "numpy": Way(_pipe(count)),
+        "pipe": Way(_pipe(count)),
         "torch fd": _torch("file_descriptor", count),
         "torch fs": _torch("file_system", count),
         "ray": _ray(count),
-        "bare": _bare_pickles(count) if pickled else _bare_tokens(True, count),
+        "bare": _bare_pickles(count) if pickled else _bare_tokens(PLACES, count),
     }
     return Row(f"transport.stream.{name}", _batch(size), ways, traffic=True, bar=2.0 if pickled else None)
 
@@ -238,7 +242,7 @@ def _stream(name: str, size: int) -> Row:
 def _pickling(name: str, size: int) -> Row:
     ways = {
         "ours": Way(_ours_pickled),
-        "numpy": Way(_pipe(1)),
+        "pipe": Way(_pipe(1)),
         "torch fd": _torch("file_descriptor", 1),
         "torch fs": _torch("file_system", 1),
     }

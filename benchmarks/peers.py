@@ -162,6 +162,7 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "torch fs": _torch,
     "ray": _ray,
     "numpy": _numpy,
+    "pipe": _numpy,
     BARE: _numpy,
 }
 
