@@ -1,10 +1,7 @@
-"""Rings: where the next rows go, which slots hold rows, and where episodes run, for n rings at once.
+"""Rings: rows written in turn, and the episodes that run in them, for n rings at once.
 
-A ring is a run of slots that are written in turn, round and round. This module does the arithmetic and holds no rows;
-whether an episode ended with a step is read from the array of flags that every question about neighbours brings.
-
-As long as all rings are written together, one cursor serves them all, and a step of all environments costs no more
-arithmetic than a step of one.
+This module does the arithmetic and holds no rows. As long as all rings are written together, a step of all environments
+costs no more of it than a step of one.
 """
 
 from __future__ import annotations
@@ -15,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.errors import EmptyBufferError, FormatError, RingError
+from samplebatch.buffer.cursors import Cursors
+from samplebatch.buffer.cursors import Flags as Flags
+from samplebatch.buffer.cursors import Ints as Ints
+from samplebatch.errors import FormatError
 
-Ints = npt.NDArray[np.intp]
-Flags = npt.NDArray[np.bool_]
 Added = tuple[Ints, npt.NDArray[Any], Ints, Ints]
 """Slots of new steps, returns and lengths of the episodes that ended with them (zero for others), first slots."""
 
@@ -31,7 +29,7 @@ _AHEAD = 1 << 12
 """Slots that are written down ahead of their use."""
 
 
-class Rings:
+class Rings(Cursors):
     """Cursors, sizes and running episodes of n rings, which lie one after the other in the slots.
 
     Parameters
@@ -41,16 +39,11 @@ class Rings:
 
     Attributes
     ----------
-    n
-        How many rings there are.
-    edges
-        First slot of each ring, and the number of slots of all; shape (n + 1,).
-    capacity
-        The number of slots.
-    even
-        The slots of one ring if all have as many, else 0.
-    together
-        Whether all rings have been written together so far, so that `cursor` and `size` are those of each.
+    nothing
+        The return of no step: zero, of the shape of one reward.
+    ep_return, began, ep_start
+        Of the running episodes: their returns, the writes of their rings when they began, their first slots; shape
+        (n, ...). Of a single ring they are plain numbers.
 
     Examples
     --------
@@ -63,66 +56,18 @@ class Rings:
     (array([4]), array([5.]), array([5]), array([3]))
     """
 
-    __slots__ = (
-        "_slots_to_come",
-        "_unended",
-        "bases",
-        "began",
-        "capacity",
-        "cursor",
-        "cursors",
-        "edges",
-        "ep_return",
-        "ep_start",
-        "even",
-        "maxsizes",
-        "n",
-        "nothing",
-        "origins",
-        "size",
-        "sizes",
-        "together",
-        "writes",
-        "written",
-    )
+    __slots__ = ("_slots_to_come", "_unended", "began", "ep_return", "ep_start", "nothing")
 
     def __init__(self, maxsizes: Sequence[int]) -> None:
-        self.n = len(maxsizes)
-        self.maxsizes: Ints = np.array(maxsizes, _INTP)
-        self.edges: Ints = np.concatenate([_zeros(1, _INTP), np.cumsum(self.maxsizes)])
-        self.bases: Ints = self.edges[:-1]
-        self.capacity = int(self.edges[-1])
-        self.even = int(maxsizes[0]) if len(set(maxsizes)) == 1 else 0
-        self.together = bool(self.even) or self.n == 1
-        # Where the rings go together, the numbers of each; else those of every ring, shape (n,).
-        self.cursor = self.size = self.writes = 0
-        self.cursors: Ints = _zeros(0, _INTP)
-        self.sizes: Ints = _zeros(0, _INTP)
-        self.written: Ints = _zeros(0, _INTP)
-        # The running episodes: their returns, the writes of their rings when they began, their first slots. Of a
-        # single ring they are plain numbers.
+        super().__init__(maxsizes)
         self.nothing: Any = 0.0
         self.ep_return: Any = _zeros(self.n)
         self.began: Any = _zeros(self.n, _INTP)
         self.ep_start: Any = self.bases.copy()
-        # The writes of each ring when it was empty the last time.
-        self.origins: Ints = _zeros(self.n, _INTP)
+        self._slots_to_come: Iterator[Ints] = iter(())
         if self.n == 1:
             self._begin_episode(0, 0, 0.0)
         self._share()
-        self._slots_to_come: Iterator[Ints] = iter(())
-        if not self.together:
-            self._part()
-
-    def __len__(self) -> int:
-        return self.size * self.n if self.together else int(self.sizes.sum())
-
-    def _part(self) -> None:
-        """Let every ring have a cursor of its own."""
-        self.cursors = np.full(self.n, self.cursor, _INTP)
-        self.sizes = np.full(self.n, self.size, _INTP)
-        self.written = np.full(self.n, self.writes, _INTP)
-        self.together = False
 
     def expect(self, row_shape: tuple[int, ...]) -> None:
         """Take rewards of a shape from now on; returns begin anew."""
@@ -132,20 +77,6 @@ class Rings:
         else:
             self.ep_return = _zeros((self.n, *row_shape))
             self._share()
-
-    def sizes_of_all(self) -> Ints:
-        """Return how many slots of each ring hold rows, shape (n,)."""
-        return np.full(self.n, self.size, _INTP) if self.together else self.sizes.copy()
-
-    def cursors_of_all(self) -> Ints:
-        """Return where in each ring the next row goes, shape (n,)."""
-        return np.full(self.n, self.cursor, _INTP) if self.together else self.cursors.copy()
-
-    def ring_of(self, slots: Ints) -> Ints:
-        """Return the ring of each slot in [0, capacity)."""
-        if self.even:
-            return slots // self.even
-        return np.searchsorted(self.edges, slots, "right") - 1
 
     # Writing
 
@@ -347,176 +278,6 @@ class Rings:
             if not keep_statistics:
                 self.ep_return[ring] = 0.0
         self._share()
-
-    # Neighbours
-
-    def prev(self, slots: Ints, done: Flags) -> Ints:
-        """Return the slot of the step before each, in its episode; of an episode's first step, that step's own."""
-        base, place, size, last = self._places(slots)
-        before = (place - 1) % size
-        first = done.take(before + base) | (before == last)
-        found: Ints = (before + first) % size + base
-        return found
-
-    def next(self, slots: Ints, done: Flags) -> Ints:
-        """Return the slot of the step after each, in its episode; of the last one that is there, that step's own."""
-        base, place, size, last = self._places(slots)
-        final = done.take(place + base) | (place == last)
-        found: Ints = (place + 1 - final) % size + base
-        return found
-
-    def frames(self, slots: Ints, count: int, done: Flags) -> Ints:
-        """Return the slots of the `count` newest steps up to each, oldest first; shape (..., count).
-
-        An episode's first step is repeated where the episode has fewer.
-        """
-        return self._back(slots, count, done)[0]
-
-    def has_frames(self, slots: Ints, count: int, done: Flags) -> Flags:
-        """Tell of each slot whether its episode has `count` steps up to it."""
-        reach: Flags = self._back(slots, count, done)[1] >= count - 1
-        return reach
-
-    def _back(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints]:
-        """Return what `frames` does, and how many of the `count - 1` steps before are in the episode."""
-        base, place, size, last = (np.asarray(part)[..., None] for part in self._places(slots))
-        earlier = (place - np.arange(1, count)) % size
-        first = done.take(earlier + base) | (earlier == last)
-        reach = np.logical_and.accumulate(~first, -1).sum(-1, keepdims=True)
-        back = np.minimum(np.arange(count - 1, -1, -1), reach)
-        return (place - back) % size + base, reach[..., 0]
-
-    def _places(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
-        """Return, for each slot, its ring's first slot, its place there, how many places count, and the last one."""
-        if self.n == 1:
-            return 0, slots, self.size or 1, (self.cursor or self.capacity) - 1
-        slots = slots % self.capacity
-        if self.together:
-            place = slots % self.even
-            return slots - place, place, self.size or 1, (self.cursor or self.even) - 1
-        ring = self.ring_of(slots)
-        base = self.bases[ring]
-        last = (self.cursors[ring] - 1) % self.maxsizes[ring]
-        return base, slots - base, self.sizes[ring].clip(1), last
-
-    @property
-    def last_index(self) -> Ints:
-        """The slot written last in each ring, the first one if there is none; shape (n,)."""
-        if self.together:
-            return self.bases + ((self.cursor or (self.capacity // self.n)) - 1 if self.size else 0)
-        return self.bases + np.where(self.sizes, (self.cursors - 1) % self.maxsizes.clip(1), 0)
-
-    def unfinished(self, done: Flags) -> Ints:
-        """Return the slots written last of those rings whose episode runs on."""
-        last = self.last_index[self.sizes_of_all() > 0]
-        return last[~done[last]]
-
-    def generation(self, slots: Ints) -> Ints:
-        """Return how often each slot has been written over since the beginning: -1 if it never was written.
-
-        Emptying a ring counts as writing over all of its slots.
-        """
-        if self.together:
-            maxsize = self.capacity // self.n
-            found: Ints = (self.writes - 1 - slots % maxsize) // maxsize
-            return found
-        ring = self.ring_of(slots)
-        found = (self.written[ring] - 1 - (slots - self.bases[ring])) // self.maxsizes[ring]
-        return found
-
-    def overwritten(self) -> Flags:
-        """Tell of each ring whether rows have been written over since it was empty, shape (n,)."""
-        written = self.writes if self.together else self.written
-        found: Flags = written - self.origins > self.maxsizes
-        return found
-
-    # All rows
-
-    def stretches(self, ring: int) -> list[tuple[int, int]]:
-        """Return where the rows of one ring lie, oldest first: as one or two pairs of start and stop."""
-        base = int(self.bases[ring])
-        cursor, size = self._cursor_and_size(ring)
-        if not size:
-            return []
-        if size < self.maxsizes[ring] or not cursor:
-            return [(base, base + size)]
-        return [(base + cursor, base + size), (base, base + cursor)]
-
-    def _cursor_and_size(self, ring: int) -> tuple[int, int]:
-        if self.together:
-            return self.cursor, self.size
-        return int(self.cursors[ring]), int(self.sizes[ring])
-
-    def chronological(self, ring: int | None = None) -> Ints:
-        """Return the slots of all rows of one ring, or of all rings one after the other, oldest first."""
-        if ring is None and self.together:
-            order = np.concatenate([_zeros(0, _INTP), *(np.arange(*pair) for pair in self.stretches(0))])
-            return order if self.n == 1 else (self.bases[:, None] + order).ravel()
-        rings = range(self.n) if ring is None else (ring,)
-        pairs = [np.arange(*pair) for one in rings for pair in self.stretches(one)]
-        return np.concatenate([_zeros(0, _INTP), *pairs])
-
-    def newest(self, count: int, ring: int | None = None) -> Ints:
-        """Return the slots of the newest rows, at most `count` of each ring, oldest first."""
-        rings = range(self.n) if ring is None else (ring,)
-        parts = [self.chronological(one) for one in rings]
-        return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
-
-    def stored(self) -> Ints:
-        """Return the slots of all rows as they lie."""
-        if self.capacity == len(self):
-            return np.arange(self.capacity)
-        if self.together:
-            return (self.bases[:, None] + np.arange(self.size)).ravel()
-        return np.concatenate([base + np.arange(size) for base, size in zip(self.bases, self.sizes, strict=True)])
-
-    def draw(self, count: int, rng: np.random.Generator, ring: int | None = None) -> Ints:
-        """Draw slots of rows, each as likely as any other, with replacement.
-
-        Raises
-        ------
-        EmptyBufferError
-            If there are no rows, and any are asked for.
-        """
-        if ring is not None:
-            size = self._cursor_and_size(ring)[1]
-            self._check_rows(size, count)
-            return int(self.bases[ring]) + rng.integers(0, size, count, _INTP)
-        total = len(self)
-        self._check_rows(total, count)
-        picked = rng.integers(0, total, count, _INTP)
-        if total == self.capacity or self.n == 1:
-            return picked
-        if self.together:
-            ring_of, place = np.divmod(picked, self.size)
-            return ring_of * self.even + place
-        ends = np.cumsum(self.sizes)
-        ring_of = np.searchsorted(ends, picked, "right")
-        found: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
-        return found
-
-    @staticmethod
-    def _check_rows(rows: int, count: int) -> None:
-        if count and not rows:
-            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
-
-    def interval(self, start: int, stop: int) -> Ints:
-        """Return the slots from `start` up to `stop`, both of one ring; past the ring's end they go on at its start.
-
-        Raises
-        ------
-        RingError
-            If the two are not of one ring.
-        """
-        if start == stop and 0 <= start <= self.capacity:
-            return _zeros(0, _INTP)
-        inside = 0 <= start < self.capacity and 0 < stop <= self.capacity
-        ring, ring_of_stop = self.ring_of(np.array([start, stop - 1])) if inside else (0, 1)
-        if ring != ring_of_stop:
-            raise RingError(f"start and stop must lie within one ring, got {start} and {stop}")
-        if start <= stop:
-            return np.arange(start, stop)
-        return np.concatenate([np.arange(start, self.edges[ring + 1]), np.arange(self.edges[ring], stop)])
 
     # Carrying on elsewhere
 
