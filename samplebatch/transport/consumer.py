@@ -239,15 +239,16 @@ class Consumer(End):
         deadline = None if timeout_s is None else _monotonic() + timeout_s
         while not self._end:
             ready = self._wait(deadline)
-            is_over = self._is_over()
             try:
                 return _read(self._pipe, MESSAGE_NBYTES)
             except BlockingIOError:
-                if is_over:
-                    # What it had sent before was in the pipe by then.
-                    self._finish("closed" if self._peer_is_closed() else "died")
-                elif not ready:
+                if not ready:
                     raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did") from None
+            if self._is_over():
+                # What it had sent before is in the pipe by now.
+                with contextlib.suppress(BlockingIOError):
+                    return _read(self._pipe, MESSAGE_NBYTES)
+                self._finish("closed" if self._peer_is_closed() else "died")
         return b""
 
     def _other(self, raw: bytes, timeout_s: float | None) -> AnyBatch:

@@ -28,6 +28,9 @@ Like = SampleBatch | MultiAgentBatch | Batch | Mapping[str, Any]
 dict of these."""
 
 
+_UNCHANGING = (str, tuple, type, *{type(np.dtype(code)) for code in np.typecodes["All"]})
+
+
 class PartLayout(NamedTuple):
     """The columns of one batch.
 
@@ -90,9 +93,10 @@ class Layout:
         What `Encoder.intern` takes for the parts: without nesting if there are columns to be given.
     """
 
-    __slots__ = ("is_simple", "kind", "parts", "schema")
+    __slots__ = ("_described", "is_simple", "kind", "parts", "schema")
 
-    def __init__(self, kind: str, parts: tuple[PartLayout, ...]) -> None:
+    def __init__(self, kind: str, parts: tuple[PartLayout, ...], described: dict[str, Any] | None = None) -> None:
+        self._described = described
         self.kind = kind
         self.parts = parts
         self.is_simple = kind != MULTI_AGENT_BATCH and not parts[0].given and parts[0].flags == DEFAULT
@@ -107,7 +111,7 @@ class Layout:
             return len(own) == len(self.parts) and all(
                 label == part.label and part.fits(own[label]) for label, part in zip(own, self.parts, strict=True)
             )
-        return False
+        return self._described is not None and type(like) is dict and _are_same(like, self._described)
 
     @classmethod
     def of(cls, like: Like) -> Layout:
@@ -125,10 +129,20 @@ class Layout:
         if isinstance(like, Batch):
             return cls(NESTED_BATCH, (_nested_part(like),))
         if isinstance(like, Mapping):
-            return cls(SAMPLE_BATCH, (_part("", SampleBatch(_without_rows(like))),))
+            return cls(SAMPLE_BATCH, (_part("", SampleBatch(_without_rows(like))),), dict(like))
         raise ColumnTypeError(
             f"a reservation must be like a batch or a mapping of dtypes, got a {type(like).__name__}; give it a batch"
         )
+
+
+def _are_same(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Tell whether two mappings of dtypes are equal, in values that cannot be changed."""
+    if len(mine) != len(theirs):
+        return False
+    return all(
+        name == other and type(value) in _UNCHANGING and value == own
+        for (name, value), (other, own) in zip(mine.items(), theirs.items(), strict=True)
+    )
 
 
 def _part(label: str, batch: SampleBatch) -> PartLayout:
@@ -180,6 +194,8 @@ def rows_of(rows: Any, layout: Layout) -> tuple[int, ...]:
     RowIndexError
         If one is negative, or missing.
     """
+    if type(rows) is int and rows >= 0 and len(layout.parts) == 1:
+        return (rows,)
     if isinstance(rows, Mapping):
         missing = [part.label for part in layout.parts if part.label not in rows]
         if missing or len(rows) != len(layout.parts):

@@ -28,8 +28,8 @@ VERSION: Final = 1
 CHECKED_NBYTES: Final = 60
 """Bytes of a message that its checksum is of; the checksum follows."""
 
-_pack = Struct("<4sBBHIQQQQIIQ").pack
-_pack_sum = Struct("<I").pack
+pack_body = Struct("<4sBBHIQQQQIIQ").pack
+pack_sum = Struct("<I").pack
 unpack_fields = Struct("<4sBBHIQQQQIIQI").unpack
 
 
@@ -83,8 +83,8 @@ def pack(
     >>> len(pack(HELLO)), unpack(pack(BATCH, ident=7, rows=3)).rows
     (64, 3)
     """
-    body = _pack(MAGIC, VERSION, kind, flags, schema, ident, start, nbytes, note_start, note_nbytes, note_sum, rows)
-    return body + _pack_sum(crc32(body))
+    body = pack_body(MAGIC, VERSION, kind, flags, schema, ident, start, nbytes, note_start, note_nbytes, note_sum, rows)
+    return body + pack_sum(crc32(body))
 
 
 def unpack(raw: bytes) -> Message:

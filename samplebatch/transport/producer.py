@@ -14,8 +14,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.column.memory import ALIGNMENT
-from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, PeerDiedError
+from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError
 from samplebatch.transport.arena import Arena, slot_nbytes
 from samplebatch.transport.copying import copy_all
 from samplebatch.transport.end import (
@@ -33,7 +32,19 @@ from samplebatch.transport.end import (
 )
 from samplebatch.transport.frame import AnyBatch, Encoder
 from samplebatch.transport.layout import Layout, Like, rows_of
-from samplebatch.transport.message import BATCH, DEFINES, END, FAILURE, HELLO, pack, pack_note
+from samplebatch.transport.message import (
+    BATCH,
+    DEFINES,
+    END,
+    FAILURE,
+    HELLO,
+    MAGIC,
+    VERSION,
+    pack,
+    pack_body,
+    pack_note,
+    pack_sum,
+)
 from samplebatch.transport.region import Region
 from samplebatch.transport.reservation import Reservation
 from samplebatch.transport.schema import Plan, Schema, aligned
@@ -84,6 +95,7 @@ class Producer(End):
         self._dropped: deque[Slot] = deque()
         self._greeted = False
         self._fresh_nbytes = 0
+        self._is_written = False
         self._reserved: tuple[Layout, Schema] | None = None
         self._ident = 0
         self._poll = select.poll()
@@ -163,8 +175,9 @@ class Producer(End):
             raise
         try:
             self._commit(frame.schema, rows, slot, (slot,), note_start, note, deadline)
-        except (ChannelTimeoutError, ChannelClosedError, PeerDiedError):
-            self._give((slot,))
+        except BaseException:
+            if not self._may_have_sent(slot):
+                self._give((slot,))
             raise
 
     def reserve(self, like: Like, rows: int | Mapping[str, int], timeout_s: float | None = None) -> Reservation:
@@ -200,11 +213,9 @@ class Producer(End):
             self._reserved = layout, schema
         rooms = rows_of(rows, layout)
         plan = schema.plan(rooms, rooms)
-        # What a note about fewer rows takes; a longer one gets a slot of its own.
-        nbytes = plan.nbytes + ALIGNMENT * (1 + len(rooms))
         if plan.nbytes > self._arena.nbytes:
             raise self._too_large(plan.nbytes, "reserve fewer rows or make the channel larger")
-        slot = self._take(min(nbytes, self._arena.nbytes), deadline)
+        slot = self._take(plan.roomy_nbytes, deadline)
         if self._words[CONSUMER + WATCHED] and not self._greeted:
             # The consumer waits for a descriptor, and must learn whom to watch while nothing is sent.
             self._greeted = True
@@ -239,8 +250,9 @@ class Producer(End):
             self._put_note(note_start, written, buffers)
         try:
             self._commit(schema, rows, slot, (slot, *own), note_start, written, deadline)
-        except (ChannelTimeoutError, ChannelClosedError, PeerDiedError):
-            self._give(own)
+        except BaseException:
+            if not self._may_have_sent(slot):
+                self._give(own)
             raise
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
@@ -278,10 +290,16 @@ class Producer(End):
         note: bytes,
         deadline: float | None,
     ) -> None:
-        """Send the message that makes a slot the consumer's. Where it cannot be sent, it stays the caller's."""
+        """Send the message that makes slots the consumer's.
+
+        Where it was not sent, the slots are not among those lent afterwards. Where that is not known, because a signal
+        came in between, they are: rather lost than used by both.
+        """
         number = schema.number
         ident = self._ident + 1
-        raw = pack(
+        body = pack_body(
+            MAGIC,
+            VERSION,
             BATCH,
             DEFINES if number is None else 0,
             self._encoder.next_number if number is None else number,
@@ -293,16 +311,21 @@ class Producer(End):
             crc32(note) if note else 0,
             rows[0] if len(rows) == 1 and type(rows[0]) is int else 0,
         )
-        # From here on they may be the consumer's: an exception in between leaves them taken rather than shared.
         self._ident = ident
         self._lent[ident] = slots
+        self._is_written = False
         try:
-            self._write(raw, deadline)
-        except (ChannelTimeoutError, ChannelClosedError, PeerDiedError):
-            del self._lent[ident]
+            self._write(body + pack_sum(crc32(body)), deadline)
+        except BaseException:
+            if not self._is_written:
+                del self._lent[ident]
             raise
         if number is None:
             self._encoder.told(schema)
+
+    def _may_have_sent(self, slot: Slot) -> bool:
+        """Tell whether a slot that was this end's may be the consumer's, after `_commit` has raised."""
+        return slot in self._lent.get(self._ident, ())
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
         """Write a message; wait while the pipe is full."""
@@ -314,17 +337,22 @@ class Producer(End):
             self._wait(0.0)
         while True:
             try:
+                self._is_written = True
                 _write(self._pipe, raw)
                 return
             except BlockingIOError:
+                self._is_written = False
                 self._wait_until(deadline, select.POLLOUT, "the consumer has more messages waiting than a pipe holds")
             except BrokenPipeError:
+                self._is_written = False
                 raise (self._peer_died() if self._peer_has_died() else self._consumer_closed()) from None
 
     def _take(self, nbytes: int, deadline: float | None) -> Slot:
         """Take a slot; wait while none is free."""
         arena = self._arena
-        size = min(slot_nbytes(nbytes), arena.nbytes)
+        size = slot_nbytes(nbytes)
+        if size > arena.nbytes:
+            size = arena.nbytes
         if not arena.is_warm(size):
             self._fresh_nbytes += size
             if self._fresh_nbytes > _FRESH_NBYTES:

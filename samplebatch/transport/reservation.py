@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from samplebatch.batch.flags import DEFAULT
 from samplebatch.batch.tree import Structure, unflatten
+from samplebatch.column.interface import Column
 from samplebatch.errors import (
     ColumnTypeError,
     PolicyNotFoundError,
     ReleasedError,
     RowIndexError,
-    SampleBatchError,
     near_names,
     no_such_column,
 )
@@ -74,6 +74,10 @@ class Columns(Mapping[str, Any]):
             return unflatten(name, self._nested[name], self.__getitem__)
         raise no_such_column(name, self._places)
 
+    def column(self, name: str) -> Column:
+        """Make the column of a dotted name."""
+        return fixed_column(self._places[name], self._root)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
@@ -87,6 +91,7 @@ class Columns(Mapping[str, Any]):
                 values.setflags(write=False)
         self._made = {}
         self._places = {}
+        del self._root
 
 
 class Reservation:
@@ -126,20 +131,32 @@ class Reservation:
         self._rooms = rooms
         self._plan = plan
         self._slot = slot
-        root = Held((slot[1],), _BYTE, producer._memory, slot[0])
-        root.slot = slot
-        root.dropped = producer._dropped
-        self._root: Held | None = root
-        self._parts = [
-            Columns(root, places, part.nested) for part, places in zip(layout.parts, plan.names, strict=True)
-        ]
-        self._by_name = self._parts[0] if layout.kind == SAMPLE_BATCH else self._named()
+        self._is_open = True
+        self._root: Held | None = None
+        self._parts: list[Columns] = []
+        self._by_name: Mapping[str, Any] | None = None
 
-    def _named(self) -> Mapping[str, Any]:
-        parts = self._layout.parts
-        if self._layout.kind == NESTED_BATCH:
-            return _tree(parts[0].structure, map(self._parts[0].__getitem__, map(str, count())))
-        return {part.label: own for part, own in zip(parts, self._parts, strict=True)}
+    def _opened(self) -> Mapping[str, Any]:
+        """Return the columns by name, which are made when they are first asked for."""
+        if self._by_name is None:
+            self._require_open()
+            root = self._root = Held((self._slot[1],), _BYTE, self._producer._memory, self._slot[0])
+            root.slot = self._slot
+            root.dropped = self._producer._dropped
+            parts, kind = self._layout.parts, self._layout.kind
+            own = [Columns(root, places, part.nested) for part, places in zip(parts, self._plan.names, strict=True)]
+            self._parts = own
+            if kind == SAMPLE_BATCH:
+                self._by_name = own[0]
+            elif kind == NESTED_BATCH:
+                self._by_name = _tree(parts[0].structure, map(own[0].__getitem__, map(str, count())))
+            else:
+                self._by_name = {part.label: columns for part, columns in zip(parts, own, strict=True)}
+        return self._by_name
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ReleasedError("a reservation must be neither sent nor cancelled to be used, and it was; make another")
 
     @property
     def rows(self) -> Any:
@@ -149,21 +166,13 @@ class Reservation:
         return self._rooms[0]
 
     def __getitem__(self, name: str) -> Any:
-        self._held()
-        return self._by_name[name]
+        return self._opened()[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._held()
-        return iter(self._by_name)
+        return iter(self._opened())
 
     def __len__(self) -> int:
-        self._held()
-        return len(self._by_name)
-
-    def _held(self) -> Held:
-        if self._root is None:
-            raise ReleasedError("a reservation must be neither sent nor cancelled to be used, and it was; make another")
-        return self._root
+        return len(self._opened())
 
     def commit(
         self,
@@ -206,7 +215,7 @@ class Reservation:
         ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
             As `Producer.send` does.
         """
-        root = self._held()
+        self._require_open()
         layout, schema = self._layout, self._schema
         rows = self._rooms if rows_used is None else rows_of(rows_used, layout)
         if rows is not self._rooms:
@@ -218,7 +227,7 @@ class Reservation:
         if extra or not layout.is_simple:
             flags = [part.flags for part in layout.parts]
             if extra or any(part.given for part in layout.parts):
-                completed = self._completed(root, rows, extra or {})
+                completed = self._completed(rows, extra or {})
                 schema = self._producer._encoder.intern(layout.kind, tuple([own.schema for own in completed]))
                 flags = [own.flags for own in completed]
                 note[LOOSE] = [own.loose for own in completed]
@@ -231,41 +240,51 @@ class Reservation:
                 note[ENV_STEPS] = int(env_steps)
         try:
             self._producer._send_reserved(schema, rows, self._rooms, self._slot, self._plan, note, buffers, timeout_s)
-        except SampleBatchError:
-            raise
         except BaseException:
-            # Whether it was sent is not known.
-            root.dropped = None
-            self._end()
+            if self._producer._may_have_sent(self._slot):
+                self._end(sent=True)
             raise
-        root.dropped = None
-        self._end()
+        self._end(sent=True)
 
-    def _completed(self, root: Held, rows: tuple[int, ...], extra: Mapping[str, Any]) -> list[Completed]:
+    def _completed(self, rows: tuple[int, ...], extra: Mapping[str, Any]) -> list[Completed]:
         layout = self._layout
         if layout.kind == NESTED_BATCH:
             raise ColumnTypeError("a reservation of a Batch takes no extra columns; reserve them too")
         by_label = extra if layout.kind == MULTI_AGENT_BATCH else {"": extra}
         strange = [label for label in by_label if label not in {part.label for part in layout.parts}]
         if strange:
-            raise PolicyNotFoundError(f"no policy {strange[0]!r}; {near_names(strange[0], self._by_name)}")
+            raise PolicyNotFoundError(f"no policy {strange[0]!r}; {near_names(strange[0], self._opened())}")
+        self._opened()
         completed = []
-        for part, places, used in zip(layout.parts, self._plan.parts, rows, strict=True):
-            filled = {place.column.name: fixed_column(place, root).slice(0, used) for place in places}
+        for part, columns, used in zip(layout.parts, self._parts, rows, strict=True):
+            filled = {name: columns.column(name).slice(0, used) for name in columns}
             own = by_label.get(part.label, {})
             completed.append(complete(part, filled, own, allow_pickle=self._producer._allow_pickle))
         return completed
 
     def cancel(self) -> None:
         """Send nothing: the slot is free again once nothing looks at its arrays any more. Safe to call twice."""
-        self._end()
+        if self._is_open:
+            self._end(sent=False)
 
-    def _end(self) -> None:
+    def _end(self, *, sent: bool) -> None:
+        """Take the arrays back, and let go of the slot."""
+        self._is_open = False
+        root = self._root
+        if root is None:
+            if not sent:
+                self._producer._dropped.append(self._slot)
+            return
+        if sent:
+            root.dropped = None
         for columns in self._parts:
             columns.take_back()
-        self._root = None
+        self._root = self._by_name = None
         self._parts = []
-        self._by_name = {}
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_open", False):
+            self._end(sent=False)
 
     def __enter__(self) -> Self:
         return self
@@ -273,11 +292,11 @@ class Reservation:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is not None:
             self.cancel()
-        elif self._root is not None:
+        elif self._is_open:
             self.commit()
 
     def __repr__(self) -> str:
-        state = "sent or cancelled" if self._root is None else f"{self._slot[1]} bytes"
+        state = f"{self._slot[1]} bytes" if self._is_open else "sent or cancelled"
         return f"<Reservation of {self.rows} rows, {state}>"
 
 

@@ -20,7 +20,6 @@ from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import FormatError, SampleBatchError
-from samplebatch.transport.arena import slot_nbytes
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -143,8 +142,8 @@ class Plan:
         The places of each part's fixed columns, in order.
     nbytes
         Bytes from the slot's beginning to the last column's end, rounded up.
-    slot_nbytes
-        Size of a slot for these bytes alone.
+    roomy_nbytes
+        The same, with room for a short note.
     names
         The places of each part by name, or in a nested batch by their number.
     by_name
@@ -152,12 +151,13 @@ class Plan:
         without sequences, all of as many rows.
     """
 
-    __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "slot_nbytes")
+    __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "roomy_nbytes")
 
     def __init__(self, parts: list[list[Place]], nbytes: int, names: list[dict[str, Place]], *, is_plain: bool) -> None:
         self.parts = parts
         self.nbytes = nbytes
-        self.slot_nbytes = slot_nbytes(nbytes)
+        # A note about rows that are not in use is no longer, most of the time.
+        self.roomy_nbytes = nbytes + ALIGNMENT * (1 + len(parts))
         self.names = names
         self.by_name = names[0] if is_plain else None
         self._targets: dict[int, list[npt.NDArray[Any]]] = {}
