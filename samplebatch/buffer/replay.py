@@ -17,6 +17,7 @@ from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.reading import ORDER, rows_at
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.samplers import Sampler, Uniform, whole_stacks
+from samplebatch.buffer.sequences import SequenceSampling
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Table
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError
@@ -27,7 +28,7 @@ _zeros = np.zeros
 _array = np.array
 
 
-class ReplayBuffer(Durable):
+class ReplayBuffer(SequenceSampling, Durable):
     """The newest steps of an environment.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
