@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
-_MEMINFO = Path("/proc/meminfo")
-_GROUPS = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
+_MEMINFO = "/proc/meminfo"
+_GROUPS = "/proc/self/cgroup"
+_MOUNT = "/sys/fs/cgroup"
+_MOST_NBYTES = 1 << 16
 
 
 def free_nbytes() -> int | None:
@@ -32,7 +32,7 @@ def free_nbytes() -> int | None:
 
 def _machine() -> int | None:
     try:
-        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in _text(_MEMINFO).splitlines())
         return int(fields["MemAvailable"].split()[0]) << 10
     except (OSError, KeyError, ValueError):
         return None
@@ -41,38 +41,46 @@ def _machine() -> int | None:
 def _control_groups() -> Iterator[int | None]:
     """Yield what is left in each group that bounds the process, of both versions of the interface."""
     try:
-        lines = _GROUPS.read_text().splitlines()
+        lines = _text(_GROUPS).splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            for mount in (_MOUNT, _MOUNT / "unified"):
+            for mount in (_MOUNT, f"{_MOUNT}/unified"):
                 yield from _levels(mount, path, "memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
-            yield from _levels(_MOUNT / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            yield from _levels(f"{_MOUNT}/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
-def _levels(mount: Path, path: str, limit: str, usage: str, prefix: str) -> Iterator[int | None]:
-    folder = mount / path.strip("/")
+def _levels(mount: str, path: str, limit: str, usage: str, prefix: str) -> Iterator[int | None]:
     # In a container the path may be the host's, which is not mounted; the container's own group is at the top.
-    for level in (folder, *folder.parents):
-        yield _left(level / limit, level / usage, level / "memory.stat", prefix)
-        if level == mount:
-            return
+    names = path.strip("/").split("/") if path.strip("/") else []
+    for depth in range(len(names), -1, -1):
+        level = "/".join([mount, *names[:depth]])
+        yield _left(f"{level}/{limit}", f"{level}/{usage}", f"{level}/memory.stat", prefix)
 
 
-def _left(limit: Path, usage: Path, statistics: Path, prefix: str) -> int | None:
+def _left(limit: str, usage: str, statistics: str, prefix: str) -> int | None:
     try:
-        most = limit.read_text().strip()
+        most = _text(limit).strip()
         if most == "max":
             return None
-        taken = int(usage.read_text())
-        fields = dict(line.split(" ", 1) for line in statistics.read_text().splitlines())
+        taken = int(_text(usage))
+        fields = dict(line.split(" ", 1) for line in _text(statistics).splitlines())
         files = sum(int(fields[f"{prefix}{which}_file"]) for which in ("active", "inactive"))
         return int(most) - taken + files
     except (OSError, KeyError, ValueError):
         return None
+
+
+def _text(path: str) -> str:
+    """Read one of the kernel's small files, in one piece and without the layers that other files need."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, _MOST_NBYTES).decode()
+    finally:
+        os.close(descriptor)
 
 
 def free_in_folder(folder: str) -> int | None:

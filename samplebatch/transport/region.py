@@ -23,6 +23,9 @@ from samplebatch.transport import limits
 _STEP_NBYTES = 64 << 20
 """Bytes reserved by one call, so that a signal that interrupts it costs little."""
 
+_UNASKED_NBYTES = 1 << 20
+"""Bytes that are reserved without asking first whether they are free, which takes longer than reserving them."""
+
 _HAS_MEMFD = hasattr(os, "memfd_create")
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if sys.platform == "linux" else 0
@@ -304,9 +307,10 @@ def _is_sealed(descriptor: int) -> bool:
 
 def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
     """Give a file its size and all of its pages."""
-    free = _free_nbytes(named=named)
-    if free is not None and nbytes > free:
-        raise _no_memory(nbytes, errno.ENOSPC, free)
+    if nbytes > _UNASKED_NBYTES:
+        free = _free_nbytes(named=named)
+        if free is not None and nbytes > free:
+            raise _no_memory(nbytes, errno.ENOSPC, free)
     try:
         os.ftruncate(descriptor, nbytes)
         if hasattr(os, "posix_fallocate"):
@@ -315,7 +319,7 @@ def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT, errno.EINVAL):
             raise
-        raise _no_memory(nbytes, error.errno, free) from error
+        raise _no_memory(nbytes, error.errno, _free_nbytes(named=named)) from error
 
 
 def _free_nbytes(*, named: bool) -> int | None:

@@ -15,9 +15,9 @@ STAT = "anon 5\nactive_file {active}\ninactive_file {inactive}\n"
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
     """Put files in place of the kernel's; a machine with 8 GiB free."""
-    monkeypatch.setattr(limits, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(limits, "_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(limits, "_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr(limits, "_MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(limits, "_GROUPS", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(limits, "_MOUNT", str(tmp_path / "mount"))
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:  {8 * GIB >> 10} kB\n")
     return tmp_path
 
