@@ -237,7 +237,7 @@ class Table:
         finals = self.finals if obs_next is not None else None
         final_ready = finals.fit(_rows_at(obs_next, cut), len(cut), single=False) if finals is not None else None
         slots = np.arange(start, stop)
-        self._begin(slots, slice(0, 0), len(cut))
+        self._begin(slots, slice(0, self.rings.n), len(cut))
         if self.finals is not None:
             self.finals.forget(start, stop)
         self._put(ready, slice(start, stop), values["rew"].shape[1:])
@@ -360,8 +360,11 @@ class Table:
     def reset(self, rings: Sequence[int] | None = None, *, keep_statistics: bool = False) -> None:
         """Empty some rings, or all; the rows stay where they are until they are written over."""
         if self.journal is not None:
-            owned = [] if self.finals is None else [([OWNER], np.flatnonzero(self.finals.owners))]
-            self.journal.begin(owned)
+            # No column changes, but what others know of the rows.
+            changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored())]
+            if self.finals is not None:
+                changed.append(([OWNER], np.flatnonzero(self.finals.owners)))
+            self.journal.begin(changed)
         if self.finals is not None:
             edges = self.rings.edges
             for ring in range(self.rings.n) if rings is None else rings:
