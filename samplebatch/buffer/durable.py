@@ -169,7 +169,12 @@ class Durable(Rows):
         sampler = checkpoint.sampler_of(rest.get("sampler"), table.rings.capacity, np.zeros(0, np.intp))
         if isinstance(sampler, Prioritized) and WEIGHTS in folder.columns:
             stored = table.rings.stored()
-            sampler.tree.set(stored, folder.columns[WEIGHTS][stored])
+            weights = folder.columns[WEIGHTS][stored]
+            # Emptying the buffer may have got as far as the weights; its rows are still there, and enter anew.
+            weights = np.where(
+                (weights > 0.0) & (weights < sampler.tree.limit), weights, sampler.largest**sampler.alpha
+            )
+            sampler.tree.set(stored, weights)
         buffer._use(sampler)
         buffer._bind_folder(folder)
         return buffer

@@ -73,12 +73,9 @@ def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
 
 
 def write_plain(path: Path, plain: Any) -> None:
-    """Write JSON to a file that is there whole or not at all."""
+    """Write JSON to a file that is there whole or not at all, unless the machine goes down before it is synced."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(plain, file)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(json.dumps(plain), encoding="utf-8")
     temporary.replace(path)
 
 
@@ -99,9 +96,9 @@ def read_plain(path: Path) -> dict[str, Any]:
     return plain
 
 
-def sync(folder: Path) -> None:
-    """Wait until what a folder lists is on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -368,7 +368,8 @@ class MappedFolder:
             if column.mapping is not None:
                 column.mapping.flush()
         self._commits.flush()
-        sync(self.path)
+        for path in (self.path / _ABOUT, self.path / _LAYOUT.format(self._layout), self.path):
+            sync(path)
 
     def close(self) -> None:
         """Flush and unlock the folder; closing again does nothing. Arrays that are still around can be read."""

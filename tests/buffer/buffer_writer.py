@@ -1,0 +1,34 @@
+"""A child that adds steps to a buffer in a folder until it is killed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nursery import started
+from streams import BUFFERS, step
+
+from samplebatch.buffer.replay import ReplayBuffer
+
+
+def steps_in(buffer: Any) -> int:
+    """Return how many steps have been added to each ring."""
+    return int(buffer._table.rings.state()["writes"][0])
+
+
+def add_from(path: str, kind: str) -> None:
+    """Go on from the last step."""
+    n = BUFFERS[kind][1]
+    buffer = ReplayBuffer.open(path)
+    i = steps_in(buffer)
+    started()
+    while True:
+        buffer.add(step(i, n))
+        if i % 50 == 0:
+            buffer.sample(4)
+        i += 1
+
+
+# The compiled kernels, which take longer to load than most children live.
+BUFFERS["prioritized"][0]().add(step(0, 0))
+
+WORK = {kind.replace(" ", "-"): lambda path, kind=kind: add_from(path, kind) for kind in BUFFERS}
