@@ -1,0 +1,160 @@
+"""Rounds of two processes, one of which is killed at a random moment; the other must come to a clear end, in time.
+
+    python tests/transport/kill_rounds.py --method fork --rounds 100
+
+Every batch carries its number and a checksum. Prints how the survivors ended; raises on the first that saw half a
+batch, missed one, hung, or left a descriptor or a name in /dev/shm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter, deque
+from typing import Any
+from zlib import crc32
+
+import leaks
+import numpy as np
+
+import samplebatch
+from samplebatch import SampleBatch
+from samplebatch.errors import ChannelClosedError, EndOfStreamError, PeerDiedError
+
+CAPACITY = 1 << 18
+LIKE = {"payload": ("f8", (16,)), "number": "i8", "checksum": "i8"}
+GRACE_S = 10.0
+"""Seconds after which a survivor that has not ended is taken to hang."""
+
+
+def rows_of(number: int) -> int:
+    """Say how many rows a batch has: from one to what fills a third of the arena."""
+    return 1 + number * 7919 % 600
+
+
+def fill(columns: Any, number: int, rows: int) -> None:
+    """Write a batch where it lies."""
+    columns["payload"][:rows] = np.random.default_rng(number).random((rows, 16))
+    columns["number"][:rows] = number
+    columns["checksum"][:rows] = crc32(columns["payload"][:rows])
+
+
+def check(batch: SampleBatch, number: int) -> None:
+    """Hold a batch against what was sent."""
+    assert len(batch) == rows_of(number), (len(batch), number)
+    assert set(batch["number"].tolist()) == {number}
+    assert set(batch["checksum"].tolist()) == {crc32(batch["payload"])}, number
+
+
+def sends(producer: Any) -> None:
+    """Send batches without end: every other one is copied, the rest are made in place, in more room than they take."""
+    number = 0
+    with producer:
+        while True:
+            rows = rows_of(number)
+            if number % 2:
+                with producer.reserve(LIKE, rows + number % 5) as slot:
+                    fill(slot, number, rows)
+                    slot.commit(rows)
+            else:
+                columns = {"payload": np.empty((rows, 16)), "number": np.empty(rows, np.int64)}
+                columns["checksum"] = np.empty(rows, np.int64)
+                fill(columns, number, rows)
+                producer.send(SampleBatch(columns))
+            number += 1
+
+
+def receives(consumer: Any, keeps: int) -> None:
+    """Receive and check without end, and keep the newest few batches, or all."""
+    kept: deque[Any] = deque(maxlen=keeps or None)
+    for number, batch in enumerate(consumer):
+        check(batch, number)
+        kept.append(batch["payload"][1:])
+
+
+def kill_later(pid: int, delay_s: float) -> int:
+    """Kill a process after a while, from a process that does nothing else; return that one's id."""
+    killer = os.fork()
+    if not killer:
+        time.sleep(delay_s)
+        os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+    return killer
+
+
+def producer_dies(context: Any, chance: random.Random) -> str:
+    """Kill the producer while it starts, or while its batches are received."""
+    producer, consumer = samplebatch.channel(CAPACITY)
+    process = context.Process(target=sends, args=(producer,))
+    process.start()
+    producer.close()
+    early = chance.random() < 0.2
+    killer = kill_later(process.pid, chance.random() * 0.05) if early else None
+    number, ended = 0, None
+    with consumer:
+        while ended is None:
+            try:
+                check(consumer.recv(timeout_s=GRACE_S), number)
+            except PeerDiedError:
+                ended = "the consumer was told that the producer died"
+            except EndOfStreamError:
+                assert early, "a stream that broke off was taken for one that ended"
+                assert not number
+                ended = "the consumer was told of an end, as the producer died before it had begun"
+            number += 1
+            killer = killer or kill_later(process.pid, chance.random() * 0.06)
+    os.waitpid(killer, 0)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, process.exitcode
+    return ended
+
+
+def consumer_dies(context: Any, chance: random.Random) -> str:
+    """Kill the consumer while batches are sent to it, or while the producer waits for a slot that it holds."""
+    producer, consumer = samplebatch.channel(CAPACITY)
+    keeps = chance.choice([1, 2, 0])
+    process = context.Process(target=receives, args=(consumer, keeps))
+    process.start()
+    consumer.close()
+    killer = kill_later(process.pid, chance.random() * (0.08 if context.get_start_method() == "fork" else 1.5))
+    number, ended = 0, None
+    with producer:
+        while ended is None:
+            try:
+                with producer.reserve(LIKE, rows_of(number), timeout_s=GRACE_S) as slot:
+                    fill(slot, number, rows_of(number))
+                    slot.commit(timeout_s=GRACE_S)
+                number += 1
+            except PeerDiedError:
+                ended = "the producer was told that the consumer died"
+            except ChannelClosedError:
+                ended = "the producer was told of a closed end, as the consumer died before it had begun"
+    os.waitpid(killer, 0)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, process.exitcode
+    return ended
+
+
+def main(method: str, rounds: int, seed: int) -> None:
+    """Play the rounds."""
+    context = multiprocessing.get_context(method)
+    chance = random.Random(seed)
+    ends: Counter[str] = Counter()
+    with leaks.nothing_left():
+        for number in range(rounds):
+            ends[(producer_dies, consumer_dies)[number % 2](context, chance)] += 1
+    for how, times in sorted(ends.items()):
+        print(f"{times:4d} times {how}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--method", choices=["fork", "forkserver", "spawn"], default="fork")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    main(options.method, options.rounds, options.seed)
