@@ -1,0 +1,164 @@
+"""Policies for workers: given, made by a function, or named; and given new weights."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from samplebatch.errors import PolicySpecError, near_names
+
+RANDOM = "random"
+_SPACES = ("observation_space", "action_space")
+
+
+class PickledPolicy:
+    """A policy, or a mapping of policies, as bytes: each call makes another, with memory of its own.
+
+    Bytes, because multiprocessing would put the tensors of a module where the learner's changes reach all workers.
+
+    Parameters
+    ----------
+    policy
+        What `RolloutWorkers` takes.
+
+    Raises
+    ------
+    PolicySpecError
+        If it cannot be pickled.
+
+    Examples
+    --------
+    >>> PickledPolicy({"walker": "random"})()
+    {'walker': 'random'}
+    """
+
+    def __init__(self, policy: Any) -> None:
+        try:
+            self._bytes = pickle.dumps(policy)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise PolicySpecError(
+                "a policy goes to other processes, and must be 'random', a name, an importable function or an object "
+                f"that can be pickled: {error}"
+            ) from error
+
+    def __call__(self) -> Any:
+        """Unpickle the policy."""
+        return pickle.loads(self._bytes)
+
+
+def made_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
+    """Make a policy of what stands for one; what is a policy already, or `"random"`, is returned as it is.
+
+    Parameters
+    ----------
+    policy
+        A class or a function without further parameters than `observation_space` and `action_space`, which makes a
+        policy; the name of one, as `module:function`; or a policy.
+    observation_space, action_space
+        What such a function gets, if it has parameters of these names.
+
+    Raises
+    ------
+    PolicySpecError
+        If there is nothing of that name.
+
+    Examples
+    --------
+    >>> class Constant:
+    ...     def __init__(self, action_space):
+    ...         self.action = action_space
+    ...
+    ...     def __call__(self, obs):
+    ...         return [self.action] * len(obs)
+    >>> made_policy(Constant, None, 3)([0, 0])
+    [3, 3]
+    >>> made_policy("random", None, None)
+    'random'
+    """
+    if isinstance(policy, str):
+        if policy == RANDOM:
+            return policy
+        policy = _named(policy)
+    wanted = _factory_parameters(policy)
+    if wanted is None:
+        return policy
+    given = dict(zip(_SPACES, (observation_space, action_space), strict=True))
+    return policy(**{name: given[name] for name in wanted})
+
+
+def _named(name: str) -> Any:
+    """Import what a name stands for."""
+    module_name, colon, path = name.partition(":")
+    if not colon or not path or not all(part.isidentifier() for part in module_name.split(".")):
+        raise PolicySpecError(f"a policy must be named 'random' or as 'module:function', got {name!r}")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise PolicySpecError(f"the module of policy {name!r} must import, and did not: {error}") from error
+    if not hasattr(module, path):
+        known = [own for own, value in vars(module).items() if callable(value) and not own.startswith("_")]
+        raise PolicySpecError(f"no policy {path!r} in module {module_name!r}; {near_names(path, known)}")
+    return getattr(module, path)
+
+
+def _factory_parameters(policy: Any) -> list[str] | None:
+    """Return which of the spaces a factory takes; None if it is a policy, and no factory."""
+    if not (inspect.isclass(policy) or inspect.isroutine(policy) or isinstance(policy, partial)):
+        return None
+    try:
+        parameters = inspect.signature(policy).parameters.values()
+    except (TypeError, ValueError):
+        return [] if inspect.isclass(policy) else None
+    wanted = [one.name for one in parameters if one.name in _SPACES]
+    others = [one for one in parameters if one.name not in _SPACES and one.default is one.empty]
+    needed = [one for one in others if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    # A function of other things, or of anything, is a policy itself; a class is none.
+    return wanted if inspect.isclass(policy) or not (needed or (others and not wanted)) else None
+
+
+def check_policy(policy: Any) -> None:
+    """Check that what has a name is there.
+
+    Raises
+    ------
+    PolicySpecError
+        If it is not.
+    """
+    for one in policy.values() if isinstance(policy, Mapping) else (policy,):
+        if isinstance(one, str) and one != RANDOM:
+            _named(one)
+
+
+def load_weights(policy: Any, weights: Any) -> None:
+    """Give a policy, or each of a mapping's policies, new weights.
+
+    By its method `load_state_dict`, as torch modules have, or else `set_weights`. A random policy takes none.
+
+    Raises
+    ------
+    PolicySpecError
+        If it has neither method, or there are weights for a policy that is not there.
+    """
+    if isinstance(policy, Mapping):
+        for policy_id, own in weights.items():
+            if policy_id not in policy:
+                raise PolicySpecError(
+                    f"weights must be given by the ids of policies, got {policy_id!r}; {near_names(policy_id, policy)}"
+                )
+            load_weights(policy[policy_id], own)
+        return
+    if isinstance(policy, str) and policy == RANDOM:
+        return
+    for method in ("load_state_dict", "set_weights"):
+        load: Callable[[Any], Any] | None = getattr(policy, method, None)
+        if load is not None:
+            load(weights)
+            return
+    raise PolicySpecError(
+        f"a policy must have a method load_state_dict or set_weights to be given weights, a {type(policy).__name__} "
+        "has neither"
+    )
