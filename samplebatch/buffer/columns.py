@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, TENSOR, node, values_of
-from samplebatch.buffer.store import DenseStore, Range, Slots, Store
+from samplebatch.buffer.dense_store import DenseStore
+from samplebatch.buffer.store import Range, Slots, Store
 from samplebatch.buffer.stores import Stores
 from samplebatch.column import cores
 from samplebatch.column.convert import is_plain

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.buffer.store import DenseStore, Slots, Store, as_rows, check_dtype
+from samplebatch.buffer.dense_store import DenseStore
+from samplebatch.buffer.store import Slots, Store, as_rows, check_dtype
 from samplebatch.column import memory
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.finals import Finals
 from samplebatch.buffer.ring import Added
-from samplebatch.buffer.store import DenseStore
 
 if TYPE_CHECKING:
     from samplebatch.buffer.table import Table

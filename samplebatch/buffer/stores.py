@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
+from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.buffer.compressed_store import CompressedStore
+from samplebatch.buffer.dense_store import DenseStore, TorchStore, tensor_bits
+from samplebatch.buffer.object_store import ObjectStore
 from samplebatch.buffer.ragged_store import RaggedStore
-from samplebatch.buffer.store import Allocate, ObjectStore, Store, store_for, zeroed
+from samplebatch.buffer.store import Store, as_rows, check_dtype
+from samplebatch.column import memory
 from samplebatch.column.interface import Column
+from samplebatch.column.types import NUMBERS
 from samplebatch.errors import ColumnTypeError
 
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+"""Makes the array of all slots, zeroed: takes the column's dotted name, the shape (slots, ...) and the dtype.
+
+When it is asked for a name once more, with more slots, it replaces the array that it made before."""
+
 OBSERVATIONS = ("obs", "obs_next")
+
+
+def zeroed(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Allocate zeros, 64-byte aligned, of which the system gives no page before it is written to.
+
+    >>> zeroed("obs", (1_000_000, 3), np.dtype("f4")).shape
+    (1000000, 3)
+    """
+    nbytes = dtype.itemsize * prod(shape)
+    block = np.zeros(nbytes + memory.ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % memory.ALIGNMENT
+    return np.ndarray(shape, dtype, block.data, start)
 
 
 @dataclass(frozen=True)
@@ -110,3 +134,40 @@ def _is_of_arrays(rows: Any) -> bool:
     kinds = {(row.dtype, row.ndim) if isinstance(row, np.ndarray) else None for row in rows}
     (kind,) = kinds if len(kinds) == 1 else (None,)
     return kind is not None and kind[0].kind in "biufc" and kind[1] > 0
+
+
+def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = zeroed) -> Store:
+    """Make the store that suits the first rows seen of a column; they are not written.
+
+    Parameters
+    ----------
+    name
+        The column's dotted name.
+    first_rows
+        Rows, leading axis n: an array, a tensor, or a sequence.
+    slots
+        How many slots to make.
+    allocate
+        Where the memory of rows of one shape comes from.
+
+    Raises
+    ------
+    ColumnTypeError
+        If no column can hold the rows; names the column.
+
+    Examples
+    --------
+    >>> store_for("rew", np.zeros(2), 10).kind, store_for("info.text", ["a"], 10).kind
+    ('dense', 'object')
+    """
+    if KINDS[type(first_rows)] == TENSOR:
+        bits = tensor_bits(first_rows)
+        return TorchStore(name, allocate(name, (slots, *bits.shape[1:]), bits.dtype), first_rows.dtype)
+    rows = as_rows(first_rows, name)
+    if rows.dtype.kind == "O":
+        return ObjectStore(name, slots, rows.shape[1:])
+    # Not newbyteorder() in any case: dtypes that are one object are told apart fastest.
+    dtype = rows.dtype if rows.dtype.isnative else rows.dtype.newbyteorder("=")
+    if dtype not in NUMBERS:
+        check_dtype(name, dtype)
+    return DenseStore(name, allocate(name, (slots, *rows.shape[1:]), dtype))

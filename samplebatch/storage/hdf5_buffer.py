@@ -21,14 +21,15 @@ from samplebatch.batch.nested.node import values_of
 from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.compressed_store import CompressedStore
+from samplebatch.buffer.dense_store import DenseStore, TorchStore
 from samplebatch.buffer.durable import described_of, make
 from samplebatch.buffer.samplers import Sampler
-from samplebatch.buffer.store import DenseStore, Store, TorchStore
+from samplebatch.buffer.store import Store
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
-from samplebatch.errors import FormatError, SampleBatchError, require
+from samplebatch.errors import FormatError, UntrustedPickleError, require
 from samplebatch.storage.hdf5 import TYPE_KEY, attributes_of, children_of, from_hdf5, read_inert, to_hdf5, write_value
-from samplebatch.storage.tianshou_state import attributes_for, description_in, sampler_in
+from samplebatch.storage.tianshou_state import attributes_for, description_in, reward_function_in, sampler_in
 
 if TYPE_CHECKING:
     import h5py
@@ -153,13 +154,13 @@ def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool, m
         pass
     if not h5py.is_hdf5(name):
         raise FormatError(f"{name!r} must be an HDF5 file, it is not")
-    with h5py.File(name, "r") as file:
-        try:
+    try:
+        with h5py.File(name, "r") as file:
             about, table, sampler, stored = _parts_of(cls, file, allow_pickle=allow_pickle)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
-            if isinstance(error, SampleBatchError):
-                raise
-            raise FormatError(f"{name!r} must hold a replay buffer, it does not: {error!r}") from error
+    except (FormatError, UntrustedPickleError):
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
+        raise FormatError(f"{name!r} must hold a whole replay buffer, it does not: {error!r}") from error
     return make(cls, about, table, sampler, stored | missing)
 
 
@@ -174,9 +175,7 @@ def _parts_of(cls: Any, file: h5py.File, *, allow_pickle: bool) -> tuple[State, 
     if table.finals is not None and _FINALS in notes:
         table.finals.restore(_read_finals(notes[_FINALS], table, allow_pickle=allow_pickle))
     sampler = sampler_in(about, found, children, table)
-    names = [name for name in about["missing"] if name in children] if allow_pickle else []
-    stored = {name.lstrip("_"): from_hdf5(children[name], allow_pickle=True) for name in names}
-    return about, table, sampler, stored
+    return about, table, sampler, reward_function_in(children) if allow_pickle else {}
 
 
 def _numbers(children: Mapping[str, Any]) -> State:

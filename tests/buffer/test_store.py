@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from samplebatch.buffer.store import DenseStore, ObjectStore, Store, TorchStore, store_for, zeroed
+from samplebatch.buffer.dense_store import DenseStore, TorchStore
+from samplebatch.buffer.object_store import ObjectStore
+from samplebatch.buffer.store import Store
+from samplebatch.buffer.stores import store_for, zeroed
 from samplebatch.column import cores
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
