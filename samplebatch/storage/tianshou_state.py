@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.priorities import Prioritized
 from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.store import Store
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
 from samplebatch.errors import FormatError
@@ -34,7 +36,8 @@ Floats = npt.NDArray[np.float64]
 def attributes_for(buffer: Any) -> State:
     """Return the attributes that Tianshou's buffer would have, but its rows.
 
-    Of the rows of each ring's own buffer only rewards and flags are there: Tianshou writes them all a second time.
+    Of the rows of each ring's own buffer only rewards and flags are there, unless they are needed for hindsight:
+    Tianshou writes them all a second time.
     """
     table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
     rings = table.rings.state(buffer._ring)
@@ -42,9 +45,8 @@ def attributes_for(buffer: Any) -> State:
     sampler = buffer._sampler
     weights = sampler.tree.weights[buffer._start : buffer._start + buffer.maxsize] if _weighs(sampler) else None
     state |= _sampler_state(sampler, weights)
-    state |= _hindsight_state(buffer)
     if "buffer_num" not in buffer.__dict__:
-        return state | _cursors(rings, 0) | {"last_index": buffer.last_index}
+        return state | _hindsight_state(buffer) | _cursors(rings, 0) | {"last_index": buffer.last_index}
     offsets = table.rings.edges
     parts = np.empty(n, object)
     for ring in range(n):
@@ -52,12 +54,12 @@ def attributes_for(buffer: Any) -> State:
         own = None if weights is None else weights[start:stop]
         part = _common_state(buffer, stop - start) | _cursors(rings, ring) | _sampler_state(sampler, own)
         part["last_index"] = table.rings.last_index[ring : ring + 1] - start
-        part["_meta"] = tianshou_pickle.batch(
-            {name: table.columns.tree[name].values[start:stop] for name in ("rew", "terminated", "truncated", "done")}
-            if "done" in table.columns.tree
-            else {}
-        )
-        parts[ring] = Standing(_part_kind(buffer, weights), part | _hindsight_state(buffer))
+        hindsight = _hindsight_state(buffer)
+        # Hindsight reads goals from each ring's own buffer.
+        tree = table.columns.tree
+        names = tree.keys() if hindsight else tree.keys() & {"rew", "terminated", "truncated", "done"}
+        part["_meta"] = _rows({name: tree[name] for name in names}, np.arange(start, stop))
+        parts[ring] = Standing(_part_kind(buffer, weights), part | hindsight)
     if "cached_buffer_num" in buffer.__dict__:
         state |= {"main_buffer": parts[0], "cached_buffers": parts[1:], "cached_buffer_num": buffer.cached_buffer_num}
     return state | {
@@ -70,6 +72,12 @@ def attributes_for(buffer: Any) -> State:
         "_extend_offset": offsets,
         "_lengths": rings["sizes"],
     }
+
+
+def _rows(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
+    """Return rows as a batch of Tianshou's."""
+    values = {name: held.take(slots) if isinstance(held, Store) else _rows(held, slots) for name, held in tree.items()}
+    return tianshou_pickle.batch(values)
 
 
 def _common_state(buffer: Any, maxsize: int) -> State:
@@ -160,6 +168,7 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
 def description_in(cls: Any, found: State, children: Mapping[str, Any]) -> State:
     """Describe a buffer from Tianshou's attributes."""
     parts = _parts(found, children)
+    found = {name: parts[0][name] for name in ("horizon", "future_p") if name in parts[0]} | found
     maxsizes = [int(part["maxsize"]) for part in parts]
     options: State = {
         "stack_num": int(found["stack_num"]),
@@ -204,7 +213,24 @@ def _parts(found: State, children: Mapping[str, Any]) -> list[State]:
         isinstance(part, Foreign) and isinstance(part.state, dict) for part in buffers.tolist()
     ):
         raise FormatError("'buffers' must be pickled buffers of Tianshou's, they are something else")
-    return [{name: resolved(part.state[name]) for name in (*_CURSORS, "maxsize")} for part in buffers.tolist()]
+    names = (*_CURSORS, "maxsize", "horizon", "future_p")
+    return [{name: resolved(part.state[name]) for name in names if name in part.state} for part in buffers.tolist()]
+
+
+def reward_function_in(children: Mapping[str, Any]) -> State:
+    """Unpickle the reward function of a hindsight buffer: of its own, or of the first of its rings'."""
+    name = "compute_reward_fn"
+    if name in children:
+        return {name: from_hdf5(children[name], allow_pickle=True)}
+    buffers = read_inert(children["buffers"]) if "buffers" in children else np.zeros(0)
+    first = buffers.reshape(-1)[0] if isinstance(buffers, np.ndarray) and buffers.size else None
+    if not isinstance(first, Foreign) or not isinstance(first.state, dict) or name not in first.state:
+        return {}
+    function = first.state[name]
+    if not isinstance(function, Foreign) or function.args is not None:
+        raise FormatError(f"{name!r} must be a function of a module, it is something else; pass {name}=...")
+    module, _, own = function.name.rpartition(".")
+    return {name: pickle.loads(f"c{module}\n{own}\n.".encode())}
 
 
 def _rings(parts: list[State], maxsizes: list[int]) -> State:
@@ -225,6 +251,7 @@ def _rings(parts: list[State], maxsizes: list[int]) -> State:
         "starts": starts + np.cumsum(sizes_of) - sizes_of,
         # A return is a plain zero until the first episode of vectors ends.
         "returns": np.stack([np.broadcast_to(total, widest) for total in returns]),
+        "origins": np.zeros(len(parts), np.int64),
         "together": alike,
     }
 

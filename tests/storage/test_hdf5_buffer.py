@@ -1,0 +1,390 @@
+"""Replay buffers in HDF5 files: Tianshou's load here, ours load there, and both go on alike."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch
+from samplebatch.buffer.cached import CachedReplayBuffer
+from samplebatch.buffer.hindsight import HERReplayBuffer, HERVectorReplayBuffer
+from samplebatch.buffer.prioritized import (
+    PrioritizedReplayBuffer,
+    PrioritizedReplayBufferManager,
+    PrioritizedVectorReplayBuffer,
+)
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.vector import ReplayBufferManager, VectorReplayBuffer
+from samplebatch.errors import FormatError, UnstorableError, UntrustedPickleError
+
+h5py = pytest.importorskip("h5py")
+tianshou = pytest.importorskip("tianshou.data")
+
+CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], int]] = {
+    "plain": (ReplayBuffer, (20,), {}, 0),
+    "stacked": (ReplayBuffer, (20,), {"stack_num": 2, "ignore_obs_next": True}, 0),
+    "vector": (VectorReplayBuffer, (20, 2), {}, 2),
+    "vector ignoring next": (VectorReplayBuffer, (20, 2), {"ignore_obs_next": True, "sample_avail": True}, 2),
+    "prioritized": (PrioritizedReplayBuffer, (20,), {"alpha": 0.6, "beta": 0.4}, 0),
+    "prioritized vector": (
+        PrioritizedVectorReplayBuffer,
+        (20, 2),
+        {"alpha": 0.6, "beta": 0.4, "weight_norm": False},
+        2,
+    ),
+}
+
+
+def step(make: Any, i: int, n: int) -> Any:
+    """Make step i of n environments, of ours or of Tianshou's batches."""
+    many = max(n, 1)
+    batch = make(
+        obs={"x": np.full((many, 3), i, np.float32), "image": np.full((many, 4, 4), i, np.uint8)},
+        act=np.arange(many) + i,
+        rew=np.ones(many) * i,
+        terminated=np.full(many, i % 7 == 6),
+        truncated=np.full(many, i % 5 == 4),
+        obs_next={"x": np.full((many, 3), i + 1, np.float32), "image": np.full((many, 4, 4), i + 1, np.uint8)},
+        info={"lives": np.full(many, i % 3)},
+    )
+    return batch if n else batch[0]
+
+
+def plain(batch: Any) -> dict[str, Any]:
+    """Turn rows into arrays under dotted names; sampler's columns, generations and empty names aside."""
+    found = {}
+    for name in batch.__dict__:
+        value = batch.__dict__[name]
+        if isinstance(value, np.ndarray):
+            found[name] = value
+        else:
+            found |= {f"{name}.{inner}": leaf for inner, leaf in plain(value).items()}
+    return {name: value for name, value in found.items() if name not in ("weight", "generation")}
+
+
+def same(a: Any, b: Any, leave_out: str = "nothing") -> bool:
+    rows, others = plain(a), plain(b)
+    assert rows.keys() == others.keys()
+    return all(
+        np.array_equal(rows[name], others[name]) and rows[name].dtype == others[name].dtype
+        for name in rows
+        if not name.startswith(leave_out)
+    )
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("steps", [0, 3, 33])
+@pytest.mark.parametrize("case", CASES)
+def test_files_of_both_load_in_both(case: str, steps: int, compression: str | None, tmp_path: Path) -> None:
+    cls, args, options, n = CASES[case]
+    their_cls = getattr(tianshou, cls.__name__)
+    ours, theirs = cls(*args, **options), their_cls(*args, **options)
+    for i in range(steps):
+        ours.add(step(Batch, i, n))
+        theirs.add(step(tianshou.Batch, i, n))
+    if "alpha" in options and steps:
+        for buffer in (ours, theirs):
+            buffer.update_weight(np.array([1, 2]), np.array([3.0, 7.0]))
+    paths = [str(tmp_path / name) for name in ("ours", "theirs", "ours by them")]
+    ours.save_hdf5(paths[0], compression)
+    theirs.save_hdf5(paths[1], compression)
+    their_copy = their_cls.load_hdf5(paths[0])
+    their_copy.save_hdf5(paths[2])
+    copies = [cls.load_hdf5(path) for path in paths]
+    assert all(type(copy) is cls for copy in copies)
+    # Where next observations are not stored, theirs are not right where an episode was cut or runs on.
+    guessed = "obs_next" if options.get("ignore_obs_next") else "nothing"
+    for i in range(steps, steps + 30):
+        if i:
+            assert same(ours[:], copies[0][:])
+            for buffer in (theirs, their_copy, *copies[1:]):
+                assert same(ours[:], buffer[:], guessed)
+        if i and "alpha" in options:
+            index = ours.sample_indices(0)
+            for buffer in (theirs, their_copy, *copies):
+                assert np.allclose(buffer.get_weight(index), ours.get_weight(index))
+        added = [buffer.add(step(Batch, i, n)) for buffer in (ours, *copies)]
+        added += [buffer.add(step(tianshou.Batch, i, n)) for buffer in (theirs, their_copy)]
+        for other in added[1:]:
+            assert all(map(np.array_equal, other, added[0]))
+    index = ours.sample_indices(0)
+    for buffer in (theirs, their_copy, *copies):
+        assert np.array_equal(buffer.sample_indices(0), index)
+        assert np.array_equal(buffer.prev(index), ours.prev(index))
+        assert np.array_equal(buffer.next(index), ours.next(index))
+    assert np.array_equal(copies[0].sample_indices(9), ours.sample_indices(9))
+    assert their_copy.sample(4)[0].act.shape == (4,)
+    assert (their_copy.stack_num, their_copy.maxsize) == (ours.stack_num, ours.maxsize)
+
+
+def test_managers_and_caches_of_both_load_in_both(tmp_path: Path) -> None:
+    path = str(tmp_path / "buffer.hdf5")
+    manager = ReplayBufferManager([ReplayBuffer(4), ReplayBuffer(9)])
+    their_manager = tianshou.ReplayBufferManager([tianshou.ReplayBuffer(4), tianshou.ReplayBuffer(9)])
+    cache = CachedReplayBuffer(ReplayBuffer(20), 2, 9)
+    their_cache = tianshou.CachedReplayBuffer(tianshou.ReplayBuffer(20), 2, 9)
+    weighted = PrioritizedReplayBufferManager([PrioritizedReplayBuffer(size, 0.5, 0.5) for size in (4, 9)])
+    their_weighted = tianshou.PrioritizedReplayBufferManager(
+        [tianshou.PrioritizedReplayBuffer(size, 0.5, 0.5) for size in (4, 9)]
+    )
+    for ours, theirs in ((manager, their_manager), (cache, their_cache), (weighted, their_weighted)):
+        for i in range(11):
+            ours.add(step(Batch, i, 2))
+            theirs.add(step(tianshou.Batch, i, 2))
+        theirs.save_hdf5(path)
+        copy = type(ours).load_hdf5(path)
+        assert type(copy) is type(ours)
+        ours.save_hdf5(path)
+        their_copy = type(theirs).load_hdf5(path)
+        assert len(their_copy) == len(copy) == len(ours)
+        for i in range(11, 30):
+            added = [buffer.add(step(Batch, i, 2)) for buffer in (ours, copy)]
+            # Tianshou's own cache moves episodes into a main buffer that is another one after loading.
+            others = [theirs] if theirs is their_cache else [theirs, their_copy]
+            added += [buffer.add(step(tianshou.Batch, i, 2)) for buffer in others]
+            for other in added[1:]:
+                assert all(map(np.array_equal, other, added[0]))
+        assert same(copy[:], ours[:])
+        assert same(theirs[:], ours[:])
+
+
+def reached(achieved: Any, desired: Any) -> Any:
+    """A reward function."""
+    return (achieved == desired).all(-1).astype(float)
+
+
+def goal(make: Any, i: int, n: int) -> Any:
+    own = np.full((max(n, 1), 1), i)
+    batch = make(
+        obs={"observation": own, "achieved_goal": own, "desired_goal": own * 0 + 9},
+        act=own[:, 0],
+        rew=own[:, 0] * 1.0,
+        terminated=np.full(len(own), i % 5 == 4),
+        truncated=np.zeros(len(own), bool),
+        obs_next={"observation": own + 1, "achieved_goal": own + 1, "desired_goal": own * 0 + 9},
+        info={},
+    )
+    return batch if n else batch[0]
+
+
+def test_hindsight_buffers_of_both_load_in_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tianshou pickles the function, so it must be one that can be imported.
+    monkeypatch.setitem(sys.modules, "rewards", type(sys)("rewards"))
+    monkeypatch.setattr(reached, "__module__", "rewards")
+    sys.modules["rewards"].reached = reached
+    path = str(tmp_path / "buffer.hdf5")
+    pairs = [
+        (HERReplayBuffer(20, reached, 10, 4.0), tianshou.HERReplayBuffer(20, reached, 10, 4.0), 0),
+        (HERVectorReplayBuffer(20, 2, compute_reward_fn=reached, horizon=10, future_k=4.0), None, 2),
+    ]
+    for ours, theirs, n in pairs:
+        if theirs is None:
+            theirs = tianshou.HERVectorReplayBuffer(20, 2, compute_reward_fn=reached, horizon=10, future_k=4.0)
+        for i in range(13):
+            ours.add(goal(Batch, i, n))
+            theirs.add(goal(tianshou.Batch, i, n))
+        theirs.save_hdf5(path)
+        with pytest.raises(FormatError, match="must be given 'compute_reward_fn'"):
+            type(ours).load_hdf5(path)
+        for copy in (
+            type(ours).load_hdf5(path, compute_reward_fn=reached),
+            type(ours).load_hdf5(path, allow_pickle=True),
+        ):
+            assert type(copy) is type(ours)
+            assert (copy.horizon, copy.future_p) == (10, 0.75)
+            assert copy.compute_reward_fn is reached
+            assert same(copy[:], ours[:])
+            assert len(copy.sample(6)[0]) == 6
+        ours.save_hdf5(path)
+        their_copy = type(theirs).load_hdf5(path)
+        part = their_copy.buffers[1] if n else their_copy
+        assert (part.horizon, part.future_p) == (10, 0.75)
+        assert len(their_copy.sample(6)[0]) == 6
+
+
+def test_the_file_of_the_documentation(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(size=20)
+    for i in range(3):
+        buffer.add(Batch(obs=i, act=i, rew=i, terminated=0, truncated=0, obs_next=i + 1, info={}))
+    buffer.save_hdf5(tmp_path / "buf.hdf5")
+    buffer = ReplayBuffer.load_hdf5(tmp_path / "buf.hdf5")
+    assert len(buffer) == 3
+    assert buffer.obs.tolist()[:4] == [0, 1, 2, 0]
+    assert tianshou.ReplayBuffer.load_hdf5(str(tmp_path / "buf.hdf5"))[:].obs.tolist() == [0, 1, 2]
+
+
+def test_tianshou_needs_nothing_of_ours_to_load(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.hdf5"
+    buffer = PrioritizedVectorReplayBuffer(20, 2, alpha=0.6, beta=0.4)
+    for i in range(13):
+        buffer.add(step(Batch, i, 2))
+    buffer.save_hdf5(path)
+    code = (
+        "import sys, warnings\nwarnings.simplefilter('ignore')\n"
+        "sys.modules['samplebatch'] = None\n"
+        "from tianshou.data import PrioritizedVectorReplayBuffer, PrioritizedReplayBuffer, SegmentTree\n"
+        f"buf = PrioritizedVectorReplayBuffer.load_hdf5({str(path)!r})\n"
+        "assert isinstance(buf.buffers[1], PrioritizedReplayBuffer)\n"
+        "assert isinstance(buf.buffers[1].weight, SegmentTree)\n"
+        "print(len(buf), buf.sample(5)[0].act.shape, buf.buffers[0].rew.sum(), buf.unfinished_index())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "20 (5,) 75.0 [ 2 12]\n", done.stderr
+
+
+def test_old_files_that_know_only_done_are_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "buffer.hdf5")
+    theirs = tianshou.ReplayBuffer(6)
+    for i in range(5):
+        theirs.add(step(tianshou.Batch, i, 0))
+    theirs.save_hdf5(path)
+    with h5py.File(path, "a") as file:
+        del file["_meta/terminated"], file["_meta/truncated"]
+    buffer = ReplayBuffer.load_hdf5(path)
+    assert buffer[:].terminated.tolist() == [False, False, False, False, True]
+    assert not buffer[:].truncated.any()
+
+
+def test_objects_and_strings_of_tianshou_are_read_without_unpickling(tmp_path: Path) -> None:
+    path = str(tmp_path / "buffer.hdf5")
+    theirs = tianshou.ReplayBuffer(4)
+    for i in range(6):
+        batch = step(tianshou.Batch, i, 0)
+        batch.info = {"text": f"é{i}", "what": None if i % 2 else f"x{i}"}
+        theirs.add(batch)
+    theirs.save_hdf5(path)
+    buffer = ReplayBuffer.load_hdf5(path)
+    assert buffer[:].info.text.tolist() == ["é2", "é3", "é4", "é5"]
+    assert buffer[:].info.what.tolist() == ["x2", None, "x4", None]
+    theirs.info.what[0] = Path("x")
+    theirs.save_hdf5(path)
+    with pytest.raises(UntrustedPickleError, match="'/_meta/info/what' holds a pickled"):
+        ReplayBuffer.load_hdf5(path)
+    assert ReplayBuffer.load_hdf5(path, allow_pickle=True)[0].info.what == Path("x")
+
+
+class Malice:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("/tmp/should_never_exist_of_samplebatch",)
+
+
+@pytest.mark.parametrize("place", ["weight", "buffers", "_random_state", "compute_reward_fn", "_meta/act"])
+def test_nothing_in_a_file_runs(tmp_path: Path, place: str) -> None:
+    path = str(tmp_path / "buffer.hdf5")
+    theirs = tianshou.PrioritizedVectorReplayBuffer(6, 2, alpha=0.5, beta=0.5)
+    for i in range(5):
+        theirs.add(step(tianshou.Batch, i, 2))
+    theirs.save_hdf5(path)
+    with h5py.File(path, "a") as file:
+        if place in file:
+            del file[place]
+        file[place] = np.frombuffer(pickle.dumps(Malice()), np.int8)
+        file[place].attrs["__data_type__"] = "object"
+    if place in ("_random_state", "compute_reward_fn"):
+        assert len(PrioritizedVectorReplayBuffer.load_hdf5(path)) == 6
+    else:
+        with pytest.raises((FormatError, UntrustedPickleError)):
+            PrioritizedVectorReplayBuffer.load_hdf5(path)
+    assert not Path("/tmp/should_never_exist_of_samplebatch").exists()
+
+
+def test_draws_after_loading_tianshous_files_follow_from_the_file(tmp_path: Path) -> None:
+    draws = []
+    for seed in (1, 1, 2):
+        theirs = tianshou.ReplayBuffer(100, random_seed=seed)
+        for i in range(50):
+            theirs.add(step(tianshou.Batch, i, 0))
+        theirs.save_hdf5(str(tmp_path / "buffer.hdf5"))
+        draws.append(ReplayBuffer.load_hdf5(tmp_path / "buffer.hdf5").sample_indices(20).tolist())
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_classes_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.hdf5"
+    theirs = tianshou.VectorReplayBuffer(6, 2)
+    theirs.save_hdf5(str(path))
+    assert type(ReplayBuffer.load_hdf5(path)) is VectorReplayBuffer
+    assert type(ReplayBufferManager.load_hdf5(path)) is ReplayBufferManager
+    with pytest.raises(FormatError, match="must be a PrioritizedVectorReplayBuffer, and it is a VectorReplayBuffer"):
+        PrioritizedVectorReplayBuffer.load_hdf5(path)
+
+
+def cut(file: Any) -> None:
+    del file["_meta/act"]
+    file["_meta/act"] = np.zeros(3)
+    file["_meta/act"].attrs["__data_type__"] = "ndarray"
+
+
+def no_cursor(file: Any) -> None:
+    del file.attrs["_insertion_idx"]
+
+
+def wrong_cursor(file: Any) -> None:
+    file.attrs["_insertion_idx"] = 77
+
+
+def no_columns(file: Any) -> None:
+    del file["_meta"]
+
+
+def flags(file: Any) -> None:
+    del file["_meta/done"]
+    file["_meta/done"] = np.zeros(6)
+    file["_meta/done"].attrs["__data_type__"] = "ndarray"
+
+
+def no_rewards(file: Any) -> None:
+    del file["_meta/rew"]
+
+
+def notes(file: Any) -> None:
+    file["_indices"].attrs["samplebatch"] = "{"
+
+
+@pytest.mark.parametrize("change", [cut, no_cursor, wrong_cursor, no_columns, flags, no_rewards, notes])
+def test_damaged_files_are_refused(tmp_path: Path, change: Any) -> None:
+    path = str(tmp_path / "buffer.hdf5")
+    theirs = tianshou.ReplayBuffer(6)
+    for i in range(5):
+        theirs.add(step(tianshou.Batch, i, 0))
+    theirs.save_hdf5(path)
+    with h5py.File(path, "a") as file:
+        change(file)
+    with pytest.raises(FormatError):
+        ReplayBuffer.load_hdf5(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.hdf5"
+    with pytest.raises(FileNotFoundError):
+        ReplayBuffer.load_hdf5(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(FormatError, match="must be an HDF5 file, it is not"):
+        ReplayBuffer.load_hdf5(path)
+    ReplayBuffer(3).save_hdf5(path)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(FormatError):
+        ReplayBuffer.load_hdf5(path)
+
+
+def test_what_cannot_be_stored_is_named_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.hdf5"
+    buffer = ReplayBuffer(4)
+    buffer.add(step(Batch, 0, 0))
+    buffer.save_hdf5(path)
+    batch = step(Batch, 1, 0)
+    batch.info.hook = lambda: None
+    buffer.add(batch)
+    with pytest.raises(NotImplementedError, match=r"column 'info\.hook' must have values that HDF5 can store"):
+        buffer.save_hdf5(path)
+    with pytest.raises(UnstorableError):
+        buffer.save_hdf5(path)
+    assert len(ReplayBuffer.load_hdf5(path)) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["buffer.hdf5"]
