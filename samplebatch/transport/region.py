@@ -32,6 +32,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if sys.plat
 """Nobody can cut pages off what others have mapped: reading there would kill them."""
 
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_HAS_POPULATE = sys.platform == "linux"
 _NAMED_FOLDER = "/dev/shm"
 
 _system = ctypes.CDLL(None, use_errno=True)
@@ -224,7 +225,7 @@ class Region:
         mapping = self._open()
         start -= start % mmap.PAGESIZE
         stop = self.nbytes if stop is None else min(stop, self.nbytes)
-        if start < stop:
+        if start < stop and _HAS_POPULATE:
             _madvise(
                 mapping.address + start, stop - start, _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
             )

@@ -17,6 +17,9 @@ from samplebatch.transport import outbox as module
 from samplebatch.transport.outbox import MOST_PARCELS, Outbox, receive
 from samplebatch.transport.region import Region
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+"""Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""
+
 KIB, MIB = 1 << 10, 1 << 20
 
 

@@ -29,6 +29,9 @@ from samplebatch.transport.region import Region
 from samplebatch.transport.words import Words
 from tests.batch.every_kind import with_every_kind
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+"""Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""
+
 START_METHODS = ["fork", "forkserver", "spawn"]
 
 

@@ -15,6 +15,9 @@ from samplebatch.transport import words
 from samplebatch.transport.region import Region
 from samplebatch.transport.words import Words, fence
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+"""Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""
+
 
 @pytest.fixture(params=["kernel", "naps"])
 def way(request, monkeypatch):
