@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 
 from samplebatch import Batch
 
@@ -48,6 +49,7 @@ def _trailing(numbers: np.ndarray, *shape: int) -> np.ndarray:
 KINDS: dict[str, Kind] = {
     "number": lambda numbers: numbers,
     "vector": lambda numbers: _trailing(numbers, 3).astype(np.float32) / 4,
+    "tensor": lambda numbers: _trailing(numbers, 2).astype(np.float32) / 2,
     "image": lambda numbers: (_trailing(numbers * 7, 4, 5) % 251).astype(np.uint8),
     "nested": lambda numbers: {
         "camera": (_trailing(numbers * 11, 2, 2) % 251).astype(np.uint8),
@@ -95,6 +97,7 @@ class Step:
     rew: float
     terminated: bool = False
     truncated: bool = False
+    extra: bool = False
 
     @property
     def done(self) -> bool:
@@ -141,6 +144,17 @@ class Ring:
 
     def next(self, i: int) -> int:
         return i if i == len(self.steps) - 1 or self.steps[i].done else i + 1
+
+    def episodes(self) -> list[tuple[list[int], bool, bool]]:
+        """Cut the steps into episodes: slots, whether they are finished, and whether they are surely whole."""
+        found: list[tuple[list[int], bool, bool]] = []
+        current: list[int] = []
+        for slot, s in zip(self.slots(), self.steps, strict=True):
+            current.append(slot)
+            if s.done or s is self.steps[-1]:
+                found.append((current, s.done, bool(found) or self.written <= self.maxsize))
+                current = []
+        return found
 
     def frames(self, i: int, n: int) -> list[Step]:
         """Return the n newest steps of the episode up to i, its first one repeated where there are fewer."""
@@ -210,6 +224,14 @@ class Oracle:
         """Return the index of every step, in the same order."""
         return [offset + slot for offset, ring in zip(self.offsets, self.rings, strict=True) for slot in ring.slots()]
 
+    def episodes(self) -> list[tuple[list[int], bool, bool]]:
+        """Cut all rings into episodes: their indices, whether they are finished, and whether they are surely whole."""
+        return [
+            ([slot + offset for slot in slots], finished, whole)
+            for ring, offset in zip(self.rings, self.offsets, strict=True)
+            for slots, finished, whole in ring.episodes()
+        ]
+
     def unfinished(self) -> list[int]:
         return [
             offset + ring.slots()[-1]
@@ -237,6 +259,10 @@ class Oracle:
                 rows.append([s.obs_next for s in ring.frames(i, self.stack_num)])
         numbers = np.array(rows, dtype=int).reshape(len(rows), self.stack_num)
         return numbers[:, 0] if self.stack_num == 1 else numbers
+
+    def newest(self) -> np.ndarray:
+        """Return the number of every step's observation."""
+        return np.array([ring.steps[i].obs for ring, i in self.places()], dtype=int)
 
     def column(self, name: str) -> np.ndarray:
         """Return what every step has of rewards or flags."""
@@ -283,6 +309,9 @@ class Oracle:
             assert same(rows[name], self.column(name)[picked]), f"{name}: {rows[name]}"
         assert same(rows.info.n, obs * 10), "info"
         assert same(rows.policy.logits, KINDS["vector"](obs)), "policy"
+        given = self.column("extra")[picked]
+        assert "extra" in rows if given.any() else True
+        assert "extra" not in rows or same(rows.extra, np.where(given, newest, 0)), "extra"
 
 
 class CachedOracle(Oracle):
@@ -310,15 +339,18 @@ def act_of(numbers: np.ndarray) -> np.ndarray:
 
 def batch_of(new: Sequence[Step], kind: str = "number", **changed: Any) -> Batch:
     """Make the rows of some steps as a collector does, with a leading axis."""
-    obs = np.array([s.obs for s in new], dtype=int)
+    obs, following = (np.array([getattr(s, name) for s in new], dtype=int) for name in ("obs", "obs_next"))
+    shown = (lambda numbers: torch.from_numpy(KINDS[kind](numbers))) if kind == "tensor" else KINDS[kind]
+    if any(s.extra for s in new):
+        changed["extra"] = np.where([s.extra for s in new], obs, 0)
     return Batch(
         {
-            "obs": KINDS[kind](obs),
+            "obs": shown(obs),
             "act": act_of(obs),
             "rew": np.array([s.rew for s in new]),
             "terminated": np.array([s.terminated for s in new]),
             "truncated": np.array([s.truncated for s in new]),
-            "obs_next": KINDS[kind](np.array([s.obs_next for s in new], dtype=int)),
+            "obs_next": shown(following),
             "info": {"n": obs * 10},
             "policy": {"logits": KINDS["vector"](obs)},
         }
@@ -336,6 +368,8 @@ def laid_out(value: Any) -> Any:
         return [laid_out(inner) for inner in value]
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), laid_out(value.numpy())
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, laid_out(value.tolist()) if value.dtype.hasobject else value.tobytes()
     if isinstance(value, np.generic | np.dtype):

@@ -41,26 +41,8 @@ def stream(seed: int, sizes: list[int], count: int, **options: Any) -> tuple[Any
     return buf, oracle
 
 
-def episodes(ring: Ring, offset: int = 0) -> list[tuple[list[int], bool, bool]]:
-    """Cut a ring into episodes: their indices, whether they are finished, and whether they are whole."""
-    found: list[tuple[list[int], bool, bool]] = []
-    current: list[int] = []
-    slots = ring.slots()
-    for i, s in enumerate(ring.steps):
-        current.append(slots[i] + offset)
-        if s.done or i == len(ring.steps) - 1:
-            found.append((current, s.done, bool(found) or ring.written <= ring.maxsize))
-            current = []
-    return found
-
-
-def whole(oracle: Oracle, *, unfinished: bool) -> list[list[int]]:
-    return [
-        indices
-        for ring, offset in zip(oracle.rings, oracle.offsets, strict=True)
-        for indices, finished, there in episodes(ring, offset)
-        if there and (finished or unfinished)
-    ]
+def whole(oracle: Oracle | Ring, *, unfinished: bool) -> list[list[int]]:
+    return [indices for indices, finished, there in oracle.episodes() if there and (finished or unfinished)]
 
 
 SIZES = [[7], [1, 4], [9, 9, 9], [3, 12, 5, 1]]
@@ -83,7 +65,7 @@ def test_all_episodes(seed: int, sizes: list[int], unfinished: bool) -> None:
     again = pickle.loads(pickle.dumps(buf))
     assert [part.tolist() for part in again.sample_episodes(0, unfinished=unfinished)[1]] == expected
     for ring, part in enumerate(buf.buffers):
-        own = [rows for rows, ended, there in episodes(oracle.rings[ring]) if there and (ended or unfinished)]
+        own = whole(oracle.rings[ring], unfinished=unfinished)
         assert [rows.tolist() for rows in part.sample_episodes(0, unfinished=unfinished)[1]] == own
 
 

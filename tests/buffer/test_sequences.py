@@ -11,17 +11,12 @@ import torch
 from samplebatch import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from samplebatch.errors import EmptyBufferError, SampleBatchError, SequenceError
 from tests.buffer.oracle import Oracle, same, step, steps
-from tests.buffer.test_episodes import SIZES, episodes, stream
+from tests.buffer.test_episodes import SIZES, stream
 
 
 def places(oracle: Oracle) -> dict[int, tuple[list[int], int]]:
     """Return, for each index, the indices of its episode as far as it is there, and the position among them."""
-    return {
-        index: (indices, i)
-        for ring, offset in zip(oracle.rings, oracle.offsets, strict=True)
-        for indices, _, _ in episodes(ring, offset)
-        for i, index in enumerate(indices)
-    }
+    return {index: (indices, i) for indices, _, _ in oracle.episodes() for i, index in enumerate(indices)}
 
 
 @pytest.mark.parametrize("seed", range(0, 10, 2))
@@ -76,8 +71,7 @@ def test_each_stretch_is_as_likely_as_any_other(burn_in: int) -> None:
     length, n = 3, 30_000
     expected = {
         tuple(indices[i : i + length]): 0
-        for ring, offset in zip(oracle.rings, oracle.offsets, strict=True)
-        for indices, _, _ in episodes(ring, offset)
+        for indices, _, _ in oracle.episodes()
         for i in range(len(indices) - length + 1)
     }
     assert len(expected) > 8

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.errors import SampleBatchError
-from tests.buffer.oracle import KINDS, CachedOracle, Oracle, Step, batch_of, laid_out, rows_of, same, snapshot
+from tests.buffer.oracle import KINDS, CachedOracle, Oracle, Step, act_of, batch_of, laid_out, rows_of, same, snapshot
 
 FORMS = ("plain", "vector", "manager", "cached")
 SIZES = st.integers(1, 6)
@@ -42,12 +45,12 @@ class Source:
         self.number += 1
         return self.number
 
-    def step(self, env: int, rew: float, end: str) -> Step:
+    def step(self, env: int, rew: float, end: str, *, extra: bool = False) -> Step:
         obs = self.current.pop(env) if env in self.current else self.fresh()
         following = self.fresh()
         if end == "":
             self.current[env] = following
-        return Step(obs, following, rew, "t" in end, "c" in end)
+        return Step(obs, following, rew, "t" in end, "c" in end, extra)
 
     def forget(self) -> None:
         self.current.clear()
@@ -87,6 +90,7 @@ class BufferMachine(RuleBasedStateMachine):
         ignore_obs_next=st.booleans(),
         sample_avail=st.booleans(),
         compress=st.booleans(),
+        in_a_folder=st.booleans(),
     )
     def make(
         self,
@@ -98,35 +102,39 @@ class BufferMachine(RuleBasedStateMachine):
         ignore_obs_next: bool,
         sample_avail: bool,
         compress: bool,
+        in_a_folder: bool,
     ) -> None:
+        self.folder = Path(tempfile.mkdtemp())
         prioritized = prioritized and form != "cached"
         options = {"stack_num": stack_num, "ignore_obs_next": ignore_obs_next, "sample_avail": sample_avail}
         if kind == "ragged":
             options["ragged"] = True
         elif compress and kind in ("image", "nested", "vector"):
             options["compress"] = True
+        storage: dict[str, Any] = {}
+        if in_a_folder and form in ("plain", "vector") and kind not in ("objects", "ragged") and len(options) == 3:
+            storage["storage"] = self.folder / "buffer"
         given: dict[str, Any] = options | ({"alpha": ALPHA, "beta": BETA} if prioritized else {})
         plain: Any = PrioritizedReplayBuffer if prioritized else ReplayBuffer
         if form == "plain":
             sizes = sizes[:1]
-            self.buf = plain(sizes[0], **given)
+            self.buf = plain(sizes[0], **given, **storage)
         elif form == "vector":
             sizes = [sizes[0]] * len(sizes)
             vector: Any = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
-            self.buf = vector(sum(sizes), len(sizes), **given)
+            self.buf = vector(sum(sizes), len(sizes), **given, **storage)
         elif form == "manager":
             manager: Any = PrioritizedReplayBufferManager if prioritized else ReplayBufferManager
             self.buf = manager([plain(size, **given) for size in sizes])
         else:
             self.buf = CachedReplayBuffer(plain(sizes[0], **given), len(sizes), 5)
             sizes = [sizes[0]] + [5] * len(sizes)
-        self.form, self.kind, self.options = form, kind, options
+        self.form, self.kind, self.options, self.in_a_folder = form, kind, options, bool(storage)
         made = CachedOracle if form == "cached" else Oracle
         self.oracle = made(sizes, stack_num=stack_num, ignore_obs_next=ignore_obs_next)
         self.envs = len(sizes) - (form == "cached")
         self.source = Source()
         self.priorities = Priorities() if prioritized else None
-        self.sampled: list[Any] = []
         self.started = False
 
     def entered(self, new: Sequence[Step]) -> None:
@@ -136,14 +144,17 @@ class BufferMachine(RuleBasedStateMachine):
 
     # Adding
 
-    @rule(data=st.data(), all_of_them=st.booleans())
-    def add(self, data: st.DataObject, all_of_them: bool) -> None:
+    @rule(data=st.data(), all_of_them=st.booleans(), extra=st.sampled_from([False, False, False, True]))
+    def add(self, data: st.DataObject, all_of_them: bool, extra: bool) -> None:
         envs = list(range(self.envs))
         if not all_of_them or self.form == "plain":
-            envs = data.draw(st.lists(st.sampled_from(envs), unique=True, min_size=1, max_size=self.envs))
-        new = [self.source.step(env, data.draw(REWARDS), data.draw(ENDS)) for env in envs]
+            envs = data.draw(st.lists(st.sampled_from(envs), unique=True, min_size=1))
+        self.add_to(envs, data, extra=extra)
+
+    def add_to(self, envs: list[int], data: st.DataObject, *, extra: bool) -> None:
+        new = [self.source.step(env, data.draw(REWARDS), data.draw(ENDS), extra=extra) for env in envs]
         rows = batch_of(new, self.kind)
-        if all_of_them and self.form != "plain":
+        if envs == list(range(self.envs)) and self.form != "plain":
             found = self.buf.add(rows)
         else:
             found = self.buf.add(rows, buffer_ids=data.draw(st.sampled_from([list, np.array]))(envs))
@@ -221,8 +232,6 @@ class BufferMachine(RuleBasedStateMachine):
         self.rows_are_those_of(rows, indices.tolist())
         if self.buf.options["sample_avail"] and self.oracle.stack_num > 1 and self.priorities is None:
             assert set(indices.tolist()) <= set(self.oracle.whole_stacks())
-        if self.priorities is not None:
-            self.sampled = [indices, rows.generation, self.numbers(indices)]
 
     @precondition(lambda self: len(self.oracle))
     @rule(data=st.data(), form=st.sampled_from([list, np.array]))
@@ -231,6 +240,66 @@ class BufferMachine(RuleBasedStateMachine):
         self.rows_are_those_of(self.buf[form(indices)], indices)
         one = self.buf[indices[0]]
         assert same(one.act, np.asarray(self.buf[[indices[0]]].act)[0])
+
+    @precondition(lambda self: len(self.oracle))
+    @rule(n=st.integers(0, 9))
+    def latest(self, n: int) -> None:
+        newest = [i for (ring, j), i in zip(self.oracle.places(), self.oracle.indices(), strict=True)
+                  if j >= len(ring.steps) - n]  # fmt: skip
+        self.rows_are_those_of(self.buf.latest(n), newest)
+
+    @precondition(lambda self: len(self.oracle))
+    @rule(size=st.integers(1, 9), shuffle=st.booleans(), drop_last=st.booleans())
+    def minibatches(self, size: int, shuffle: bool, drop_last: bool) -> None:
+        expected = self.oracle.indices()
+        if self.options["sample_avail"] and self.oracle.stack_num > 1:
+            expected = self.oracle.whole_stacks()
+        found: list[int] = []
+        for rows, indices in self.buf.minibatches(size, shuffle=shuffle, drop_last=drop_last):
+            assert len(indices) == size or (not drop_last and len(found) + len(indices) == len(expected))
+            self.rows_are_those_of(rows, indices.tolist())
+            found += indices.tolist()
+        assert len(found) == len(expected) // size * size if drop_last else sorted(found) == sorted(expected)
+        assert shuffle or found == expected[: len(found)]
+
+    @precondition(lambda self: len(self.oracle))
+    @rule(n_step=st.integers(1, 4))
+    def several_steps(self, n_step: int) -> None:
+        rows, indices = self.buf.sample(0, n_step=n_step, gamma=0.5)
+        places = dict(zip(self.oracle.indices(), self.oracle.places(), strict=True))
+        for i, index in enumerate(indices.tolist()):
+            ring, j = places[index]
+            window = [ring.steps[j]]
+            while len(window) < n_step and ring.next(j) != j:
+                j = ring.next(j)
+                window.append(ring.steps[j])
+            assert rows.returns[i] == sum(0.5**k * s.rew for k, s in enumerate(window))
+            assert rows.discount[i] == (0.0 if window[-1].terminated else 0.5 ** len(window))
+
+    @precondition(lambda self: len(self.oracle))
+    @rule(unfinished=st.booleans())
+    def episodes(self, unfinished: bool) -> None:
+        expected = [rows for rows, ended, whole in self.oracle.episodes() if whole and (ended or unfinished)]
+        found, indices = self.buf.sample_episodes(0, unfinished=unfinished)
+        assert [part.tolist() for part in indices] == expected
+        if self.priorities is None:
+            for episode, rows in zip(found, expected, strict=True):
+                self.rows_are_those_of(episode, rows)
+
+    @precondition(lambda self: len(self.oracle))
+    @rule(length=st.integers(1, 5), burn_in=st.integers(0, 4))
+    def sequences(self, length: int, burn_in: int) -> None:
+        burn_in = min(burn_in, length - 1)
+        given = self.oracle.indices()
+        batch, indices = self.buf.get_sequences(given, length, burn_in=burn_in)
+        known = {index: (rows, i) for rows, _, _ in self.oracle.episodes() for i, index in enumerate(rows)}
+        for row, index in enumerate(given):
+            rows, i = known[index]
+            expected = rows[max(i - burn_in, 0) :][:length]
+            assert indices[row].tolist() == expected + [-1] * (length - len(expected))
+        assert batch.mask.tolist() == (indices >= 0).tolist()
+        places = np.array([{i: place for place, i in enumerate(given)}.get(i, 0) for i in indices.ravel().tolist()])
+        assert same(batch.act[batch.mask], act_of(self.oracle.newest())[places[batch.mask.ravel()]])
 
     def numbers(self, indices: Any) -> list[int]:
         """Return the numbers of the steps that indices name."""
@@ -243,7 +312,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.oracle.check_rows(rows, self.kind, [places[index] for index in indices])
         if self.priorities is not None:
             weights = np.array([self.priorities.of[number] for number in self.numbers(indices)]) ** -BETA
-            np.testing.assert_allclose(rows.weight, weights / weights.max(), rtol=1e-6)
+            np.testing.assert_allclose(rows.weight, weights / weights.max(initial=0.0), rtol=1e-6)
 
     # Priorities
 
@@ -258,12 +327,18 @@ class BufferMachine(RuleBasedStateMachine):
             self.priorities.update(number, weight)
         self.priorities.seen(weights)
 
-    @precondition(lambda self: self.sampled)
-    @rule()
-    def update_weight_late(self) -> None:
-        indices, generation, numbers = self.sampled
-        weights = np.arange(len(indices)) + 1.0
-        self.buf.update_weight(indices, weights, generation=generation)
+    @precondition(lambda self: self.priorities is not None and len(self.oracle))
+    @rule(data=st.data(), n=st.integers(1, 8), adds=st.integers(0, 6), empty=st.booleans())
+    def update_weight_late(self, data: st.DataObject, n: int, adds: int, empty: bool) -> None:
+        """Hand priorities back after some of their rows may have been written over."""
+        rows, indices = self.buf.sample(n)
+        numbers = self.numbers(indices)
+        if empty:
+            self.reset(keep_statistics=False)
+        for _ in range(adds):
+            self.add_to(list(range(self.envs)), data, extra=False)
+        weights = np.arange(n) + 1.0
+        self.buf.update_weight(indices, weights, generation=rows.generation)
         assert self.priorities is not None
         living = {ring.steps[j].obs for ring, j in self.oracle.places()}
         arrived = [(number, weight) for number, weight in zip(numbers, weights, strict=True) if number in living]
@@ -276,14 +351,51 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def pickle(self) -> None:
         before = laid_out(self.buf)
-        self.buf = pickle.loads(pickle.dumps(self.buf))
-        # What is compressed is not, byte for byte, what it was before.
-        assert "compress" in self.options or laid_out(self.buf) == before
+        again = pickle.loads(pickle.dumps(self.buf))
+        # What is compressed is not, byte for byte, what it was before, and what comes out of a folder is in memory.
+        assert "compress" in self.options or self.in_a_folder or laid_out(again) == before
+        self.replace(again)
+
+    @rule(how=st.sampled_from(["state", "arrow", "hdf5", "folder"]))
+    def keep(self, how: str) -> None:
+        if how == "folder":
+            if self.in_a_folder:
+                self.buf.close()
+                self.buf = type(self.buf).open(self.folder / "buffer")
+            return
+        drawn = self.buf._rng.bit_generator.state
+        if how == "state":
+            self.buf.load_state_dict(self.buf.state_dict())
+        elif how == "arrow":
+            self.buf.save(self.folder / "buffer.arrow")
+            again = type(self.buf).load(self.folder / "buffer.arrow", allow_pickle=self.kind == "objects")
+            self.replace(again)
+        elif self.kind not in ("objects", "ragged"):
+            self.buf.save_hdf5(str(self.folder / "buffer.hdf5"))
+            self.replace(type(self.buf).load_hdf5(str(self.folder / "buffer.hdf5")))
+        assert self.buf._rng.bit_generator.state == drawn
+
+    def replace(self, buf: ReplayBuffer) -> None:
+        if self.in_a_folder:
+            self.oracle.check(buf, self.kind)
+        else:
+            self.buf = buf
+
+    def teardown(self) -> None:
+        if hasattr(self, "buf"):
+            self.buf.close()
+            shutil.rmtree(self.folder)
 
     @invariant()
     def everything_is_as_it_must_be(self) -> None:
-        if hasattr(self, "buf"):
-            self.oracle.check(self.buf, self.kind)
+        if not hasattr(self, "buf"):
+            return
+        self.oracle.check(self.buf, self.kind)
+        if self.priorities is not None:
+            indices = self.oracle.indices()
+            weights = [self.priorities.of[number] for number in self.numbers(indices)]
+            np.testing.assert_allclose(self.buf.weight[indices], weights, rtol=1e-6)
+            np.testing.assert_allclose(self.buf.weight.reduce(), sum(weights), rtol=1e-6, atol=1e-12)
 
 
 TestBuffers = BufferMachine.TestCase
