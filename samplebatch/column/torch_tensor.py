@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -165,9 +166,11 @@ def _named(name: str) -> torch.dtype:
     return dtype
 
 
+@cache
 def _bits_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return numpy_dtype(dtype) or np.dtype(f"u{dtype.itemsize}")
 
 
+@cache
 def _bits_torch_dtype(dtype: torch.dtype) -> torch.dtype:
     return _named(_bits_dtype(dtype).name)
