@@ -256,8 +256,9 @@ def copied(held: Any, ranges: list[Range], jobs: list[cores.Job]) -> Any:
     if type(held) is dict:
         return node(Batch, {name: copied(inner, ranges, jobs) for name, inner in held.items()})
     out, own = held.copying(ranges)
-    jobs += own
-    return shown(out)
+    if own:
+        jobs += own
+    return out if type(out) is np.ndarray else shown(out)
 
 
 def first_row(value: Any) -> Any:

@@ -110,6 +110,33 @@ class Cursors:
 
     # Neighbours
 
+    def prev_of_one(self, slots: Ints, done: Flags) -> Ints | None:
+        """Return what `prev` does in the fewest steps, if there is one ring, full, and no slot is its first.
+
+        Otherwise, and where an index is none of a slot, return None.
+        """
+        if self.n > 1 or self.size < self.capacity:
+            return None
+        found: Ints = slots - 1
+        if _count(found.view(np.uintp) >= self.capacity):
+            return None
+        first = done.take(found)
+        first |= slots == self.cursor
+        found += first
+        return found
+
+    def next_of_one(self, slots: Ints, done: Flags) -> Ints | None:
+        """Return what `next` does in the fewest steps, if there is one ring, full, and no slot is its last.
+
+        Otherwise, and where an index is none of a slot, return None.
+        """
+        if self.n > 1 or self.size < self.capacity or _count(slots.view(np.uintp) >= self.capacity - 1):
+            return None
+        final = done.take(slots)
+        final |= slots == (self.cursor or self.capacity) - 1
+        found: Ints = slots + np.logical_not(final, final)
+        return found
+
     def prev(self, slots: Ints, done: Flags) -> Ints:
         """Return the slot of the step before each, in its episode; of an episode's first step, that step's own."""
         length = self.capacity // self.n

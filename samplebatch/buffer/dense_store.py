@@ -111,8 +111,13 @@ class DenseStore(Store):
         return out
 
     def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
-        """Allocate room for ranges of slots, and cut the copying into jobs."""
-        return copying(self._values, ranges)
+        """Allocate room for ranges of slots, and cut the copying into jobs; what is small is copied at once."""
+        values = self._values
+        if sum([stop - start for start, stop in ranges]) * self._row_nbytes >= _POOLED_NBYTES:
+            return copying(values, ranges)
+        if len(ranges) == 1:
+            return values[slice(*ranges[0])].copy(), []
+        return np.concatenate([values[:0], *(values[start:stop] for start, stop in ranges)]), []
 
     def live(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather rows into a column."""
@@ -179,7 +184,7 @@ class TorchStore(DenseStore):
 
     def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
         """Allocate room for ranges of slots, and cut the copying into jobs."""
-        out, jobs = copying(self._values, ranges)
+        out, jobs = super().copying(ranges)
         return self._tensor(out), jobs
 
     def live(self, slots: npt.NDArray[np.intp]) -> Column:
@@ -205,10 +210,6 @@ def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
 def copying(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[cores.Job]]:
     """Allocate room for the rows of ranges of an array, one after the other, and cut the copying into jobs."""
     rows = sum([stop - start for start, stop in ranges])
-    if rows * (values.nbytes // max(len(values), 1)) < _POOLED_NBYTES:
-        if len(ranges) == 1:
-            return values[slice(*ranges[0])].copy(), []
-        return np.concatenate([values[:0], *(values[start:stop] for start, stop in ranges)]), []
     out = memory.empty((rows, *values.shape[1:]), values.dtype)
     jobs: list[cores.Job] = []
     at = 0

@@ -71,11 +71,12 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
             held[name] = next_observations(table, slots, slots, stack)
         else:
             held[name] = node(Batch, {})
-    if sum([nbytes for nbytes, _ in jobs]) >= cores.WORTHWHILE:
-        cores.share(jobs)
-    else:
-        for _, copy in jobs:
-            copy()
+    if jobs:
+        if sum([nbytes for nbytes, _ in jobs]) >= cores.WORTHWHILE:
+            cores.share(jobs)
+        else:
+            for _, copy in jobs:
+                copy()
     return held
 
 

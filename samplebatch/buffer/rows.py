@@ -290,7 +290,8 @@ class Rows:
         RowIndexError
             If an index lies outside.
         """
-        return self._neighbour(index, self._table.rings.prev)
+        rings = self._table.rings
+        return self._neighbour(index, rings.prev_of_one, rings.prev)
 
     def next(self, index: Any) -> Any:
         """Return the index of the step after each in its episode; of the last one that is there, that step's own.
@@ -300,12 +301,18 @@ class Rows:
         RowIndexError
             If an index lies outside.
         """
-        return self._neighbour(index, self._table.rings.next)
+        rings = self._table.rings
+        return self._neighbour(index, rings.next_of_one, rings.next)
 
-    def _neighbour(self, index: Any, find: Any) -> Any:
+    def _neighbour(self, index: Any, find_of_one: Any, find: Any) -> Any:
         table = self._table
-        plain = type(index) is _ndarray and index.dtype == _INTP and index.ndim
-        slots = self._normal(index) if plain else self._slots(index)
+        if type(index) is _ndarray and index.dtype == _INTP and index.ndim:
+            found = find_of_one(index, table.done)
+            if found is not None:
+                return found
+            slots = self._normal(index)
+        else:
+            slots = self._slots(index)
         if "done" not in table.columns.tree:
             found = slots
         elif slots.ndim:
