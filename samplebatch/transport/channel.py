@@ -74,7 +74,9 @@ def _pipe() -> tuple[int, int]:
 
 
 def _attach(cls: type[Producer | Consumer], region: Region, pipe: Any, back: Any, allow_pickle: bool) -> Any:
-    return cls(region, pipe.detach(), back.detach(), allow_pickle=allow_pickle)
+    end = cls(region, pipe.detach(), back.detach(), allow_pickle=allow_pickle)
+    end._hold()
+    return end
 
 
 def _reduce(end: Producer | Consumer) -> tuple[Any, ...]:

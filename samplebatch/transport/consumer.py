@@ -34,7 +34,7 @@ from samplebatch.transport.end import (
     this_process,
 )
 from samplebatch.transport.frame import DAMAGE, AnyBatch, count_of, decode
-from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Lease, Returns, Tie
+from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Lease, Returns, Tie, pack_ident
 from samplebatch.transport.message import (
     BATCH,
     CHECKED_NBYTES,
@@ -127,16 +127,17 @@ class Consumer(End):
         """
         if self._owner != this_process[0]:
             self._own()
-        try:
-            raw = _read(self._pipe, MESSAGE_NBYTES)
-        except BlockingIOError:
-            raw = self._await(timeout_s)
-        # What `unpack` says, without a call for each of its parts: most messages are opened here.
-        if len(raw) == MESSAGE_NBYTES:
-            fields = unpack_fields(raw)
-            if fields[2] == BATCH and fields[0] == MAGIC and crc32(raw[:CHECKED_NBYTES]) == fields[12]:
-                return self._batch(fields)
-        return self._other(raw, timeout_s)
+        while True:
+            try:
+                raw = _read(self._pipe, MESSAGE_NBYTES)
+            except BlockingIOError:
+                raw = self._await(timeout_s)
+            # What `unpack` says, without a call for each of its parts: most messages are opened here.
+            if len(raw) == MESSAGE_NBYTES:
+                fields = unpack_fields(raw)
+                if fields[2] == BATCH and fields[0] == MAGIC and crc32(raw[:CHECKED_NBYTES]) == fields[12]:
+                    return self._batch(fields)
+            self._open_other(raw)
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Tell whether `recv` has something to say: a batch, or the end of the stream.
@@ -251,8 +252,8 @@ class Consumer(End):
                 self._finish("closed" if self._peer_is_closed() else "died")
         return b""
 
-    def _other(self, raw: bytes, timeout_s: float | None) -> AnyBatch:
-        """Open what is no batch."""
+    def _open_other(self, raw: bytes) -> None:
+        """Open what is no batch, which raises unless there is more to come."""
         if self._end:
             raise self._ended()
         if not raw:
@@ -262,7 +263,7 @@ class Consumer(End):
             message = unpack(raw)
             if message.kind == HELLO:
                 self._look()
-                return self.recv(timeout_s)
+                return
             if message.kind == END:
                 self._finish("closed")
                 raise self._ended()
@@ -403,6 +404,9 @@ class Consumer(End):
             self._returns.close()
             del self._returns, self._lent, self._gone
         else:
+            if told:
+                with contextlib.suppress(OSError):
+                    os.write(self._back, pack_ident(GOODBYE_IDENT))
             os.close(self._back)
         os.close(self._pipe)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import sys
 import traceback
@@ -81,13 +82,16 @@ class End:
         self._memory = region.array.view(Memory)
         self._words = region.memory[:FAILURE_START].cast("Q")
         self._allow_pickle = allow_pickle
+        self._holder = 0
+        """The process that this object is, or was, the end of, once it is known."""
         self._owner = 0
-        """The process that this end was used in, once it was."""
+        """The same, once it was used there."""
         self._watch: Watch | None = None
         self._peer_fd: int | None = None
         """Readable once the other end's process has died, where it is watched and the system has such descriptors."""
         self._peer_dead = False
         self._at_exit: Callable[[], Any] | None = None
+        util.register_after_fork(self, type(self)._forked)
 
     @property
     def closed(self) -> bool:
@@ -114,39 +118,63 @@ class End:
         if self._owner != this_process[0]:
             self._bind()
 
-    def _bind(self) -> None:
-        name = _NAMES[self._side]
-        region = self._region
-        if region is None:
-            raise ChannelClosedError(f"the {name} must be open to be used, and it is closed")
-        words, side, pid = self._words, self._side, this_process[0]
+    def _hold(self) -> bool:
+        """Note that this process has the end, and tell whether it is so: another may have it already.
+
+        A process that was given an end does this at once, so that it is missed if it dies before it has used it. Until
+        then it may still pass it on.
+        """
+        region, words, side, pid = self._region, self._words, self._side, this_process[0]
+        if region is None or self._holder == pid:
+            return region is not None
         with _claimed(region.fileno(), side):
-            state = words[side + _STATE]
-            if state == _FREE:
-                words[side + _PID], words[side + _STARTED] = Identity.own()
-                fence()
-                words[side + _STATE] = _BOUND
-        if state != _FREE:
-            raise OwnershipError(
-                f"a {name} belongs to the first process that uses it, which is process {words[side + _PID]}, and "
-                f"cannot be used by process {pid} too; give each process a channel of its own"
-            )
-        self._owner = pid
+            if words[side + _STATE] != _FREE:
+                return False
+            words[side + _PID], words[side + _STARTED] = Identity.own()
+            fence()
+            words[side + _STATE] = _BOUND
+        self._holder = pid
         at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
         self._at_exit = at_exit.cancel
+        return True
+
+    def _bind(self) -> None:
+        name = _NAMES[self._side]
+        if self._region is None:
+            raise ChannelClosedError(f"the {name} must be open to be used, and it is closed")
+        if not self._hold():
+            raise OwnershipError(
+                f"a {name} belongs to the first process that uses it, which is process "
+                f"{self._words[self._side + _PID]}, and cannot be used by process {this_process[0]} too; "
+                "give each process a channel of its own"
+            )
+        self._owner = this_process[0]
         self._bound()
 
     def _bound(self) -> None:
-        """Do what there is to do when this process has taken hold of the end."""
+        """Do what there is to do when this process begins to use the end."""
+
+    def _forked(self) -> None:
+        """Hold an end in a child of `multiprocessing` that it was made for."""
+        process = multiprocessing.current_process()
+        given = (*getattr(process, "_args", ()), *getattr(process, "_kwargs", {}).values(), *vars(process).values())
+        if any(value is self for value in given):
+            self._hold()
 
     def _handed_over(self) -> tuple[Region, int, int]:
         """Return what another process needs to have this end, unless a process has used it already."""
+        name = _NAMES[self._side]
         if self._region is None:
-            raise ChannelClosedError(f"the {_NAMES[self._side]} must be open to be sent to a process, and it is closed")
+            raise ChannelClosedError(f"the {name} must be open to be sent to a process, and it is closed")
+        if self._holder == this_process[0] and not self._owner:
+            self._holder = 0
+            if self._at_exit is not None:
+                self._at_exit()
+            self._words[self._side + _STATE] = _FREE
         if self._words[self._side + _STATE] != _FREE:
             raise OwnershipError(
-                f"the {_NAMES[self._side]} must be sent to another process before it is used, and process "
-                f"{self._words[self._side + _PID]} has used it; make another channel"
+                f"the {name} must be sent to another process before it is used, and process "
+                f"{self._words[self._side + _PID]} has it already; make another channel"
             )
         return self._region, self._pipe, self._back
 
@@ -199,15 +227,16 @@ class End:
         """Close this end. Safe to call twice."""
         if self._region is None:
             return
-        if self._owner == this_process[0]:
+        is_holder = self._holder == this_process[0]
+        if is_holder:
             self._words[self._side + _STATE] = CLOSED
             if self._at_exit is not None:
                 self._at_exit()
-        self._shut(told=self._owner == this_process[0])
+        self._shut(told=is_holder)
         self._peer_fd = None
         if self._watch is not None:
             self._watch.close()
-        self._owner = 0
+        self._owner = self._holder = 0
         self._region = None
 
     def _shut(self, *, told: bool) -> None:
@@ -223,7 +252,7 @@ class End:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception):
+        if error is not None and not _is_orderly(error):
             self._fail(error)
         self.close()
 
@@ -243,6 +272,11 @@ def _close_at_exit(reference: weakref.ref[End]) -> None:
     if end is not None:
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         end.__exit__(None if error is None else type(error), error, None)
+
+
+def _is_orderly(error: BaseException) -> bool:
+    """Tell whether an exception ends a process, or a generator, without there being anything wrong."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
 
 
 def described(error: BaseException) -> tuple[str, str]:

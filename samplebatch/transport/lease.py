@@ -21,7 +21,7 @@ HELLO_IDENT: Final = (1 << 64) - 1
 GOODBYE_IDENT: Final = (1 << 64) - 2
 """What goes back in place of a message's number when the consumer has taken hold of its end, or closes it."""
 
-_pack = Struct("=Q").pack
+pack_ident = Struct("=Q").pack
 _write = os.write
 
 
@@ -91,7 +91,7 @@ class Returns:
         while pending:
             try:
                 ident = pending[0]
-                _write(self._descriptor, _pack(ident))
+                _write(self._descriptor, pack_ident(ident))
                 pending.remove(ident)
             except (IndexError, ValueError):
                 # Another thread has been faster.

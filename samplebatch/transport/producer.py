@@ -87,6 +87,7 @@ class Producer(End):
         super().__init__(region, allow_pickle=allow_pickle)
         self._pipe = pipe
         self._back = back
+        self._ident = 0
 
     def _bound(self) -> None:
         self._arena = Arena(HEADER_NBYTES, self._memory.nbytes)

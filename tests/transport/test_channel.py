@@ -33,34 +33,20 @@ from samplebatch.errors import (
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.producer import Producer
 from tests.batch.every_kind import in_sequences, with_every_kind
+from tests.transport.channel_children import (
+    AnyBatch,
+    consume,
+    echo,
+    idle,
+    leave,
+    pass_on,
+    produce,
+    produce_from_queue,
+    some_batches,
+    steps,
+)
 
 METHODS = ("fork", "forkserver", "spawn")
-AnyBatch = SampleBatch | MultiAgentBatch | Batch
-
-
-def steps(n: int = 4, seed: int = 0) -> SampleBatch:
-    rng = np.random.default_rng(seed)
-    return SampleBatch(
-        obs={"camera": rng.integers(0, 255, (n, 4, 4), np.uint8), "arm": rng.random((n, 3))},
-        rewards=rng.random(n),
-        terminateds=rng.random(n) < 0.5,
-    )
-
-
-def some_batches() -> list[AnyBatch]:
-    return [
-        steps(),
-        steps(7),
-        SampleBatch(obs=np.arange(400_000.0).reshape(-1, 2)),
-        in_sequences(padded=False),
-        in_sequences(padded=True),
-        SampleBatch(),
-        SampleBatch(obs=np.zeros((0, 3))),
-        MultiAgentBatch({"walker": steps(3), "guard": in_sequences(padded=True)}, 3),
-        MultiAgentBatch({}, 0),
-        Batch(obs=Batch(x=np.arange(3), later=Batch()), act=torch.arange(3), info=None, tag="a", k=np.float32(2)),
-        Batch(),
-    ]
 
 
 @pytest.fixture
@@ -88,7 +74,13 @@ def test_every_kind_of_column_arrives(n: int, allow_pickle: bool) -> None:
             ]
 
 
-@pytest.mark.parametrize("batch", some_batches(), ids=lambda batch: type(batch).__name__)
+WITH_TENSORS = [
+    in_sequences(padded=True),
+    Batch(obs=Batch(x=torch.zeros(3, 2), later=Batch()), act=torch.arange(3)),
+]
+
+
+@pytest.mark.parametrize("batch", [*some_batches(), *WITH_TENSORS], ids=lambda batch: type(batch).__name__)
 def test_every_batch_arrives(batch: AnyBatch) -> None:
     producer, consumer = channel(8 << 20)
     with producer, consumer:
@@ -99,12 +91,6 @@ def test_every_batch_arrives(batch: AnyBatch) -> None:
             assert got == batch
             if isinstance(batch, SampleBatch):
                 assert got._flags == batch._flags
-
-
-def produce(producer: Producer) -> None:
-    with producer:
-        for batch in some_batches():
-            producer.send(batch, timeout_s=20)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -118,12 +104,6 @@ def test_the_producer_goes_to_a_child(method: str) -> None:
             assert got == wanted
     child.join()
     assert child.exitcode == 0
-
-
-def echo(consumer: Consumer, producer: Producer) -> None:
-    with consumer, producer:
-        for batch in consumer:
-            producer.send(batch, timeout_s=20)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -143,10 +123,6 @@ def test_both_ends_go_to_a_child_and_back(method: str) -> None:
             consumer.recv(timeout_s=20)
     child.join()
     assert child.exitcode == 0
-
-
-def produce_from_queue(queue: Any) -> None:
-    produce(queue.get())
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -229,6 +205,19 @@ class TestTheEnd:
         assert "1 // 0" in caught.value.__notes__[0]
         consumer.close()
 
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [(KeyboardInterrupt(), True), (SystemExit(3), True), (SystemExit(0), False), (GeneratorExit(), False)],
+        ids=repr,
+    )
+    def test_says_what_else_ended_a_block(self, error: BaseException, told: bool) -> None:
+        producer, consumer = channel(1 << 16)
+        with pytest.raises(type(error)), producer:
+            raise error
+        with pytest.raises(WorkerError if told else EndOfStreamError):
+            consumer.recv(timeout_s=1)
+        consumer.close()
+
     def test_a_failure_needs_no_slot(self) -> None:
         producer, consumer = channel(1 << 12)
         with pytest.raises(ChannelTimeoutError):  # noqa: PT012
@@ -239,16 +228,6 @@ class TestTheEnd:
             list(consumer)
         producer.close()
         consumer.close()
-
-
-def leave(producer: Producer, how: str) -> None:
-    producer.send(steps(3))
-    if how == "raise":
-        raise ValueError("the dog ate it")
-    if how == "exit":
-        os._exit(3)
-    if how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["return", "raise", "exit", "kill"])
@@ -275,15 +254,49 @@ def test_a_process_ends_without_closing(how: str, capfd: pytest.CaptureFixture[s
     consumer.close()
 
 
-def consume(consumer: Consumer, count: int, how: str) -> None:
-    for _ in range(count):
-        consumer.recv(timeout_s=10)
-    if how == "close":
-        consumer.close()
-        time.sleep(30)
-    leave_now = {"exit": lambda: os._exit(3), "kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
-    if how in leave_now:
-        leave_now[how]()
+@pytest.mark.parametrize(("method", "how"), [("fork", "return"), ("fork", "kill"), ("spawn", "kill")])
+def test_a_process_ends_without_having_used_its_end(method: str, how: str) -> None:
+    """It is missed even though the parent has a copy of the end, and a sibling too."""
+    context = multiprocessing.get_context(method)
+    producer, mine = channel(1 << 14)
+    to_child, consumer = channel(1 << 14)
+    children = [
+        context.Process(target=idle, args=(producer, None, how)),
+        context.Process(target=idle, kwargs={"end": consumer, "other": None, "how": how}),
+    ]
+    for child in children:
+        child.start()
+    with pytest.raises(EndOfStreamError if how == "return" else PeerDiedError):
+        mine.recv(timeout_s=30)
+    with pytest.raises(ChannelClosedError if how == "return" else PeerDiedError):  # noqa: PT012
+        while True:
+            to_child.send(steps(50), timeout_s=30)
+    for child in children:
+        child.join()
+    for end in (producer, mine, to_child, consumer):
+        end.close()
+
+
+def test_an_end_is_passed_on_by_who_has_not_used_it() -> None:
+    context = multiprocessing.get_context("fork")
+    first, second, arrived = context.Queue(), context.Queue(), context.Event()
+    children = [
+        context.Process(target=pass_on, args=(first, second, arrived)),
+        context.Process(target=produce_from_queue, args=(second,)),
+    ]
+    for child in children:
+        child.start()
+    producer, consumer = channel(8 << 20)
+    first.put(producer)
+    assert sum(1 for _ in consumer) == len(some_batches())
+    arrived.set()
+    for child in children:
+        child.join()
+    for queue in (first, second):
+        queue.close()
+        queue.join_thread()
+    producer.close()
+    consumer.close()
 
 
 @pytest.mark.parametrize("how", ["close", "return", "exit", "kill"])
@@ -318,6 +331,15 @@ def test_the_producer_is_told_while_there_are_slots() -> None:
     consumer.close()
 
 
+def full_pipe() -> tuple[int, int]:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with pytest.raises(BlockingIOError):  # noqa: PT012
+        while True:
+            os.write(writer, bytes(64))
+    return reader, writer
+
+
 class TestBackPressure:
     """Sending waits for the consumer."""
 
@@ -342,6 +364,43 @@ class TestBackPressure:
             producer.send(batch, timeout_s=10)
             thread.join()
             assert consumer.recv(timeout_s=1) == batch
+
+    @pytest.mark.parametrize("waits_for", ["slot", "pipe"])
+    def test_an_interrupted_wait_loses_no_slot(self, waits_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        producer, consumer = channel(1 << 16)
+        with producer, consumer:
+            large = SampleBatch(a=np.zeros(6000))
+            if waits_for == "slot":
+                producer.send(large)
+            else:
+                kept = os.dup(producer._pipe)
+                full = full_pipe()
+                os.dup2(full[1], producer._pipe)
+
+            def interrupted(*_: Any) -> None:
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(producer, "_wait", interrupted)
+            for _ in range(3):
+                with pytest.raises(KeyboardInterrupt):
+                    producer.send(large)
+                slot = None
+                with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+                    slot = producer.reserve({"a": "f8"}, 6000)
+                    slot.commit()
+                del slot
+            monkeypatch.undo()
+            if waits_for == "pipe":
+                os.dup2(kept, producer._pipe)
+                for descriptor in (*full, kept):
+                    os.close(descriptor)
+            else:
+                assert consumer.recv(timeout_s=1) == large
+            gc.collect()
+            producer._collect()
+            assert producer._arena.free_nbytes == producer._arena.nbytes
+            producer.send(large, timeout_s=0)
+            assert consumer.recv(timeout_s=1) == large
 
     def test_nothing_is_sent_on_a_timeout(self) -> None:
         producer, consumer = channel(1 << 16)

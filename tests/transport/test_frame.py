@@ -244,6 +244,14 @@ def test_something_else_in_the_pipe(ends: tuple[Producer, Consumer]) -> None:
         consumer.recv(timeout_s=1)
 
 
+def test_any_number_of_greetings_is_passed_over(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    for _ in range(1000):
+        put(producer, pack(HELLO))
+    producer.send(PLAIN)
+    assert consumer.recv(timeout_s=1) == PLAIN
+
+
 def test_a_failure_lies_where_failures_do(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     put(producer, pack(FAILURE, note_start=64, note_nbytes=64, note_sum=0))
