@@ -26,12 +26,11 @@ _RESTORED_ROWS = 1 << 10
 class _Chunk:
     """A chunk that is being written: its rows, and which of them were written since it was opened."""
 
-    __slots__ = ("left", "rows", "written")
+    __slots__ = ("rows", "written")
 
     def __init__(self, rows: npt.NDArray[Any]) -> None:
         self.rows = rows
         self.written = np.zeros(len(rows), np.bool_)
-        self.left = len(rows)
 
 
 class CompressedStore(Store):
@@ -148,7 +147,7 @@ class CompressedStore(Store):
             if self._blocks[i] is None or len(set(places.tolist())) == self._rows_in(i):
                 chunk = _Chunk(self._blank(i))
             else:
-                chunk = _Chunk(self._sealed([i]).take(np.arange(self._rows_in(i))).values)
+                chunk = _Chunk(memory.copy_of(self._rows_of(i)))
         chunk.rows[places] = rows
         chunk.written[places] = True
         if chunk.written.all():
@@ -170,36 +169,30 @@ class CompressedStore(Store):
     def _seal(rows: npt.NDArray[Any]) -> Any:
         return CompressedColumn.compress(TensorColumn(rows), bulk=True).blocks[0]
 
-    def _sealed(self, chunks: list[int]) -> CompressedColumn:
-        """View sealed chunks as a column in which each begins at a multiple of the rows in a full one."""
-        rows = [self._rows_in(i) for i in chunks]
-        bounds = [*range(0, self._chunk * len(chunks), self._chunk), self._chunk * (len(chunks) - 1) + rows[-1]]
-        blocks = [self._blocks[i] for i in chunks]
-        form = self._form
-        return CompressedColumn(blocks, rows, [0] * len(chunks), bounds, form.dtype, form.row_shape, trusted=True)
+    def _sealed(self, i: int) -> CompressedColumn:
+        """View chunk i, which is sealed, as a column."""
+        n, form = self._rows_in(i), self._form
+        return CompressedColumn([self._blocks[i]], [n], [0], [0, n], form.dtype, form.row_shape, trusted=True)
 
     def take(self, slots: npt.NDArray[np.intp]) -> Any:
         """Decompress rows into new memory, each chunk that they lie in once; shape (*slots.shape, ...)."""
         flat = slots.reshape(-1)
-        owners, positions = np.unique(flat // self._chunk, return_inverse=True)
-        chunks: list[int] = owners.tolist()
-        within = flat % self._chunk
-        closed = [j for j, i in enumerate(chunks) if i not in self._open and self._blocks[i] is not None]
-        if closed and len(closed) == len(chunks):
-            out = self._sealed(chunks).take(positions * self._chunk + within).values
-            return out.reshape(*slots.shape, *out.shape[1:])
-        out = memory.zeros((len(flat), *self._form.row_shape), self._form.dtype)
-        if closed:
-            order = np.full(len(chunks), -1)
-            order[closed] = np.arange(len(closed))
-            places = np.flatnonzero(order[positions] >= 0)
-            wanted = order[positions[places]] * self._chunk + within[places]
-            out[places] = self._sealed([chunks[j] for j in closed]).take(wanted).values
-        for j, i in enumerate(chunks):
-            if i in self._open:
-                places = np.flatnonzero(positions == j)
-                out[places] = self._open[i].rows[within[places]]
+        out = memory.empty((len(flat), *self._form.row_shape), self._form.dtype)
+        if out.nbytes:
+            for i, places in _by_chunk(flat // self._chunk):
+                rows = self._rows_of(i)
+                # One row is copied once; several, picked by an array, twice.
+                if len(places) == 1:
+                    out[places[0]] = rows[flat[places[0]] - i * self._chunk]
+                else:
+                    out[places] = rows[flat[places] - i * self._chunk]
         return out.reshape(*slots.shape, *out.shape[1:])
+
+    def _rows_of(self, i: int) -> npt.NDArray[Any]:
+        """Return the rows of chunk i, to be read."""
+        if i in self._open:
+            return self._open[i].rows
+        return self._blank(i) if self._blocks[i] is None else self._sealed(i).decompress().values
 
     def live(self, slots: npt.NDArray[np.intp]) -> Column:
         """Return rows as a column: compressed as they are where the slots follow each other in a few runs."""

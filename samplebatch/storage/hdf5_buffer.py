@@ -111,7 +111,7 @@ def _is_numeric(store: Store) -> bool:
         return store.dtype.name == str(store.torch_dtype).removeprefix("torch.")
     if isinstance(store, DenseStore):
         return store.dtype.kind in "biufc"
-    return isinstance(store, CompressedStore) and store.values.dtype.kind in "biufc"
+    return isinstance(store, CompressedStore) and store.take(np.zeros(0, np.intp)).dtype.kind in "biufc"
 
 
 def _about(buffer: Any) -> State:

@@ -98,9 +98,9 @@ def test_rings_in_turn_open_no_chunk_twice(monkeypatch: pytest.MonkeyPatch) -> N
     opened = []
     sealed = CompressedStore._sealed
 
-    def counting(self: CompressedStore, chunks: list[int]) -> CompressedColumn:
-        opened.extend(chunks)
-        return sealed(self, chunks)
+    def counting(self: CompressedStore, chunk: int) -> CompressedColumn:
+        opened.append(chunk)
+        return sealed(self, chunk)
 
     monkeypatch.setattr(CompressedStore, "_sealed", counting)
     for step in range(size):
