@@ -12,10 +12,10 @@ BENCH_FLAGS ?=
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/ready-demo ## step simple_spread in 2 processes, write out/rollout.arrow, read it back
+demo: $(VENV)/ready-demo ## step simple_tag in 2 processes, write out/rollout.arrow, draw its episodes, read it back
 	@mkdir -p out
-	$(BIN)/samplebatch collect --workers 2 --out out/rollout.arrow
-	$(BIN)/samplebatch inspect out/rollout.arrow
+	$(BIN)/samplebatch collect mpe2/simple_tag_v3 --workers 2 --steps 5000 --out out/rollout.arrow --plot out/episodes.png
+	$(BIN)/samplebatch inspect out/rollout.arrow --html out/report.html
 
 test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
 	$(BIN)/python -m pytest
@@ -42,7 +42,7 @@ clean: ## remove what the targets made, .venv included
 	$(PYTHON) -m venv $*
 
 $(VENV)/ready-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[cli,envs]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[cli,envs,plot]'
 	@touch $@
 
 $(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python

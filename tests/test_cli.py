@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from samplebatch import MultiAgentBatch, SampleBatch, __version__, read_arrow, write_arrow
+from samplebatch import (
+    MultiAgentBatch,
+    SampleBatch,
+    __version__,
+    read_arrow,
+    read_parquet,
+    write_arrow,
+    write_parquet,
+)
 from samplebatch.cli import application
 
 ARENA = Path(__file__).parent / "rollout"
@@ -87,6 +95,83 @@ def test_collect_and_inspect(tmp_path: Path) -> None:
     assert f"{np.mean(returns):.4g}" in finished
 
 
+def test_any_environment_by_episodes_with_a_picture(tmp_path: Path) -> None:
+    out, picture = tmp_path / "cart.parquet", tmp_path / "cart.png"
+    process = start(
+        "collect", "CartPole-v1", "-w2", "--envs-per-worker=3", "--episodes=20", f"--out={out}", f"--plot={picture}"
+    )
+    printed, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    batch = read_parquet(out)
+    assert isinstance(batch, SampleBatch)
+    ended = int((batch["terminateds"] | batch["truncateds"]).sum())
+    assert ended >= 20
+    assert f"{ended} episodes ended" in printed
+    assert f"Wrote {len(batch)} environment steps" in printed
+    assert set(batch["env_id"].tolist()) == set(range(6))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in printed
+
+
+def test_a_folder_gets_a_file_for_every_fragment(tmp_path: Path) -> None:
+    out = tmp_path / "tag"
+    for run in (1, 2):
+        process = start(
+            "collect", "mpe2/simple_tag_v3", "-w1", "--steps=100", "--fragment-length=50", f"--out={out}", "--seed=1"
+        )
+        printed, complaints = process.communicate(timeout=60)
+        assert process.returncode == 0, complaints
+        assert len(list(out.glob("*.parquet"))) == 2 * run
+    assert "Wrote 100 environment steps, 400 agent steps from 2 fragments" in printed
+    code, again = invoke("inspect", str(out))
+    assert code == 0
+    assert "policy adversary: 600 agent steps" in again
+    assert "8 episodes ended, 0 did not" in again
+
+
+def test_policies_are_functions_and_files(tmp_path: Path) -> None:
+    import torch
+
+    # Its scores are the same wherever the cart is, the first one higher.
+    still = torch.nn.Linear(4, 2)
+    torch.nn.init.zeros_(still.weight)
+    still.bias.data = torch.tensor([1.0, 0.0])
+    saved, out = tmp_path / "still.pt", tmp_path / "cart.arrow"
+    torch.save(still, saved)
+    command = ("collect", "CartPole-v1", "-w1", "--steps=60", f"--policy={saved}", f"--out={out}")
+    process = start(*command)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "add --allow-pickle" in complaints
+    process = start(*command, "--allow-pickle")
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert not read_arrow(out)["actions"].any()
+
+    process = start(
+        "collect",
+        "arena:Relay",
+        "-w1",
+        "--steps=20",
+        "--policy=runner=arena:steady",
+        f"--out={tmp_path / 'relay.arrow'}",
+    )
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert set(read_arrow(tmp_path / "relay.arrow")["runner"]["actions"].tolist()) == {1}
+
+
+def test_a_page_and_a_picture_of_a_file(tmp_path: Path) -> None:
+    steps = SampleBatch(eps_id=[7, 7], t=[0, 1], agent_index=[0, 0], rewards=[1.0, 2.0], dones=[False, True])
+    write_parquet(steps, tmp_path / "steps.parquet")
+    page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
+    code, printed = invoke("inspect", str(tmp_path / "steps.parquet"), "--html", str(page), "--plot", str(picture))
+    assert code == 0, printed
+    assert "<h1>steps.parquet</h1>" in page.read_text()
+    assert picture.read_text().startswith("<?xml")
+    assert "1 episodes ended, 0 did not" in printed
+
+
 def test_inspect_reads_what_it_did_not_collect(tmp_path: Path) -> None:
     write_arrow(SampleBatch(obs=[[1.0, 2.0]], note=["a"]), tmp_path / "plain.arrow")
     code, printed = invoke("inspect", str(tmp_path / "plain.arrow"))
@@ -107,7 +192,13 @@ def test_wrong_arguments_are_answered_in_one_sentence(tmp_path: Path, monkeypatc
         (("collect", "--workers", "0"), "--workers"),
         (("collect", "--steps", "-3"), "--steps"),
         (("collect", "--out", "missing/x.arrow"), "make it first"),
-        (("collect", "--out", "."), "must be a file, and it is a folder"),
+        (("collect", "--out", "./x.arrow/y.arrow"), "make it first"),
+        (("collect", "--steps", "5", "--episodes", "5"), "not both"),
+        (("collect", "--plot", "x.txt"), "must end in one of .png"),
+        (("collect", "--policy", "nowhere.pt"), "'nowhere.pt' is not"),
+        (("collect", "--policy", "nowhere"), "must be named"),
+        (("collect", "--policy", "a=random", "--policy", "random"), "several policies must each have the id"),
+        (("inspect", "text.arrow", "--plot", "x.txt"), "must end in one of .png"),
         (("inspect", "nowhere.arrow"), "No such file or directory: 'nowhere.arrow'"),
         (("inspect", "text.arrow"), "must be an Arrow file"),
         (("inspect",), "FILE"),
@@ -132,7 +223,7 @@ def test_help_and_version() -> None:
     assert code == 0
     assert "samplebatch collect mpe2/simple_spread_v3 --workers 4" in printed
     assert "samplebatch inspect spread.arrow" in printed
-    for option in ("--workers", "--steps", "--out", "--seed", "--fragment-length"):
+    for option in ("--workers", "--envs-per-worker", "--steps", "--episodes", "--policy", "--out", "--seed", "--plot"):
         assert option in invoke("collect", "--help")[1]
 
 

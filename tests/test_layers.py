@@ -46,6 +46,8 @@ HAND_OVERS = {
     ("samplebatch.buffer.durable", "load_hdf5"): {"samplebatch.storage.hdf5_buffer"},
     ("samplebatch.buffer.durable", "save"): {"samplebatch.storage.buffer_file"},
     ("samplebatch.buffer.durable", "save_hdf5"): {"samplebatch.storage.hdf5_buffer"},
+    ("samplebatch.cli.application", "application.collect_command"): {"samplebatch.cli.collecting"},
+    ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.inspecting"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 

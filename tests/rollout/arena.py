@@ -170,6 +170,10 @@ def whose(agent: str) -> str:
     return f"policy of {agent}"
 
 
+def steady(obs: np.ndarray) -> np.ndarray:
+    return np.ones(len(obs), np.int64)
+
+
 def not_an_environment() -> object:
     return object()
 

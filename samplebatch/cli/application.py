@@ -1,0 +1,208 @@
+"""The command line: what can be asked for, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samplebatch import __version__
+from samplebatch.cli.display import complain
+from samplebatch.errors import (
+    EnvironmentSpecError,
+    FormatError,
+    MissingExtraError,
+    PolicySpecError,
+    SampleBatchError,
+    UntrustedPickleError,
+    require,
+)
+from samplebatch.rollout.environments import DEFAULT_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+"""Exit statuses: the work failed, the arguments were wrong, Ctrl-C."""
+
+_HELP = """Collect reinforcement-learning experience into Arrow files, and look into them.
+
+[bold]Step an environment in four processes, and keep what happened:[/bold]
+
+  samplebatch collect mpe2/simple_spread_v3 --workers 4 --steps 10000 --out spread.arrow
+
+[bold]Look into the file:[/bold]
+
+  samplebatch inspect spread.arrow --html spread.html
+
+[bold]Read it in Python, without copying it:[/bold]
+
+  batch = samplebatch.read_arrow("spread.arrow")
+"""
+
+_COLLECT_HELP = """Step an environment in several processes, and write one batch, or a dataset of many.
+
+ENV is any id that Gymnasium or PettingZoo knows, or [bold]module:function[/bold] for any function that makes an
+environment.
+
+[bold]Examples[/bold]
+
+  samplebatch collect
+
+  samplebatch collect CartPole-v1 --workers 4 --envs-per-worker 8 --episodes 500 --plot episodes.png
+
+  samplebatch collect mpe2/simple_tag_v3 --policy adversary=my_package:chase --policy agent=random --out tag.parquet
+
+  samplebatch collect my_package.arena:make_arena --steps 1000000 --out arena/
+
+Ctrl-C ends the run early, and writes what has been collected so far.
+"""
+
+_INSPECT_HELP = """Print what is in a file or dataset: each policy's columns, its episodes and their returns.
+
+[bold]Examples[/bold]
+
+  samplebatch inspect rollout.arrow
+
+  samplebatch inspect arena/ --plot episodes.png --html report.html
+"""
+
+
+def main() -> None:
+    """Run the command; this is what the script `samplebatch` calls."""
+    try:
+        require("rich", "cli")
+        require("typer", "cli")
+    except MissingExtraError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
+    application()(prog_name="samplebatch")
+
+
+def application() -> Typer:
+    """Build the command line.
+
+    Raises
+    ------
+    MissingExtraError
+        If Typer is not installed.
+    """
+    typer = require("typer", "cli")
+    app: Typer = typer.Typer(
+        name="samplebatch",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def show_version(value: bool) -> None:
+        if value:
+            print(f"samplebatch {__version__}")
+            raise typer.Exit
+
+    version_option = typer.Option(
+        False, "--version", callback=show_version, is_eager=True, help="Print the version, and exit."
+    )
+    pickle_option = typer.Option(
+        False,
+        "--allow-pickle",
+        help="Unpickle objects that Arrow has no type for, and modules in .pt files. Only from writers you trust.",
+    )
+    plot_option = typer.Option(None, "--plot", metavar="PICTURE", help="Draw returns and lengths (.png, .svg, .pdf).")
+
+    @app.callback()
+    def samplebatch(version: bool = version_option) -> None:
+        pass
+
+    @app.command("collect", help=_COLLECT_HELP)
+    def collect_command(
+        env: str = typer.Argument(DEFAULT_ENVIRONMENT, metavar="ENV", help="Environment to step."),
+        workers: int = typer.Option(2, "--workers", "-w", min=1, help="Processes that step environments."),
+        envs_per_worker: int = typer.Option(1, "--envs-per-worker", min=1, help="Environments in each of them."),
+        steps: int | None = typer.Option(
+            None, "--steps", "-n", min=1, help="Environment steps, in all processes together. [dim]\\[default: 1000][/]"
+        ),
+        episodes: int | None = typer.Option(
+            None, "--episodes", min=1, help="Episodes to the end, in place of --steps."
+        ),
+        policy: list[str] = typer.Option(
+            ["random"],
+            "--policy",
+            metavar="[ID=]POLICY",
+            help="Who acts: [bold]random[/], [bold]module:function[/], or a file that torch wrote (.pt2, .pt). "
+            "Where there are several policies, repeat it with the id of each.",
+        ),
+        seed: int | None = typer.Option(
+            None, "--seed", min=0, help="Seed of environments and actions. [dim]\\[default: a random one][/]"
+        ),
+        out: Path = typer.Option(
+            Path("rollout.arrow"),
+            "--out",
+            "-o",
+            help="Where to write: an Arrow file, a Parquet file (.parquet), or a folder for a dataset, "
+            "written as it is collected.",
+        ),
+        fragment_length: int = typer.Option(
+            200, "--fragment-length", min=1, help="Environment steps that a worker sends at once."
+        ),
+        restarts: int = typer.Option(0, "--restarts", min=0, help="Workers to replace, if they crash or hang."),
+        plot: Path | None = plot_option,
+        allow_pickle: bool = pickle_option,
+    ) -> None:
+        from samplebatch.cli.collecting import Run, collect
+
+        if steps is not None and episodes is not None:
+            raise typer.BadParameter("give --steps or --episodes, not both", param_hint="--episodes")
+        run = Run(
+            environment=env,
+            policies=policy,
+            workers=workers,
+            envs_per_worker=envs_per_worker,
+            steps=1000 if steps is None and episodes is None else steps,
+            episodes=episodes,
+            seed=seed,
+            out=out,
+            fragment_length=fragment_length,
+            restarts=restarts,
+            plot=plot,
+            allow_pickle=allow_pickle,
+        )
+        raise typer.Exit(_guarded(lambda: collect(run)))
+
+    @app.command("inspect", help=_INSPECT_HELP)
+    def inspect_command(
+        file: Path = typer.Argument(..., metavar="FILE", help="File or dataset that samplebatch wrote."),
+        plot: Path | None = plot_option,
+        html: Path | None = typer.Option(None, "--html", metavar="PAGE", help="Write a page with all of it."),
+        allow_pickle: bool = pickle_option,
+    ) -> None:
+        from samplebatch.cli.inspecting import inspect
+
+        raise typer.Exit(_guarded(lambda: inspect(file, plot=plot, html=html, allow_pickle=allow_pickle)))
+
+    return app
+
+
+def _guarded(command: Callable[[], int]) -> int:
+    """Run a command, and turn what may go wrong into one sentence and an exit status."""
+    try:
+        return command()
+    except UntrustedPickleError as error:
+        complain(f"{error}; if you trust who wrote it, add --allow-pickle")
+        return FAILED
+    except (EnvironmentSpecError, PolicySpecError, FormatError, MissingExtraError) as error:
+        complain(str(error))
+        return MISUSED
+    except OSError as error:
+        complain(f"{error.strerror}: {error.filename!r}" if error.strerror and error.filename else str(error))
+        return MISUSED
+    except SampleBatchError as error:
+        complain(str(error))
+        return FAILED
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED

@@ -1,0 +1,99 @@
+"""Where collected steps go: into one file at the end, or into a dataset as they come."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.rollout.aggregate import Aggregator
+from samplebatch.storage.arrow_file import check_writable, read_arrow, write_arrow
+from samplebatch.storage.parquet import read_parquet, write_parquet
+from samplebatch.storage.parquet_dataset import ParquetDataset
+
+AnyBatch = SampleBatch | MultiAgentBatch
+PARQUET = ".parquet"
+
+
+class Destination(ABC):
+    """Takes fragments in; `finish` returns them as one batch, written.
+
+    Attributes
+    ----------
+    fragments
+        Fragments taken in.
+    env_steps, agent_steps
+        Environment steps in them, and steps of all agents.
+    """
+
+    fragments = env_steps = agent_steps = 0
+
+    def add(self, fragment: AnyBatch) -> None:
+        """Take a fragment in."""
+        self.take(fragment)
+        self.fragments += 1
+        self.env_steps += fragment.env_steps()
+        self.agent_steps += fragment.agent_steps()
+
+    @abstractmethod
+    def take(self, fragment: AnyBatch) -> None:
+        """Keep or write a fragment."""
+
+    @abstractmethod
+    def finish(self) -> tuple[AnyBatch, int]:
+        """Write what is not written, and return all of it and the bytes that it takes on the disk."""
+
+
+class OneFile(Destination):
+    """A single Arrow or Parquet file, written at the end; an older one is replaced."""
+
+    def __init__(self, path: Path) -> None:
+        check_writable(path)
+        self._path = path
+        self._aggregator = Aggregator()
+
+    def take(self, fragment: AnyBatch) -> None:
+        """Keep a fragment."""
+        self._aggregator.add(fragment)
+
+    def finish(self) -> tuple[AnyBatch, int]:
+        """Join the fragments, and write them."""
+        batch = self._aggregator.build_and_reset()
+        (write_parquet if self._path.suffix == PARQUET else write_arrow)(batch, self._path)
+        return batch, self._path.stat().st_size
+
+
+class Dataset(Destination):
+    """A folder that gets a Parquet file for every fragment; those that are there stay."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        self._dataset = ParquetDataset(path)
+        self._nbytes = 0
+
+    def take(self, fragment: AnyBatch) -> None:
+        """Write a fragment."""
+        self._nbytes += self._dataset.append(fragment).stat().st_size
+
+    def finish(self) -> tuple[AnyBatch, int]:
+        """Read the folder; the bytes are those of this run."""
+        return self._dataset.read(), self._nbytes
+
+
+def destination(path: Path) -> Destination:
+    """Find out what a path asks for: a folder is one that is there, or one whose name has no ending.
+
+    Raises
+    ------
+    OSError
+        If nothing can be written there.
+    """
+    return Dataset(path) if path.is_dir() or not path.suffix else OneFile(path)
+
+
+def read_any(path: Path, *, allow_pickle: bool) -> AnyBatch:
+    """Read what a destination has written; raises as `read_arrow` and `read_parquet` do."""
+    if path.is_dir():
+        return ParquetDataset(path, allow_pickle=allow_pickle).read()
+    return (read_parquet if path.suffix == PARQUET else read_arrow)(path, allow_pickle=allow_pickle)
