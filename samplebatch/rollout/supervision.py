@@ -21,7 +21,7 @@ from samplebatch.errors import (
     WorkerError,
 )
 from samplebatch.rollout.ended import Ended
-from samplebatch.rollout.worker_board import DONE, FRAGMENTS, MADE, SENT, WorkerBoard
+from samplebatch.rollout.worker_board import DONE, FRAGMENTS, MADE, READY, SENT, WorkerBoard
 from samplebatch.rollout.worker_plan import Plan
 from samplebatch.rollout.worker_process import work
 from samplebatch.transport.channel import channel
@@ -31,6 +31,8 @@ from samplebatch.transport.subscription import Subscription
 
 GRACE_S = 2.0
 """Seconds that workers have to close their environments when they are stopped."""
+_START_S = 60.0
+"""Seconds that a process has in any case to start, import what it needs and make its environments."""
 
 
 class WorkerProcess:
@@ -71,7 +73,7 @@ class WorkerProcess:
         finally:
             producer.close()
         self.pid = self._process.pid or 0
-        self._made = 0
+        self._progress = (0, 0)
         self._heard_at = time.monotonic()
         self._hang: Ended | None = None
 
@@ -88,7 +90,8 @@ class WorkerProcess:
     @property
     def sent_steps(self) -> int:
         """Environment steps in the fragments that it has sent."""
-        return int(self._line[SENT])
+        # It may have been killed before it counted what it had just sent.
+        return max(int(self._line[SENT]), self.env_steps)
 
     @property
     def waiting(self) -> int:
@@ -144,9 +147,11 @@ class WorkerProcess:
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
-        made, now = self.made, time.monotonic()
-        if made != self._made:
-            self._made, self._heard_at = made, now
+        progress, now = (int(self._line[READY]), self.made), time.monotonic()
+        if not progress[0]:
+            stall_timeout_s = max(stall_timeout_s, _START_S)
+        if progress != self._progress:
+            self._progress, self._heard_at = progress, now
         elif now - self._heard_at > stall_timeout_s and self._hang is None and not self._consumer.poll():
             self._hang = Ended(f"hangs (it made no step for {stall_timeout_s:g} s)")
             self._process.kill()

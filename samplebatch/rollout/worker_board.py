@@ -12,9 +12,9 @@ from samplebatch.transport.region import Region
 _NBYTES = 64
 """Bytes of each worker's line: a cache line, which no other process writes to."""
 
-MADE, SENT, FRAGMENTS, DONE = range(4)
-"""Words of a line: environment steps made, those of them that were sent, the fragments that these were sent in, and
-whether all was done that was to be done."""
+MADE, SENT, FRAGMENTS, READY, DONE = range(5)
+"""Words of a line: environment steps made, those of them that were sent, the fragments that these were sent in, whether
+the environments are there, and whether all was done that was to be done."""
 
 
 class WorkerBoard:

@@ -16,7 +16,7 @@ import numpy as np
 
 from samplebatch.errors import ChannelClosedError, PeerDiedError, SampleBatchError
 from samplebatch.rollout.fragment_sender import FragmentSender
-from samplebatch.rollout.worker_board import DONE, MADE, WorkerBoard
+from samplebatch.rollout.worker_board import DONE, MADE, READY, WorkerBoard
 from samplebatch.rollout.worker_plan import Plan, seeds_at
 from samplebatch.rollout.worker_task import Task, task_of
 from samplebatch.transport.producer import Producer
@@ -66,6 +66,7 @@ def _send_all(producer: Producer, subscription: Subscription, line: Any, plan: P
         torch.set_num_threads(1)
         _seed(seeds_at(plan.seed, _DRAWS, plan.index))
     sender = FragmentSender(producer, line)
+    line[READY] = 1
     while True:
         task.refresh(subscription)
         fragment = task.next(sender.reserve)

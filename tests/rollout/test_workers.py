@@ -14,13 +14,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import actors
 import arena
 import numpy as np
 import pytest
 
 from samplebatch import MultiAgentBatch, concat_samples
-from samplebatch.errors import EnvironmentSpecError, WorkerError
+from samplebatch.errors import EnvironmentSpecError, PolicySpecError, WorkerError
+from samplebatch.rollout.advantages import GAE
 from samplebatch.rollout.aggregate import Aggregator
+from samplebatch.rollout.postprocessing import postprocess
 from samplebatch.rollout.statistics import episode_statistics
 from samplebatch.rollout.workers import RolloutWorkers
 
@@ -198,6 +201,299 @@ def test_other_ways_to_start_and_functions_with_arguments() -> None:
     ) as workers:
         (fragment,) = workers
     assert list(fragment.policy_batches) == ["policy of runner_0"]
+
+
+def by_environment(fragments: Iterable[Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Lay out what was collected by policy and environment, but for ids that no two runs share."""
+    joined = concat_samples(list(fragments)).as_multi_agent()
+    found = {}
+    for policy, steps in joined.policy_batches.items():
+        for env_id in np.unique(steps["env_id"]).tolist():
+            rows = steps.take(np.flatnonzero(steps["env_id"] == env_id))
+            order = np.argsort(rows["agent_index"], kind="stable")
+            found[policy, env_id] = {
+                name: np.asarray(rows[name])[order].tolist()
+                for name in rows.column_names
+                if name not in ("eps_id", "unroll_id")
+            }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy"), [("CartPole-v1", "random"), (SPREAD, "random"), ("gyms:Walk", "actors:ones")]
+)
+def test_the_same_seed_gives_the_same_data_however_environments_are_spread(environment: str, policy: str) -> None:
+    runs = []
+    for workers, envs, backend in ((1, 4, "inline"), (4, 1, "inline"), (2, 2, "process")):
+        with RolloutWorkers(
+            environment,
+            policy,
+            env_steps=1003,
+            num_workers=workers,
+            envs_per_worker=envs,
+            fragment_length=120,
+            seed=7,
+            backend=backend,
+        ) as pool:
+            runs.append(by_environment(pool))
+        assert pool.summary.env_steps == pool.summary.sent_steps == 1003
+    first, *others = runs
+    assert {env_id for _, env_id in first} == {0, 1, 2, 3}
+    for other in others:
+        assert other == first
+
+
+def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
+    aggregator = Aggregator(300, "env_steps")
+    trained = 0
+    with RolloutWorkers("CartPole-v1", env_steps=2001, envs_per_worker=3, fragment_length=70) as workers:
+        for fragment in workers:
+            aggregator.add(fragment)
+            trained += sum(batch.env_steps() for batch in aggregator.batches())
+    summary = workers.summary
+    assert trained % 300 == 0
+    assert trained + aggregator.env_steps == summary.env_steps == summary.sent_steps == 2001
+    assert (summary.queue_depth, summary.lost_steps, summary.restarts) == (0, 0, [])
+    assert summary.versions == {0: 2001}
+    assert summary.nbytes > 0
+    assert summary.fragments == 2 * 15
+
+
+def test_weights_arrive_and_every_step_says_which() -> None:
+    seen = []
+    with RolloutWorkers("CartPole-v1", "actors:Marked", num_workers=2, fragment_length=50, seed=1) as workers:
+        for fragment in workers:
+            (version,) = np.unique(fragment["weights_version"]).tolist()
+            assert fragment["weights_version"].dtype == np.int64
+            assert set(fragment["policy.mark"].tolist()) == {10.0 * version}
+            seen.append(version)
+            if len(seen) % 20 == 0 and len(seen) <= 60:
+                number = workers.publish({"mark": np.array([10.0 * len(seen) / 20])})
+                assert number == len(seen) // 20
+            if version == 3 or len(seen) > 5000:
+                workers.request_stop()
+    assert seen[0] == 0
+    assert 3 in seen
+    assert sum(workers.summary.versions.values()) == workers.summary.env_steps
+
+
+def test_weights_go_to_the_policy_of_their_name() -> None:
+    policies = {"adversary": "actors:Marked", "agent": "random"}
+    with RolloutWorkers(
+        "mpe2/simple_tag_v3", policies, env_steps=60, num_workers=1, fragment_length=20, backend="inline"
+    ) as workers:
+        assert workers.publish({"adversary": {"mark": np.array([4.0])}}) == 1
+        for fragment in workers:
+            assert set(fragment["adversary"]["policy.mark"].tolist()) == {4.0}
+            assert set(fragment["agent"]["weights_version"].tolist()) == {1}
+
+
+def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(4, 2)
+    torch.nn.init.zeros_(net.weight)
+    net.bias.data = torch.tensor([1.0, 0.0])
+    with RolloutWorkers("CartPole-v1", net, num_workers=1, fragment_length=40) as workers:
+        fragments = iter(workers)
+        assert set(next(fragments)["actions"].tolist()) == {0}
+        net.bias.data = torch.tensor([0.0, 1.0])
+        time.sleep(0.1)
+        for _, fragment in zip(range(3), fragments, strict=False):
+            assert set(fragment["actions"].tolist()) == {0}
+        workers.publish(net.state_dict())
+        for fragment in fragments:
+            if fragment["weights_version"][0]:
+                assert set(fragment["actions"].tolist()) == {1}
+                workers.request_stop()
+
+
+def test_workers_apply_hooks() -> None:
+    hooks = [GAE(bootstrap=actors.first, gamma=0.9, lambda_=0.8)]
+    plain, hooked = [], []
+    for found, given in ((plain, []), (hooked, hooks)):
+        with RolloutWorkers(
+            "CartPole-v1", "actors:Marked", env_steps=400, num_workers=1, envs_per_worker=2, seed=3, hooks=given
+        ) as workers:
+            found += [fragment.copy() for fragment in workers]
+    for one, other in zip(plain, hooked, strict=True):
+        wanted = postprocess(one, hooks)
+        assert "advantages" in other
+        for name in ("advantages", "value_targets", "obs", "weights_version"):
+            assert wanted[name].tolist() == other[name].tolist()
+
+
+def test_fragments_may_all_be_kept_in_an_arena_that_cannot_hold_them() -> None:
+    with RolloutWorkers("CartPole-v1", env_steps=6000, fragment_length=100, capacity_bytes=1 << 16, seed=2) as workers:
+        kept = list(workers)
+    with RolloutWorkers("CartPole-v1", env_steps=6000, fragment_length=100, backend="inline", seed=2) as workers:
+        assert by_environment(workers) == by_environment(kept)
+    assert sum(fragment.size_bytes() for fragment in kept) > 4 << 16
+
+
+def test_fragments_larger_than_the_arena_come_in_parts() -> None:
+    with RolloutWorkers(SPREAD, env_steps=400, num_workers=1, fragment_length=400, capacity_bytes=1 << 16) as workers:
+        counts = [fragment.count for fragment in workers]
+    assert sum(counts) == 400
+    assert len(counts) > 4
+
+
+def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> None:
+    aggregator = Aggregator(complete_episodes=True)
+    before = set(os.listdir("/proc/self/fd"))
+    kills, at, dropped, everybody = 0, time.monotonic(), 0, []
+    with RolloutWorkers("arena:slow_relay", num_workers=2, fragment_length=8, max_restarts=50, seed=4) as workers:
+        stop_at = time.monotonic() + 5
+        handled = 0
+        for fragment in workers:
+            assert fragment.count == 8
+            aggregator.add(fragment)
+            everybody += workers.pids
+            for incident in workers.summary.restarts[handled:]:
+                handled += 1
+                dropped += aggregator.drop_unfinished(incident.env_ids)
+            if time.monotonic() - at > 0.5:
+                os.kill(random.choice(workers.pids), signal.SIGKILL)
+                kills, at = kills + 1, time.monotonic()
+            if at > stop_at:
+                workers.request_stop()
+    summary = workers.summary
+    assert 1 <= kills - 1 <= len(summary.restarts) <= kills
+    for incident in summary.restarts:
+        assert incident.how == "was killed by SIGKILL"
+        assert incident.replaced
+        # What it had not sent: one fragment at most, and what had been made of the next.
+        assert incident.lost_steps <= 2 * 8
+    assert summary.env_steps == summary.sent_steps == aggregator.env_steps + dropped
+    assert summary.lost_steps == sum(incident.lost_steps for incident in summary.restarts)
+    check_whole(aggregator.build_and_reset())
+    assert not wait_until_gone(set(everybody), 1)
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_failing_worker_is_replaced_until_the_limit() -> None:
+    fragments = []
+    with (
+        RolloutWorkers("arena:Failing", env_steps=100, num_workers=1, fragment_length=8, max_restarts=2) as workers,
+        pytest.raises(WorkerError, match=r"worker 0 .* failed after sending 24 of 52 steps: RuntimeError: the baton"),
+    ):
+        fragments.extend(workers)
+    assert sum(fragment.count for fragment in fragments) == 72
+    incidents = workers.summary.restarts
+    assert [(one.index, one.env_steps, one.lost_steps, one.replaced) for one in incidents] == [
+        (0, 24, 5, True),
+        (0, 24, 5, True),
+        (0, 24, 5, False),
+    ]
+    assert str(incidents[0]).startswith(f"worker 0 (process {incidents[0].pid}) failed: RuntimeError: the baton")
+    assert len({int(fragment["runner"]["unroll_id"][0]) for fragment in fragments}) == 9
+
+
+def test_a_replacement_makes_the_steps_that_are_missing() -> None:
+    with RolloutWorkers(
+        "arena:Failing", env_steps=60, num_workers=1, fragment_length=8, max_restarts=2, backend="inline"
+    ) as workers:
+        assert sum(fragment.count for fragment in workers) == 60
+    assert [one.lost_steps for one in workers.summary.restarts] == [5, 5]
+
+
+def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None:
+    with (
+        RolloutWorkers("CartPole-v1", "actors:broken", env_steps=9, num_workers=1, backend="inline") as workers,
+        pytest.raises(WorkerError, match="failed after sending 0 of 9 steps: RuntimeError: the policy broke") as caught,
+    ):
+        list(workers)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert workers.pids == []
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", "arena:Bazaar", "arena:vector_of_carts"])
+def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
+    envs = 1 if "vector" in environment else 3
+    options = {"num_workers": 2, "envs_per_worker": envs, "fragment_length": 31, "backend": "inline"}
+    with RolloutWorkers(environment, env_steps=100, **options) as workers:
+        assert sum(fragment.env_steps() for fragment in workers) == 100
+    with RolloutWorkers(environment, episodes=11, **options) as workers:
+        fragments = list(workers)
+    assert workers.summary.episodes == 11
+    aggregator = Aggregator(complete_episodes=True)
+    for fragment in fragments:
+        aggregator.add(fragment)
+    assert aggregator.episodes == 11
+    assert aggregator.env_steps == aggregator.build_and_reset(unfinished=False).env_steps()
+    assert aggregator.env_steps == 0
+
+
+@pytest.mark.parametrize("environment", ["arena:Bazaar", "arena:vector_of_carts"])
+def test_processes_send_what_this_process_makes(environment: str) -> None:
+    runs = []
+    for backend in ("process", "inline"):
+        with RolloutWorkers(environment, env_steps=90, fragment_length=20, seed=6, backend=backend) as workers:
+            runs.append(by_environment(workers))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "actions"),
+    [
+        ("actors:constant", {1}),
+        (actors.constant, {1}),
+        ("actors:lean", {0, 1}),
+        ({"default_policy": actors.lean}, {0, 1}),
+    ],
+)
+def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> None:
+    with RolloutWorkers("CartPole-v1", policy, env_steps=60, num_workers=1, backend="inline") as workers:
+        (steps,) = workers
+    assert set(steps["actions"].tolist()) == actions
+    if actions == {0, 1}:
+        assert steps["actions"].tolist() == (steps["obs"][:, 2] > 0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("actors:lena", "no policy 'lena' in module 'actors'; did you mean 'lean'"),
+        ("lean", "'random' or as 'module:function'"),
+        ("nowhere:lean", "the module of policy 'nowhere:lean' must import"),
+        (lambda obs: obs, "must be 'random', a name, an importable function"),
+    ],
+)
+def test_wrong_policies_are_found_before_any_process_starts(policy: Any, words: str) -> None:
+    with pytest.raises(PolicySpecError, match=words):
+        RolloutWorkers("CartPole-v1", policy, env_steps=1)
+
+
+def test_policies_that_take_no_weights_say_so() -> None:
+    with RolloutWorkers("CartPole-v1", actors.lean, env_steps=1, num_workers=1, backend="inline") as workers:
+        workers.publish({"mark": np.zeros(1)})
+        with pytest.raises(WorkerError, match="load_state_dict or set_weights"):
+            next(iter(workers))
+
+
+def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
+    with (
+        RolloutWorkers("CartPole-v1", {"a": "random"}, env_steps=1, backend="inline") as workers,
+        pytest.raises(WorkerError, match="must have one policy"),
+    ):
+        next(iter(workers))
+    with (
+        RolloutWorkers("arena:vector_of_carts", env_steps=1, envs_per_worker=2, backend="inline") as workers,
+        pytest.raises(WorkerError, match="envs_per_worker must be 1"),
+    ):
+        next(iter(workers))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"env_steps": 1, "episodes": 1}, "one of env_steps and episodes"),
+        ({"max_restarts": -1}, "max_restarts must not be negative"),
+        ({"backend": "threads"}, "backend must be 'process' or 'inline'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RolloutWorkers("CartPole-v1", **given)
 
 
 @pytest.mark.parametrize("name", ["env_steps", "num_workers", "fragment_length", "stall_timeout_s"])

@@ -1,0 +1,62 @@
+"""Policies that worker processes import by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class Marked:
+    """Acts as the parity of the first observation says, and notes its weights with every step."""
+
+    def __init__(self) -> None:
+        self.mark = 0.0
+
+    def __call__(self, obs: Any) -> dict[str, Any]:
+        values = np.full(len(obs), self.mark)
+        return {
+            "act": (obs[:, 0] > 0).astype(int),
+            "policy": {"mark": values},
+            "vf_preds": obs[:, 0].astype(np.float32),
+        }
+
+    def set_weights(self, weights: Any) -> None:
+        self.mark = float(weights["mark"][0])
+
+
+def lean(obs: Any) -> Any:
+    """Push a pole's cart to where the pole leans."""
+    return (obs[:, 2] > 0).astype(int)
+
+
+def constant(action_space: Any) -> Any:
+    """Make a policy that always takes the last action of a space."""
+    last = int(action_space.n) - 1
+    return lambda obs: np.full(len(obs), last)
+
+
+def broken(obs: Any) -> Any:
+    """Raise."""
+    raise RuntimeError("the policy broke")
+
+
+class Fickle:
+    """Answers with another dtype from its 25th call on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, obs: Any) -> Any:
+        self.calls += 1
+        return (obs[:, 2] > 0).astype(np.int64 if self.calls < 25 else np.int32)
+
+
+def ones(obs: Any) -> Any:
+    """Always do the same, with two numbers."""
+    return np.ones((len(obs), 2))
+
+
+def first(obs: Any) -> Any:
+    """Value observations by their first number."""
+    return obs[:, 0]
