@@ -110,15 +110,13 @@ class Cursors:
 
     # Neighbours
 
-    def prev_of_one(self, slots: Ints, done: Flags) -> Ints | None:
-        """Return what `prev` does in the fewest steps, if there is one ring, full, and no slot is its first.
+    # The same in the fewest steps, for one ring and slots none of whose neighbours lie past its edges: None otherwise,
+    # and where an index is none of a row.
 
-        Otherwise, and where an index is none of a slot, return None.
-        """
-        if self.n > 1 or self.size < self.capacity:
-            return None
+    def prev_of_one(self, slots: Ints, done: Flags) -> Ints | None:
+        """Return what `prev` does, or None if that takes more than this."""
         found: Ints = slots - 1
-        if _count(found.view(np.uintp) >= self.capacity):
+        if self.n > 1 or _count(found.view(np.uintp) >= self.size):
             return None
         first = done.take(found)
         first |= slots == self.cursor
@@ -126,16 +124,40 @@ class Cursors:
         return found
 
     def next_of_one(self, slots: Ints, done: Flags) -> Ints | None:
-        """Return what `next` does in the fewest steps, if there is one ring, full, and no slot is its last.
-
-        Otherwise, and where an index is none of a slot, return None.
-        """
-        if self.n > 1 or self.size < self.capacity or _count(slots.view(np.uintp) >= self.capacity - 1):
+        """Return what `next` does, or None if that takes more than this."""
+        if self.n > 1 or not self.size or _count(slots.view(np.uintp) >= self.size - 1):
             return None
         final = done.take(slots)
-        final |= slots == (self.cursor or self.capacity) - 1
+        final |= slots == self._last
         found: Ints = slots + np.logical_not(final, final)
         return found
+
+    def window_of_one(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints, Flags] | None:
+        """Return the frames of each slot, those of the one after it, and whether it is the last of its episode.
+
+        Frames are those of `frames`. After an episode's last step that is there, the step itself is once more the
+        newest frame.
+        """
+        window = slots[..., None] + np.arange(1 - count, 2)
+        if self.n > 1 or _count(window.view(np.uintp) >= self.size):
+            return None
+        ends = done.take(window[..., :-1])
+        if self.cursor and self.size == self.capacity:
+            # Otherwise the slot written last has none behind it, and is not here.
+            ends |= window[..., :-1] == self._last
+        final = ends[..., -1]
+        if not _count(ends):
+            return window[..., :-1], window[..., 1:], final
+        first = (ends[..., :-1] * np.arange(1, count)).max(-1, keepdims=True)
+        oldest = window[..., :1]
+        after = oldest + np.maximum(np.arange(1, count + 1), first)
+        after[..., -1] -= final
+        return oldest + np.maximum(np.arange(count), first), after, final
+
+    @property
+    def _last(self) -> int:
+        """The slot written last of the only ring."""
+        return (self.cursor or self.capacity) - 1
 
     def prev(self, slots: Ints, done: Flags) -> Ints:
         """Return the slot of the step before each, in its episode; of an episode's first step, that step's own."""
@@ -187,6 +209,10 @@ class Cursors:
 
     def has_frames(self, slots: Ints, count: int, done: Flags) -> Flags:
         """Tell of each slot whether its episode has `count` steps up to it."""
+        found = self.window_of_one(slots, count, done)
+        if found is not None:
+            whole: Flags = found[0][..., 0] == slots - (count - 1)
+            return whole
         reach: Flags = self._back(slots, count, done)[1] >= count - 1
         return reach
 
@@ -305,10 +331,10 @@ class Cursors:
         if ring is not None:
             size = self._cursor_and_size(ring)[1]
             self._check_rows(size, count)
-            return int(self.bases[ring]) + rng.integers(0, size, count, _INTP)
+            return int(self.bases[ring]) + _integers(size, count, rng)
         total = len(self)
         self._check_rows(total, count)
-        picked = rng.integers(0, total, count, _INTP)
+        picked = _integers(total, count, rng)
         if total == self.capacity or self.n == 1:
             return picked
         if self.together:
@@ -341,3 +367,13 @@ class Cursors:
         if start <= stop:
             return np.arange(start, stop)
         return np.concatenate([np.arange(start, self.edges[ring + 1]), np.arange(self.edges[ring], stop)])
+
+
+def _integers(below: int, count: int, rng: np.random.Generator) -> Ints:
+    """Draw whole numbers from 0, each as likely as any other up to the 53 bits of a float: twice as fast as bit-exact.
+
+    The largest float below 1 times a whole number below 2**53 is less than that number, rounding included.
+    """
+    picked = rng.random(count)
+    picked *= below
+    return picked.astype(_INTP)

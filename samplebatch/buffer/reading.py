@@ -37,14 +37,14 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
         If nothing has been added yet.
     """
     tree = _tree(table)
-    seen = table.rings.frames(slots, stack, table.done) if stack > 1 else slots
+    around = _around(table, slots, stack)
     held: dict[str, Any] = {}
     for name in ORDER:
         column = tree.get(name)
         if column is not None:
-            held[name] = taken(column, seen if stack > 1 and name in STACKED else slots)
+            held[name] = taken(column, around[0] if name in STACKED else slots)
         elif name == "obs_next" and not table.keeps_next:
-            held[name] = next_observations(table, slots, seen, stack)
+            held[name] = next_observations(table, slots, around)
         else:
             held[name] = node(Batch, {})
     if len(tree) > len(ORDER) or not tree.keys() <= held.keys():
@@ -68,7 +68,7 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
             held[name] = copied(tree[name], ranges, jobs)
         elif name == "obs_next" and not table.keeps_next:
             slots = slots_in(ranges)
-            held[name] = next_observations(table, slots, slots, stack)
+            held[name] = next_observations(table, slots, _around(table, slots, stack))
         else:
             held[name] = node(Batch, {})
     if jobs:
@@ -101,50 +101,61 @@ def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
     """
     tree = table.columns.tree
     if name == "obs_next" and not table.keeps_next and "obs" in tree:
-        seen = table.rings.frames(slots, stack, table.done) if stack > 1 else slots
-        return next_observations(table, slots, seen, stack)
+        return next_observations(table, slots, _around(table, slots, stack))
     if name not in tree:
         raise ColumnNotFoundError(f"no column {name!r}; {near_names(name, tree)}")
     return taken(tree[name], table.rings.frames(slots, stack, table.done) if stack > 1 else slots)
 
 
-def next_observations(table: Table, slots: Ints, seen: Ints, stack: int) -> Any:
+Around = tuple[Ints, Any, Any]
+"""Of some slots: those of their frames, those of the frames of the step after, and whether they are the last of their
+episode; without stacking, the slots themselves and those after. Where next observations are stored, only the first."""
+
+
+def _around(table: Table, slots: Ints, stack: int) -> Around:
+    rings, done = table.rings, table.done
+    if stack == 1:
+        if table.keeps_next:
+            return slots, None, None
+        after = rings.next_of_one(slots, done)
+        after = rings.next(slots, done) if after is None else after
+        return slots, after, after == slots
+    if table.keeps_next:
+        return rings.frames(slots, stack, done), None, None
+    found = rings.window_of_one(slots, stack, done)
+    if found is not None:
+        return found
+    seen, after = rings.frames(slots, stack, done), rings.next(slots, done)
+    return seen, np.concatenate([seen[..., 1:], after[..., None]], -1), after == slots
+
+
+def next_observations(table: Table, slots: Ints, around: Around) -> Any:
     """Gather the observations that came next, where they are not stored with their steps.
 
     That of a step is the observation of the next one. Where there is none, because the episode was cut or runs on, it
     is the final one that was kept; at a termination, it is the step's own.
-
-    Parameters
-    ----------
-    seen
-        The slots of the frames of each step, if they are stacked, else `slots`.
     """
-    rings = table.rings
-    after = rings.next(slots, table.done)
-    last = after == slots
+    seen, after, last = around
+    stacked = seen is not slots
+    column = table.columns.tree["obs"]
     if not _count(last):
-        return taken(table.columns.tree["obs"], _shifted(seen, after) if stack > 1 else after)
+        return taken(column, after)
     terminated = table.columns.tree["terminated"].values.take(slots)
-    if stack > 1:
-        after = np.where((last & terminated)[..., None], seen, _shifted(seen, after))
-    found = taken(table.columns.tree["obs"], after)
+    if stacked:
+        after = np.where((last & terminated)[..., None], seen, after)
+    found = taken(column, after)
     finals = table.finals
     if finals is None or not finals.known:
         return found
     cut = np.nonzero(last & ~terminated)
     own = slots[cut]
-    rows, there = finals.find(own, rings.ring_of(own))
+    rows, there = finals.find(own, table.rings.ring_of(own))
     where = tuple(part[there] for part in cut)
     if not len(where[0]):
         return found
-    if stack > 1:
+    if stacked:
         where = (*where, np.full(len(where[0]), -1))
     return patched(found, where, finals.take(rows[there]))
-
-
-def _shifted(seen: Ints, after: Ints) -> Ints:
-    """Return frames one step later: without the oldest, and with the one after."""
-    return np.concatenate([seen[..., 1:], after[..., None]], -1)
 
 
 def _tree(table: Table) -> dict[str, Any]:
