@@ -60,6 +60,9 @@ from samplebatch.transport.slot_columns import SlotColumns
 _FLUSH_S = 0.005
 """Seconds after which slots that the pipe did not take are offered again."""
 
+_IDLE: Final = 16
+"""Messages that are waited for without looking first whether they are there: in vain costs more than twice."""
+
 _MOST_SCHEMAS = 1 << 12
 _BYTE: Final = np.dtype(np.uint8)
 _UP: Final = ALIGNMENT - 1
@@ -90,6 +93,8 @@ class Consumer(End):
         self._ident = 0
         self._end: Literal["", "closed", "died", "damaged"] = ""
         self._poller = Poller(self._pipe)
+        self._idle = 0
+        """For how many messages more to wait before looking, since the last had to be waited for."""
         self._returns.give(HELLO_IDENT)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -128,10 +133,15 @@ class Consumer(End):
         if self._owner != this_process[0]:
             self._own()
         while True:
-            try:
-                raw = _read(self._pipe, MESSAGE_NBYTES)
-            except BlockingIOError:
+            if self._idle:
+                self._idle -= 1
                 raw = self._await(timeout_s)
+            else:
+                try:
+                    raw = _read(self._pipe, MESSAGE_NBYTES)
+                except BlockingIOError:
+                    self._idle = _IDLE
+                    raw = self._await(timeout_s)
             # What `unpack` says, without a call for each of its parts: most messages are opened here.
             if len(raw) == MESSAGE_NBYTES:
                 fields = unpack_fields(raw)
@@ -238,6 +248,13 @@ class Consumer(End):
     def _await(self, timeout_s: float | None) -> bytes:
         """Wait for a message and read it; nothing is read if the stream has ended."""
         deadline = None if timeout_s is None else _monotonic() + timeout_s
+        if self._peer_fd is not None and (timeout_s is None or timeout_s > LONG_S) and not self._returns.is_behind:
+            # Most often there is nothing to see to first, and whatever happens ends this wait.
+            self._poller.wait(LONG_S)
+            try:
+                return _read(self._pipe, MESSAGE_NBYTES)
+            except BlockingIOError:
+                pass
         while not self._end:
             ready = self._wait(deadline)
             try:

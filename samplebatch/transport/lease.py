@@ -103,6 +103,11 @@ class Returns:
                 pending.clear()
         return True
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are numbers that the pipe did not take."""
+        return bool(self._pending)
+
     def recover(self) -> None:
         """Give back the slots whose leases are gone without having done so, because a signal came in between."""
         for ident, tie in list(self.lent.items()):

@@ -53,6 +53,10 @@ class Poller:
             found = self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
         return [descriptor for descriptor, _ in found]
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait as `poll` does, whichever it is."""
+        self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
+
     def fileno(self) -> int:
         """Return a descriptor that is readable when one of them is; without epoll, the first of them."""
         return int(self._poll.fileno()) if _HAS_EPOLL else self._first
