@@ -1,7 +1,7 @@
 """A channel for a long time: small messages, then mixed sizes, in order and whole, with memory that stays flat.
 
     python -m benchmarks.soak_channel --seconds 5
-    python -m benchmarks.soak_channel --messages 10000000 --seconds 600
+    python -m benchmarks.soak_channel --messages 10000000 --seconds 3600
 
 A child process produces, this one consumes, and holds on to some batches for a while, so that slots do not come back in
 order. Private memory and descriptors of both are taken after a tenth of each phase, and at its end; the exit status is
@@ -196,12 +196,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Soak a channel, and return 0 if all went well."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak_channel", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="length of both phases together, at the most")
-    parser.add_argument("--messages", type=float, default=float("inf"), help="small messages, at the most")
+    parser.add_argument(
+        "--messages", type=float, default=float("inf"), help="small messages, at the most; mixed, a hundredth"
+    )
     options = parser.parse_args(arguments)
     half = options.seconds / 2
     phases = [
         Phase("small", SMALL_ROWS, options.messages, half),
-        Phase("mixed", MIXED_ROWS, float("inf"), half),
+        Phase("mixed", MIXED_ROWS, options.messages / 100, half),
     ]
     flat = soak(phases)
     print("memory is flat" if flat else "memory is not flat")
