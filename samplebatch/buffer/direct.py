@@ -16,7 +16,10 @@ import numpy as np
 from samplebatch.batch.nested.node import KINDS, NODE
 from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.finals import Finals
+from samplebatch.buffer.object_store import ObjectStore
 from samplebatch.buffer.ring import Added
+from samplebatch.buffer.store import Store
+from samplebatch.buffer.stores import OBSERVATIONS
 
 if TYPE_CHECKING:
     from samplebatch.buffer.table import Table
@@ -25,6 +28,10 @@ Way = Callable[[dict[str, Any]], Added | None]
 """Takes the values of a batch by name, and adds them; or returns None, and has done nothing."""
 
 _ndarray = np.ndarray
+_OBJECT = np.dtype(object)
+_WORDS = frozenset((str, bytes, type(None)))
+"""Types of objects that NumPy puts into an array of objects without a look inside."""
+
 _MADE = ("rew", "terminated", "truncated", "done")
 
 _ONE_STEP = """
@@ -81,22 +88,48 @@ class _Text:
         self.names[name] = value
         return name
 
-    def columns(self, held: dict[str, Any], tree: Any, where: str, writes: list[str], slot: str) -> bool:
-        """Word the checks and writes of columns; return False if one is not of arrays that its store takes as is."""
+    def columns(
+        self, held: dict[str, Any], tree: Any, where: str, writes: list[str], slot: str, frame: str = ""
+    ) -> bool:
+        """Word the checks and writes of columns; return False if one is of rows that its store would have to convert.
+
+        Of the values under names of observations, `frame` is what is taken.
+        """
         for name, value in held.items():
             store, key, local = tree.get(name), self.name(name), f"v{len(self.checks)}"
             self.checks.append(f"{local} = {where}[{key}]")
-            if type(store) is DenseStore and type(value) is _ndarray and value.dtype is store.dtype:
-                self.check_array(
-                    local, (*self.lead, *store.row_shape), f"{local}.dtype is not {self.name(store.dtype)}"
-                )
+            taken = frame if where != "held" or name in OBSERVATIONS else ""
+            if type(value) is _ndarray and isinstance(store, Store):
+                if not self.check_rows(local, value, store, taken):
+                    return False
                 writes.append(f"{self.name(store.values)}[{slot}] = {local}")
-                continue
-            if KINDS[type(value)] != NODE or type(store) is not dict or store.keys() != value.__dict__.keys():
+            elif (
+                type(store) is ObjectStore and not self.lead and not store.shape and type(value) in _WORDS and not taken
+            ):
+                self.checks.append(f"if type({local}) not in {self.name(_WORDS)}: return None")
+                writes.append(f"{self.name(store.values)}[{slot}] = {local}")
+            elif KINDS[type(value)] == NODE and type(store) is dict and store.keys() == value.__dict__.keys():
+                self.checks += [f"{local} = {local}.__dict__", f"if len({local}) != {len(store)}: return None"]
+                if not self.columns(value.__dict__, store, local, writes, slot, taken):
+                    return False
+            else:
                 return False
-            self.checks += [f"{local} = {local}.__dict__", f"if len({local}) != {len(store)}: return None"]
-            if not self.columns(value.__dict__, store, local, writes, slot):
-                return False
+        return True
+
+    def check_rows(self, local: str, value: Any, store: Store, frame: str) -> bool:
+        """Word the check of an array that its store takes as it is; return False if it does not."""
+        if type(store) is DenseStore:
+            shape, dtype = store.row_shape, store.dtype
+        elif type(store) is ObjectStore and self.lead:
+            shape, dtype = store.shape, _OBJECT
+        else:
+            return False
+        if value.dtype is not dtype:
+            return False
+        if frame:
+            # Of other values than arrays the last frame might be an array, too.
+            self.checks += [f"if type({local}) is not ndarray: return None", f"{local} = {local}{frame}"]
+        self.check_array(local, (*self.lead, *shape), f"{local}.dtype is not {self.name(dtype)}")
         return True
 
     def check_array(self, local: str, shape: tuple[int, ...], wrong_dtype: str) -> None:
@@ -121,17 +154,18 @@ def way_for(table: Table, held: dict[str, Any], n: int | None) -> Way | None:
     given_next = finals is None or "obs_next" in names
     whole = names >= {"rew", "terminated", "truncated"} and {*names, "done"} >= tree.keys() and given_next
     stores = [tree.get(name) for name in _MADE]
-    if not whole or table.journal is not None or table.last_frame or any(type(s) is not DenseStore for s in stores):
+    if not whole or table.journal is not None or any(type(s) is not DenseStore for s in stores):
         return None
     lead = () if n is None else (n,)
     text = _Text(lead)
     rest = {name: value for name, value in held.items() if name not in _MADE}
+    frame = ("[-1]" if n is None else "[:, -1]") if table.last_frame else ""
     if finals is not None:
         following = {"obs_next": rest.pop("obs_next")}
         rows = "0" if n is None else f"slice(0, {rings.n})"
-        if not text.columns(following, finals.columns.tree, "held", text.final_writes, rows):
+        if not text.columns(following, finals.columns.tree, "held", text.final_writes, rows, frame):
             return None
-    if not text.columns(rest, tree, "held", text.writes, "slot"):
+    if not text.columns(rest, tree, "held", text.writes, "slot", frame):
         return None
     for name in ("rew", "terminated", "truncated"):
         text.checks.append(f"{name} = held[{name!r}]")
@@ -192,7 +226,7 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
     checks = "\n".join(f"        {line}" for line in text.checks)
     return (
         f"def way(held):\n    if len(held) != count: return None\n    try:\n{checks}\n"
-        "    except (KeyError, AttributeError):\n        return None\n" + "\n".join(body) + "\n"
+        "    except (KeyError, AttributeError, IndexError):\n        return None\n" + "\n".join(body) + "\n"
     )
 
 
