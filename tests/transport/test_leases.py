@@ -368,11 +368,8 @@ class TestRelease:
         with producer, consumer:
             producer.send(wanted)
             batch = consumer.recv(timeout_s=1)
-            part = batch.policy_batches["a"] if isinstance(batch, MultiAgentBatch) else None
-            if isinstance(batch, Batch):
-                view = batch.obs.y[1:]
-            else:
-                view = (part if part is not None else batch)[1:]
+            part = batch.policy_batches["a"] if isinstance(batch, MultiAgentBatch) else batch
+            view = batch.obs.y[1:] if isinstance(batch, Batch) else part[1:]
             with pytest.raises(LeaseError):
                 consumer.release(batch)
             assert batch == wanted
