@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,14 @@ def serve(work: dict[str, Callable[[str], None]]) -> None:
                 work[name](argument)
             finally:
                 os._exit(1)
+
+
+def forked() -> int:
+    """Fork this process; the child must do little, and leave by `os._exit`."""
+    with warnings.catch_warnings():
+        # From Python 3.12 on there is one wherever a library has started threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def started() -> None:

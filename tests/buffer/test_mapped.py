@@ -274,7 +274,7 @@ def test_another_process_is_refused_until_the_first_is_gone(path: Path) -> None:
 
 def test_a_forked_child_reads_but_does_not_write_and_holds_no_lock(path: Path) -> None:
     folder = filled(path)
-    pid = os.fork()
+    pid = forked()
     if not pid:
         try:
             ok = folder.columns["a"].tolist() == [4, 2, 3]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import streams
 from buffer_writer import steps_in
-from nursery import ROOT, nursery
+from nursery import ROOT, forked, nursery
 from streams import BUFFERS, assert_go_on_alike, assert_same_rows, fill, step
 
 from samplebatch import Batch
@@ -367,7 +367,7 @@ def test_an_emptied_prioritized_buffer_that_crashed_draws_all_its_rows(path: Pat
 def test_a_forked_child_reads_and_does_not_write(path: Path) -> None:
     buffer = ReplayBuffer(6, storage=path)
     fill(buffer, 0, 0, 4)
-    pid = os.fork()
+    pid = forked()
     if not pid:
         code = 1
         try:

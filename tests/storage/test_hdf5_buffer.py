@@ -79,8 +79,7 @@ def same(a: Any, b: Any, leave_out: str = "nothing") -> bool:
     )
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-@pytest.mark.parametrize("steps", [0, 3, 33])
+@pytest.mark.parametrize(("steps", "compression"), [(0, None), (3, "gzip"), (33, None)])
 @pytest.mark.parametrize("case", CASES)
 def test_files_of_both_load_in_both(case: str, steps: int, compression: str | None, tmp_path: Path) -> None:
     cls, args, options, n = CASES[case]
@@ -102,11 +101,11 @@ def test_files_of_both_load_in_both(case: str, steps: int, compression: str | No
     # Where next observations are not stored, theirs are not right where an episode was cut or runs on.
     guessed = "obs_next" if options.get("ignore_obs_next") else "nothing"
     for i in range(steps, steps + 30):
-        if i:
+        if i in (steps + 1, steps + 29):
             assert same(ours[:], copies[0][:])
             for buffer in (theirs, their_copy, *copies[1:]):
                 assert same(ours[:], buffer[:], guessed)
-        if i and "alpha" in options:
+        if i in (steps + 1, steps + 29) and "alpha" in options:
             index = ours.sample_indices(0)
             for buffer in (theirs, their_copy, *copies):
                 assert np.allclose(buffer.get_weight(index), ours.get_weight(index))
