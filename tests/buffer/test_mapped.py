@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folder_writer import SLOTS, WIDTHS, create
-from nursery import ROOT, nursery, payload
+from nursery import ROOT, forked, nursery, payload
 
 from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.errors import FormatError, StorageError
