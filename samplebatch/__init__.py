@@ -36,6 +36,7 @@ _HOMES = {
     "HERReplayBuffer": "samplebatch.buffer.hindsight",
     "HERReplayBufferManager": "samplebatch.buffer.hindsight",
     "HERVectorReplayBuffer": "samplebatch.buffer.hindsight",
+    "MultiAgentReplayBuffer": "samplebatch.buffer.multi_agent",
     "DEFAULT_POLICY_ID": "samplebatch.names",
     "channel": "samplebatch.transport.channel",
     "broadcast": "samplebatch.transport.broadcast",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from samplebatch.buffer.hindsight import HERReplayBuffer as HERReplayBuffer
     from samplebatch.buffer.hindsight import HERReplayBufferManager as HERReplayBufferManager
     from samplebatch.buffer.hindsight import HERVectorReplayBuffer as HERVectorReplayBuffer
+    from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer as MultiAgentReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBufferManager as PrioritizedReplayBufferManager
     from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer as PrioritizedVectorReplayBuffer

@@ -13,8 +13,11 @@ import pytest
 from samplebatch import (
     Batch,
     CachedReplayBuffer,
+    MultiAgentBatch,
+    MultiAgentReplayBuffer,
     PrioritizedVectorReplayBuffer,
     ReplayBuffer,
+    SampleBatch,
     VectorReplayBuffer,
 )
 
@@ -73,3 +76,28 @@ def test_a_million_transitions_hold_memory_flat(kind: str) -> None:
     grown = resident_nbytes() - before
     assert grown < 2 << 20, f"{grown / 2**20:.1f} MiB more than after warm-up"
     assert buf.nbytes == stored
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_agents_in_lockstep_hold_memory_flat() -> None:
+    buf = MultiAgentReplayBuffer({"a": 8_000, "b": 20_000}, lockstep=True)
+    at = np.arange(ENVIRONMENTS)
+
+    def run(start: int, stop: int) -> None:
+        for n in range(start, stop):
+            obs = np.repeat((at + n).astype(np.float32)[:, None], 17, 1)
+            part = SampleBatch(
+                obs=obs, new_obs=obs, actions=at, rewards=at / 2, terminateds=at == 99, eps_id=np.full_like(at, n), t=at
+            )
+            buf.add(MultiAgentBatch({"a": part, "b": part[: 50 + n % 100]}, ENVIRONMENTS))
+            if n % 20 == 0:
+                assert buf.sample(64).env_steps() == 64
+
+    run(0, 300)
+    gc.collect()
+    before = resident_nbytes()
+    run(300, 1_500)
+    gc.collect()
+    grown = resident_nbytes() - before
+    assert grown < 2 << 20, f"{grown / 2**20:.1f} MiB more than after warm-up"
+    assert 7_000 < buf.env_steps() <= 8_000

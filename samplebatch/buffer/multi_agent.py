@@ -1,0 +1,421 @@
+"""MultiAgentReplayBuffer: the newest steps of several agents, in a buffer for each policy that acted for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.checkpoint import State, generator_of, generator_state
+from samplebatch.buffer.env_steps import EnvSteps
+from samplebatch.buffer.n_step import nstep_columns
+from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.streams import Streams, Tail, streams_of
+from samplebatch.errors import (
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    EmptyBufferError,
+    PolicyNotFoundError,
+    SequenceError,
+    StorageError,
+    near_names,
+)
+
+FRAGMENT_END: Final = "fragment_end"
+"""The column that tells the steps that count as truncated because a fragment ended with them."""
+
+BATCH_INDEXES: Final = "batch_indexes"
+"""The column of sampled batches that says where a prioritized buffer has each row."""
+
+_FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated", names.DONES: "done"}
+
+
+class _Form(NamedTuple):
+    """What the batches of a policy look like."""
+
+    flags: frozenset[str]
+    """Which flags they have."""
+    rewards: np.dtype[Any]
+    """The dtype of their rewards."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """Rows that are ready to be added to the buffer of a policy."""
+
+    buffer: ReplayBuffer
+    rows: dict[str, Any]
+    """The last rows, as many as there are slots."""
+    count: int
+    """How many rows there were."""
+    streams: Streams
+    form: _Form
+
+
+class MultiAgentReplayBuffer:
+    """The newest steps of several agents: a `ReplayBuffer` for each policy, filled with batches and sampled as batches.
+
+    Rows of one agent in one episode are kept together, in time order, so that what looks along an episode finds the
+    right rows: n-step targets, stacked frames, sequences. Agents are told apart by the columns `eps_id` and
+    `agent_index`, steps by `t`. Where the rows of a fragment end and it cannot be told that the next fragment goes on,
+    the last step counts as truncated in the buffers; what is sampled has the flags that were added.
+
+    Parameters
+    ----------
+    size
+        How many rows to keep for each policy; one number for all, or one for each policy id.
+    lockstep
+        Whether to sample steps of the environment, with the rows of all policies at them, rather than rows of each
+        policy by itself. Such a step can be drawn as long as all of its rows are there.
+    kind
+        The class of the buffers, such as `PrioritizedReplayBuffer`.
+    random_seed
+        What all draws follow from.
+    **options
+        Further arguments of the buffers.
+
+    Attributes
+    ----------
+    buffers
+        The buffer of each policy that has had rows, by policy id. They are for reading.
+    lockstep
+        As given.
+
+    Raises
+    ------
+    ColumnTypeError
+        If `kind` is no buffer of one ring.
+    StorageError
+        If a folder is given: each policy would have to have its own.
+
+    Examples
+    --------
+    >>> buf = MultiAgentReplayBuffer(100)
+    >>> def rows(n):
+    ...     return SampleBatch(obs=np.arange(n), actions=np.zeros(n), rewards=np.ones(n), terminateds=np.zeros(n, bool))
+    >>> buf.add(MultiAgentBatch({"walker": rows(6), "guard": rows(3)}, env_steps=6))
+    >>> batch = buf.sample(4)
+    >>> {policy: part["obs"].shape for policy, part in batch.items()}, batch.env_steps()
+    ({'walker': (4,), 'guard': (4,)}, 4)
+    >>> len(buf), len(buf.buffers["guard"])
+    (9, 3)
+    """
+
+    def __init__(
+        self,
+        size: int | Mapping[str, int],
+        *,
+        lockstep: bool = False,
+        kind: type[ReplayBuffer] = ReplayBuffer,
+        random_seed: int = 42,
+        **options: Any,
+    ) -> None:
+        if options.get("storage") is not None:
+            raise StorageError("the buffers of several policies cannot share a folder; leave out 'storage'")
+        self.buffers: dict[str, ReplayBuffer] = {}
+        self.lockstep = lockstep
+        self._size = dict(size) if isinstance(size, Mapping) else size
+        self._kind = kind
+        self._options = options
+        self._seed = random_seed
+        self._rng = np.random.default_rng(random_seed)
+        self._forms: dict[str, _Form] = {}
+        self._tails: dict[str, Tail] = {}
+        self._steps = EnvSteps()
+        made = [self._new(policy) for policy in self._size] if isinstance(self._size, dict) else [self._new("")]
+        for buffer in made:
+            if not isinstance(buffer, ReplayBuffer) or len(buffer.subbuffer_edges) != 2:
+                raise ColumnTypeError(f"the buffer of a policy must have one ring, a {kind.__name__} has not")
+
+    def __len__(self) -> int:
+        return sum(len(buffer) for buffer in self.buffers.values())
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{policy}: {len(buffer)}/{buffer.maxsize}" for policy, buffer in self.buffers.items())
+        return f"{type(self).__name__}({held})"
+
+    def __contains__(self, policy: object) -> bool:
+        return policy in self.buffers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.buffers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the slots of all buffers occupy."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+    def _new(self, policy: str) -> ReplayBuffer:
+        size = self._size
+        if isinstance(size, dict):
+            if policy not in size:
+                raise PolicyNotFoundError(f"no size was given for policy {policy!r}; {near_names(policy, size)}")
+            size = size[policy]
+        # The order in which policies turn up decides nothing.
+        seed = int(np.random.SeedSequence([self._seed, crc32(policy.encode())]).generate_state(1)[0])
+        return self._kind(size, random_seed=seed, **self._options)
+
+    # Adding
+
+    def add(self, batch: MultiAgentBatch) -> None:
+        """Add the rows of every policy.
+
+        Parameters
+        ----------
+        batch
+            With the columns `obs`, `actions`, `rewards`, one at least of `terminateds` and `dones`, and any others;
+            `new_obs`, if it is there in the first batch of a policy, must be in all. It is not changed.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If a column is missing that rows must have; names policy and column.
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If a column cannot take its rows without loss; names it.
+        PolicyNotFoundError
+            If no size was given for a policy.
+        SequenceError
+            If rows come as sequences; or, for lockstep, if it cannot be told which rows belong to the same step of the
+            environment. Whatever is refused, nothing has changed then.
+        """
+        parts = {policy: part for policy, part in batch.items() if part.count}
+        count, steps = _env_steps_of(parts, batch.env_steps()) if self.lockstep else (0, {})
+        fragments = {policy: self._fragment(policy, part) for policy, part in parts.items()}
+        rows: dict[str, tuple[Ints, Ints, int]] = {}
+        for policy, fragment in fragments.items():
+            slots = self._write(policy, fragment)
+            if self.lockstep:
+                order = fragment.streams.order
+                step = steps[policy] if order is None else steps[policy][order]
+                rows[policy] = (step, slots, fragment.buffer.maxsize)
+        if self.lockstep:
+            self._steps.add(count, rows)
+
+    def _fragment(self, policy: str, part: SampleBatch) -> _Fragment:
+        """Make the rows of a policy ready; nothing is changed."""
+        held = set(part.column_names)
+        for name in (FRAGMENT_END, names.SEQ_LENS):
+            if name in held:
+                what = "come as sequences" if name == names.SEQ_LENS else f"have a column {name!r} of their own"
+                error = SequenceError if name == names.SEQ_LENS else ColumnMismatchError
+                raise error(f"rows of policy {policy!r} must be plain steps, they {what}")
+        for name in (names.OBS, names.ACTIONS, names.REWARDS):
+            if name not in part:
+                raise ColumnNotFoundError(f"policy {policy!r} must have column {name!r}; {near_names(name, held)}")
+        flags = frozenset(_FLAGS) & held
+        if not flags & {names.TERMINATEDS, names.DONES}:
+            raise ColumnNotFoundError(
+                f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near_names(names.TERMINATEDS, held)}"
+            )
+        episode, agent, t = (
+            np.asarray(part[name]) if name in held else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
+        )
+        streams = streams_of(part.count, episode, agent, t, self._tails.get(policy))
+        if streams.order is not None:
+            part = part.take(streams.order)
+        buffer = self.buffers.get(policy)
+        if buffer is None:
+            buffer = self._new(policy)
+        count, kept = part.count, min(part.count, buffer.maxsize)
+        part, ends = part.slice(count - kept, count), streams.ends[count - kept :]
+        rows = dict(part.as_batch(names="tianshou").__dict__)
+        done = rows.pop("done", None)
+        terminated = np.asarray(rows.get("terminated", done), np.bool_)
+        truncated = np.asarray(rows.get("truncated", np.zeros(kept)), np.bool_)
+        cut = ends & ~(terminated | truncated)
+        rows |= {"terminated": terminated, "truncated": truncated | cut, FRAGMENT_END: cut}
+        buffer._table.check(rows, kept)
+        form = self._forms.get(policy, _Form(frozenset(), np.asarray(part[names.REWARDS]).dtype))
+        return _Fragment(buffer, rows, count, streams, _Form(form.flags | flags, form.rewards))
+
+    def _write(self, policy: str, fragment: _Fragment) -> Ints:
+        """Add rows that are ready; return the slots that they went to."""
+        buffer, streams = fragment.buffer, fragment.streams
+        self.buffers[policy] = buffer
+        self._forms[policy] = fragment.form
+        if streams.goes_on:
+            newest = buffer.last_index
+            for name in ("truncated", FRAGMENT_END):
+                buffer.set_array_at_key(np.zeros(1, np.bool_), name, newest)
+        rings = buffer._table.rings
+        kept = min(fragment.count, buffer.maxsize)
+        if self.lockstep:
+            next_slots = (int(rings.cursors_of_all()[0]) + np.arange(kept)) % max(buffer.maxsize, 1)
+            self._steps.lose(policy, next_slots[next_slots < len(buffer)])
+        slots = buffer._table.append(0, fragment.rows, fragment.count)
+        self._tails.pop(policy, None)
+        if streams.tail is not None and kept and fragment.rows[FRAGMENT_END][-1]:
+            self._tails[policy] = streams.tail
+        return slots[len(slots) - kept :]
+
+    def reset(self) -> None:
+        """Empty all buffers."""
+        for buffer in self.buffers.values():
+            buffer.reset()
+        self._tails.clear()
+        self._steps = EnvSteps()
+
+    # Sampling
+
+    def env_steps(self) -> int:
+        """Return how many steps of the environment can be drawn in lockstep: those whose rows are all there."""
+        return len(self._steps)
+
+    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> MultiAgentBatch:
+        """Draw rows with replacement.
+
+        Parameters
+        ----------
+        batch_size
+            How many rows of each policy; in lockstep, how many steps of the environment, whose rows come step by step.
+            0 for all in time order, None for all in random order, a negative number for none.
+        n_step, gamma
+            As `ReplayBuffer.sample` takes them; the columns are `returns`, `discount` and `new_obs`.
+
+        Returns
+        -------
+        MultiAgentBatch
+            The columns that were added. Of prioritized buffers also `weights`, `generation` and `batch_indexes`, from
+            which `update_priorities` knows the rows. In lockstep, policies without rows at the steps are left out.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there is nothing to draw from.
+        ValueError
+            If `n_step` is not positive.
+        """
+        if self.lockstep:
+            places = self._places(batch_size)
+            drawn = {policy: self._steps.rows(policy, places) for policy in self.buffers}
+            drawn = {policy: slots for policy, slots in drawn.items() if len(slots)}
+            count = len(places)
+        else:
+            if not self.buffers and batch_size is not None and batch_size > 0:
+                raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+            drawn = {policy: buffer._drawn(batch_size) for policy, buffer in self.buffers.items()}
+            count = max((len(slots) for slots in drawn.values()), default=0)
+        return MultiAgentBatch(
+            {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}, count
+        )
+
+    def _places(self, batch_size: int | None) -> Ints:
+        """Draw steps of the environment."""
+        if batch_size is not None and batch_size > 0:
+            return self._steps.draw(batch_size, self._rng)
+        every = self._steps.all()
+        if batch_size is None:
+            return self._rng.permutation(every)
+        return every if batch_size == 0 else every[:0]
+
+    def _rows(self, policy: str, slots: Ints, n_step: int | None, gamma: float) -> SampleBatch:
+        """Read rows of a policy, as they were added."""
+        buffer, form = self.buffers[policy], self._forms[policy]
+        held = dict(buffer._rows(slots).__dict__)
+        if n_step is not None:
+            held |= nstep_columns(buffer._table, slots, n_step, gamma, buffer.stack_num)
+        held["truncated"] &= ~held.pop(FRAGMENT_END)
+        held["done"] = held["terminated"] | held["truncated"]
+        for flat, nested in _FLAGS.items():
+            if flat not in form.flags:
+                del held[nested]
+        held["rew"] = held["rew"].astype(form.rewards, copy=False)
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            held["weights"] = held.pop("weight")
+            held[BATCH_INDEXES] = slots
+        return node(Batch, held).as_sample_batch("rllib")
+
+    def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[str, npt.ArrayLike]) -> None:
+        """Give rows that were sampled new priorities; those written over since keep theirs.
+
+        Parameters
+        ----------
+        batch
+            As `sample` returned it.
+        priorities
+            For each policy one for each row, shape (n,). Their signs do not count.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If the batch did not come from prioritized buffers.
+        PolicyNotFoundError
+            If there is no such policy.
+        ColumnLengthError, ColumnTypeError, PriorityError
+            As `PrioritizedReplayBuffer.update_weight` does.
+        """
+        for policy, given in priorities.items():
+            part, buffer = batch[policy], self.buffers.get(policy)
+            if buffer is None:
+                raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.buffers)}")
+            where, generation = part[BATCH_INDEXES], part["generation"]
+            if not isinstance(buffer, PrioritizedReplayBuffer):
+                raise ColumnTypeError(f"the buffer of policy {policy!r} must be prioritized, it is none")
+            buffer.update_weight(where, given, generation=generation)
+
+    # Carrying on elsewhere
+
+    def state_dict(self) -> State:
+        """Return all there is to know of the buffer, whatever it needs to go on exactly so; it can be pickled."""
+        return {
+            "buffers": {policy: buffer.state_dict() for policy, buffer in self.buffers.items()},
+            "forms": {policy: (sorted(form.flags), form.rewards.str) for policy, form in self._forms.items()},
+            "tails": {policy: tuple(tail) for policy, tail in self._tails.items()},
+            "steps": self._steps.state(),
+            "generator": generator_state(self._rng),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned of a buffer that was made with the same arguments.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If it was made with others.
+        FormatError
+            If the state of a buffer is not whole. Nothing has changed then.
+        """
+        buffers = {policy: self._new(policy) for policy in state["buffers"]}
+        for policy, buffer in buffers.items():
+            buffer.load_state_dict(state["buffers"][policy])
+        rng, steps = generator_of(state["generator"]), EnvSteps.of(state["steps"])
+        self._forms = {
+            policy: _Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()
+        }
+        self._tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}
+        self.buffers, self._rng, self._steps = buffers, rng, steps
+
+
+def _env_steps_of(parts: dict[str, SampleBatch], env_steps: int) -> tuple[int, dict[str, Ints]]:
+    """Number the steps of the environment; return how many there are, and the step of each row of each policy."""
+    if not parts:
+        return 0, {}
+    if all({names.EPS_ID, names.T} <= set(part.column_names) for part in parts.values()):
+        episodes, times = (
+            np.concatenate([np.asarray(part[name]) for part in parts.values()]) for name in (names.EPS_ID, names.T)
+        )
+        _, episode = np.unique(episodes, return_inverse=True)
+        earliest = int(times.min())
+        key = episode.reshape(-1) * (int(times.max()) - earliest + 1) + (times - earliest)
+        found, step = np.unique(key, return_inverse=True)
+        ends = np.cumsum([part.count for part in parts.values()])[:-1]
+        return len(found), dict(zip(parts, np.split(step.reshape(-1), ends), strict=True))
+    for policy, part in parts.items():
+        if part.count != env_steps:
+            raise SequenceError(
+                f"policy {policy!r} must have a row for each of {env_steps} environment steps, or all policies the "
+                f"columns {names.EPS_ID!r} and {names.T!r}, it has {part.count}"
+            )
+    return env_steps, {policy: np.arange(env_steps) for policy in parts}
