@@ -54,7 +54,7 @@ class Finals:
         self.rings = rings
         self._moved = moved
         self.slots = slots
-        self._lay_out(Columns(rings + _SPARE, stores.plain()))
+        self._lay_out(Columns(rings + _SPARE, stores.of_finals()))
 
     def _lay_out(self, columns: Columns, owners: npt.NDArray[np.int64] | None = None) -> None:
         """Take columns, and whose their rows are, if memory does not say so already."""

@@ -58,7 +58,12 @@ class ObjectStore(Store):
 
     def fit(self, rows: Any, n: int) -> npt.NDArray[Any]:
         """Put n rows into an array of objects; see `Store.fit`."""
-        array = object_rows(rows, self.name) if not self.shape else as_rows(rows, self.name)
+        if self.shape:
+            array = as_rows(rows, self.name)
+        else:
+            # Rows of an array would be views of memory that whoever gave it may use again.
+            numbers = isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
+            array = object_rows(rows.copy() if numbers else rows, self.name)
         check_rows(self.name, array, n, self.shape)
         return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -446,6 +447,8 @@ class ReplayBuffer(SequenceSampling, Durable):
     def __getstate__(self) -> dict[str, Any]:
         slots = self._table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
         own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
+        # So that a copy in memory, too, draws from a generator of its own.
+        own["_rng"] = copy.deepcopy(self._rng)
         return own | {
             "table": self._table.state(self._ring),
             "sampler": (type(self._sampler), self._sampler.live(slots)),

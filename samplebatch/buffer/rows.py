@@ -176,8 +176,10 @@ class Rows:
                 return rings.chronological(self._ring)
             stored = rings.stored() if self._ring is None else np.arange(len(self)) + self._start
             return stored[index]
-        if isinstance(index, tuple) and len(index) == 1:
-            index = index[0]
+        if isinstance(index, tuple):
+            if len(index) != 1:
+                raise RowIndexError(f"rows must be picked along one axis, got {len(index)} indices; take columns apart")
+            (index,) = index
         if KINDS[type(index)] == TENSOR:
             index = index.numpy(force=True)
         indices = np.asarray(index)

@@ -93,9 +93,10 @@ class Stores:
             return RaggedStore.suiting(name, column, slots)
         return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
 
-    def plain(self) -> Self:
-        """Return the same without compression."""
-        return replace(self, compress=())
+    def of_finals(self) -> Self:
+        """Return the same for final observations: uncompressed, and as ragged under `obs_next` as under `obs`."""
+        ragged = (f"obs_next{name[3:]}" for name in self.ragged if _covers(("obs",), name))
+        return replace(self, compress=(), ragged=(*self.ragged, *ragged))
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory of another process, or of a file, does not travel.

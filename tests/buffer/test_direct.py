@@ -1,0 +1,186 @@
+"""The shortest way to the slots does what the long way does, and takes only what is exactly alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
+from samplebatch.errors import SampleBatchError
+
+F4 = np.float32
+
+
+def step(n: int, rows: int | None, **changed: Any) -> dict[str, Any]:
+    """Make a step, or one for each of some environments, whose values tell which it is."""
+    lead = () if rows is None else (rows,)
+    numbers = np.full(lead, n) + (0 if rows is None else np.arange(rows) * 1000)
+    image = np.zeros((*lead, 3, 2), F4) + np.expand_dims(numbers, (-1, -2)) if lead else np.full((3, 2), n, F4)
+    values = {
+        "obs": {"image": image, "inner": {"speed": numbers + 0.5}},
+        "act": numbers.copy(),
+        "rew": numbers + 0.25,
+        "terminated": numbers % 5 == 4,
+        "truncated": numbers % 7 == 6,
+        "obs_next": {"image": image + 1, "inner": {"speed": numbers + 1.5}},
+        "info": {"n": numbers * 2},
+        "policy": {},
+    }
+    return values | changed
+
+
+def shown(buffer: ReplayBuffer) -> str:
+    rows = buffer[buffer._table.rings.chronological()]
+    return f"{buffer!r} {len(buffer)} {rows!r} {buffer._table.rings.state()}"
+
+
+def pair(rows: int | None, **options: Any) -> tuple[ReplayBuffer, ReplayBuffer]:
+    if rows is None:
+        return ReplayBuffer(11, **options), ReplayBuffer(11, **options)
+    return VectorReplayBuffer(11 * rows, rows, **options), VectorReplayBuffer(11 * rows, rows, **options)
+
+
+def add_long(buffer: ReplayBuffer, batch: Batch) -> Any:
+    buffer._table.forget_ways()
+    return buffer.add(batch)
+
+
+def way_of(buffer: ReplayBuffer) -> Any:
+    return buffer._table.way_of_one or buffer._table.way_of_all
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "next observations not stored": {"ignore_obs_next": True},
+    "last frames": {"save_only_last_obs": True},
+    "last frames alone": {"save_only_last_obs": True, "ignore_obs_next": True},
+}
+
+
+@pytest.mark.parametrize("rows", [None, 1, 3])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_both_ways_lead_to_the_same_slots(name: str, rows: int | None) -> None:
+    short, long = pair(rows, **OPTIONS[name])
+    for n in range(40):
+        values = step(n, rows)
+        if "last" in name:
+            for obs in ("obs", "obs_next"):
+                values[obs] = values[obs]["image"]
+        found, expected = short.add(Batch(values)), add_long(long, Batch(values))
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        assert [part.dtype for part in found] == [part.dtype for part in expected]
+        assert (way_of(short) is not None) == (n >= 0)
+        assert shown(short) == shown(long)
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+def test_vector_rewards_and_objects(rows: int | None) -> None:
+    short, long = pair(rows)
+    lead = () if rows is None else (rows,)
+    for n in range(25):
+        rew = np.arange(2.0) + n + np.zeros((*lead, 2))
+        words: Any = "é" * (n % 3) if rows is None else np.array([None, f"{n}"], object)
+        batch = Batch(step(n, rows, rew=rew, info={"word": words}))
+        found, expected = short.add(batch), add_long(long, batch)
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        assert way_of(short) is not None
+    assert shown(short) == shown(long)
+
+
+UNALIKE: dict[str, Any] = {
+    "another dtype": {"act": np.array(7, np.int32)},
+    "a number": {"act": 7},
+    "whole rewards": {"rew": 3},
+    "flags of numbers": {"terminated": 1, "truncated": 0.0},
+    "done given": {"done": False},
+    "one name less": {"info": {}},
+    "a new name": {"extra": np.arange(3)},
+    "a new name inside": {"info": {"n": 1, "m": 2.5}},
+    "a name for another": {"info": {"m": 2.5}},
+    "a tensor": None,
+}
+
+
+@pytest.mark.parametrize("name", UNALIKE)
+def test_what_is_unalike_goes_the_long_way(name: str) -> None:
+    import torch
+
+    changed = {"act": torch.tensor(7)} if name == "a tensor" else UNALIKE[name]
+    short, long = pair(None)
+    for n in range(6):
+        batch = Batch(step(n, None, **(changed if n % 2 else {})))
+        found, expected = short.add(batch), add_long(long, batch)
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+    assert shown(short) == shown(long)
+
+
+REFUSED: dict[str, Any] = {
+    "a shape that would be spread": {"obs": {"image": np.zeros((1, 2), F4), "inner": {"speed": 0.5}}},
+    "a single element": {"act": np.zeros(1, int)},
+    "lost digits": {"act": np.array(0.5)},
+    "a mask": {"act": np.ma.masked_array(1, True)},
+    "an array for a nested batch": {"info": np.array(1)},
+    "a nested batch for an array": {"act": {"a": np.array(1)}},
+    "several flags": {"terminated": np.zeros(2, bool)},
+    "words for rewards": {"rew": "much"},
+    "complex rewards": {"rew": 1j},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_all_the_same(name: str) -> None:
+    buffer = ReplayBuffer(4)
+    for n in range(6):
+        buffer.add(Batch(step(n, None)))
+    before = shown(buffer)
+    batch = Batch(step(9, None))
+    batch.__dict__.update(Batch({k: v for k, v in REFUSED[name].items() if name != "a mask"}).__dict__)
+    if name == "a mask":
+        batch.__dict__.update(REFUSED[name])
+    with pytest.raises(SampleBatchError):
+        buffer.add(batch)
+    assert shown(buffer) == before
+
+
+def test_rows_for_each_ring_must_be_as_many() -> None:
+    buffer = VectorReplayBuffer(12, 3)
+    for n in range(2):
+        buffer.add(Batch(step(n, 3)))
+    before = shown(buffer)
+    for rows in (2, 4, 1):
+        with pytest.raises(SampleBatchError):
+            buffer.add(Batch(step(5, rows)))
+    assert shown(buffer) == before
+
+
+def test_columns_may_be_called_anything() -> None:
+    names = ["slot", "rings", "held", "v0", "_0", "a b", "'", "class", "done_memory", "__class__", "{keep}", "\n"]
+    short, long = pair(None)
+    for n in range(15):
+        batch = Batch(step(n, None, info={name: i + n for i, name in enumerate(names)}))
+        short.add(batch)
+        add_long(long, batch)
+    assert way_of(short) is not None
+    assert shown(short) == shown(long)
+
+
+def test_a_way_ends_where_its_memory_moves() -> None:
+    """Final observations move when there are many: of the truncations that are kept, each has one."""
+    buffer = ReplayBuffer(100, ignore_obs_next=True)
+    for n in range(90):
+        buffer.add(Batch(obs=n, act=0, rew=0.0, terminated=False, truncated=n % 2 == 0, obs_next=n + 1000))
+    rows = buffer[:]
+    assert rows.obs_next.tolist() == [n + 1000 if n % 2 == 0 or n == 89 else n + 1 for n in range(90)]
+
+
+def test_the_batch_is_left_alone() -> None:
+    batch = Batch(step(1, None, terminated=1))
+    before = batch.to_dict()
+    buffer = ReplayBuffer(3)
+    for _ in range(3):
+        buffer.add(batch)
+    assert str(batch.to_dict()) == str(before)
+    batch.obs.image[...] = -1
+    assert buffer.obs.image.min() == 1

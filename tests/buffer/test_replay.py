@@ -1,0 +1,450 @@
+"""ReplayBuffer: what the documents and Tianshou leave open."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
+from samplebatch.column import cores
+from samplebatch.errors import (
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    EmptyBufferError,
+    RingError,
+    RowIndexError,
+    SampleBatchError,
+)
+from tests.buffer.oracle import step, steps
+
+
+def filled(rows: int = 13, size: int = 10, ends: tuple[int, ...] = (6,), **options: Any) -> ReplayBuffer:
+    buf = ReplayBuffer(size, **options)
+    for n in range(rows):
+        buf.add(step(n, terminated=n in ends))
+    return buf
+
+
+# Kinds of values
+
+
+def test_tensors_come_back_as_tensors() -> None:
+    buf = ReplayBuffer(6, stack_num=2)
+    for n in range(8):
+        hidden = torch.full((2,), float(n), dtype=torch.bfloat16, requires_grad=True)
+        buf.add(step(n, obs=torch.tensor([n, n]), obs_next=torch.tensor([n + 1, n]), policy={"h": hidden}))
+    assert torch.equal(buf.obs[:, 0], torch.tensor([6, 7, 2, 3, 4, 5]))
+    rows = buf[[3, 0]]
+    assert torch.equal(rows.obs[..., 0], torch.tensor([[2, 3], [5, 6]]))
+    assert rows.policy.h.dtype == torch.bfloat16
+    assert not rows.policy.h.requires_grad
+    assert rows.policy.h[1, 1].tolist() == [6.0, 6.0]
+    assert buf[0].obs.tolist() == [[5, 5], [6, 6]]
+    assert buf[0].act == 6
+    with pytest.raises(SampleBatchError, match=r"policy\.h"):
+        buf.add(step(9, obs=torch.tensor([1, 1]), obs_next=torch.tensor([1, 1]), policy={"h": torch.zeros(2)}))
+
+
+def test_tensors_at_the_ends_of_episodes() -> None:
+    buf = ReplayBuffer(6, stack_num=3, ignore_obs_next=True)
+    for n in range(5):
+        buf.add(step(n, obs=torch.tensor(float(n)), obs_next=torch.tensor(n + 0.5), truncated=n == 2))
+    assert buf[[1, 2, 4]].obs_next.tolist() == [[0.0, 1.0, 2.0], [1.0, 2.0, 2.5], [3.0, 4.0, 4.5]]
+
+
+def test_tensors_and_arrays_may_take_turns() -> None:
+    buf = ReplayBuffer(3)
+    buf.add(step(0, act=torch.tensor([1, 2])))
+    buf.add(step(1, act=np.array([3, 4])))
+    assert torch.equal(buf.act[:2], torch.tensor([[1, 2], [3, 4]]))
+    other = ReplayBuffer(3)
+    other.add(step(0, act=np.array([3.0, 4.0])))
+    other.add(step(1, act=torch.tensor([1.0, 2.0])))
+    assert other.act[:2].tolist() == [[3.0, 4.0], [1.0, 2.0]]
+
+
+def test_objects_are_kept_as_they_are() -> None:
+    things: list[Any] = [{1, 2}, "words", None, [1, [2]], lambda: None]
+    buf = ReplayBuffer(8)
+    for n, thing in enumerate(things):
+        row = step(n)
+        row.__dict__["info"] = Batch()
+        row.info.__dict__["thing"] = thing
+        buf.add(row)
+    assert all(found is thing for found, thing in zip(buf[:].info.thing, things, strict=True))
+    assert buf[1].info.thing == "words"
+    assert buf[0].info.thing == {1, 2}
+    array = np.array([1, 2])
+    buf.add(step(5, info={"thing": array}))
+    array[0] = 7
+    assert buf.info.thing[5].tolist() == [1, 2]
+    assert buf.info.thing[6:].tolist() == [None, None]
+
+
+def test_rows_of_objects_have_a_shape() -> None:
+    buf = ReplayBuffer(3)
+    for n in range(2):
+        buf.add(step(n, obs=np.array(["left", f"{n}"]), obs_next=np.array(["right", None], object)))
+    assert buf[:].obs.tolist() == [["left", "0"], ["left", "1"]]
+    assert pickle.loads(pickle.dumps(buf))[:].obs.tolist() == [["left", "0"], ["left", "1"]]
+    with pytest.raises(ColumnMismatchError, match="'obs'"):
+        buf.add(step(2, obs=np.array(["a", "b", "c"]), obs_next=np.array(["right", None], object)))
+
+
+def test_rows_of_varying_shape() -> None:
+    buf = ReplayBuffer(4, ragged="obs", stack_num=2, ignore_obs_next=True)
+    for n in range(6):
+        buf.add(step(n, obs=np.arange(n), obs_next=np.arange(n + 1), terminated=n == 3))
+    rows = buf[:]
+    assert [[frame.tolist() for frame in row] for row in rows.obs] == [
+        [[0, 1], [0, 1]],
+        [[0, 1], [0, 1, 2]],
+        [[0, 1, 2, 3]] * 2,
+        [[0, 1, 2, 3], [0, 1, 2, 3, 4]],
+    ]
+    assert [row[-1].tolist() for row in rows.obs_next] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+    assert buf.get([0], "obs", stack_num=1)[0].tolist() == [0, 1, 2, 3]
+
+
+def test_compressed_columns_read_as_others_do() -> None:
+    images = np.random.default_rng(0).integers(0, 3, (30, 20, 20), np.uint8)
+    options: dict[str, Any] = {"stack_num": 3, "ignore_obs_next": True}
+    plain, compressed = ReplayBuffer(20, **options), ReplayBuffer(20, compress=True, **options)
+    for n in range(30):
+        for buf in (plain, compressed):
+            buf.add(step(n, obs=images[n], obs_next=images[(n + 1) % 30], truncated=n % 9 == 8))
+    assert compressed.options["compress"] is True
+    index = np.random.default_rng(1).integers(0, 20, 40)
+    for name in ("obs", "obs_next"):
+        assert np.array_equal(compressed[index][name], plain[index][name])
+    assert np.array_equal(compressed.obs[3], plain.obs[3])
+    with pytest.raises(ColumnTypeError, match="compress must be"):
+        ReplayBuffer(3, compress=[1])  # type: ignore[list-item]
+
+
+def test_only_the_last_frame_may_be_stored() -> None:
+    for ignore in (True, False):
+        buf = ReplayBuffer(5, stack_num=2, save_only_last_obs=True, ignore_obs_next=ignore)
+        for n in range(4):
+            frames = np.arange(n - 3, n + 1)
+            buf.add(step(n, obs={"a": frames}, obs_next={"a": frames + 1}, truncated=n == 1))
+        assert buf.obs.a.tolist() == [0, 1, 2, 3, 0]
+        assert buf[:].obs.a.tolist() == [[0, 0], [0, 1], [2, 2], [2, 3]]
+        expected = [[0, 1], [1, 2], [2, 3], [3, 4]] if ignore else [[1, 1], [1, 2], [3, 3], [3, 4]]
+        assert buf[:].obs_next.a.tolist() == expected
+    with pytest.raises(ColumnMismatchError, match="stacks of frames"):
+        ReplayBuffer(3, save_only_last_obs=True).add(step(0))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, True, "3", None])
+def test_sizes_are_whole_numbers(size: Any) -> None:
+    with pytest.raises(ColumnLengthError, match="whole number"):
+        ReplayBuffer(size)
+
+
+def test_a_buffer_without_slots_takes_nothing() -> None:
+    buf = ReplayBuffer(0)
+    with pytest.raises(RingError, match="must have slots"):
+        buf.add(step(0))
+    assert (len(buf), buf.sample_indices(0).tolist(), repr(buf)) == (0, [], "ReplayBuffer()")
+    assert ReplayBuffer(3).update(buf).tolist() == []
+    assert buf.update(filled()).tolist() == []
+
+
+@pytest.mark.parametrize("name", ["obs", "act", "rew", "terminated", "truncated"])
+def test_steps_need_their_columns(name: str) -> None:
+    buf = ReplayBuffer(3)
+    row = step(0)
+    row.pop(name)
+    with pytest.raises(ColumnNotFoundError, match=f"'{name}'"):
+        buf.add(row)
+    assert repr(buf) == "ReplayBuffer()"
+
+
+def test_next_observations_come_always_or_never() -> None:
+    buf = filled(2)
+    row = step(2)
+    row.pop("obs_next")
+    with pytest.raises(ColumnNotFoundError, match="'obs_next'"):
+        buf.add(row)
+    assert len(buf) == 2
+    without = ReplayBuffer(4)
+    for n in range(2):
+        row = step(n)
+        row.pop("obs_next")
+        without.add(row)
+    assert without[:].obs_next.is_empty()
+
+
+def test_a_batch_and_columns_are_one_too_many() -> None:
+    with pytest.raises(ColumnTypeError, match="'extra'"):
+        ReplayBuffer(3).add(step(0), extra=1)
+
+
+@pytest.mark.parametrize("index", [None, ..., "nothing", 1.5, [0.5], (0, 1), [True, False], np.zeros((2, 2), bool), {}])
+def test_indices_of_other_kinds_are_refused(index: Any) -> None:
+    with pytest.raises((RowIndexError, ColumnNotFoundError)):
+        filled()[index]
+
+
+def test_indices_in_other_forms() -> None:
+    buf = filled()
+    mask = np.zeros(10, bool)
+    mask[[2, 5]] = True
+    assert buf[mask].obs.tolist() == [12, 5]
+    assert buf[torch.tensor([2, -5])].obs.tolist() == [12, 5]
+    assert buf[(3,)].obs == buf[np.int32(3)].obs == 3
+    assert buf[np.array([1, 2], np.uint8)].obs.tolist() == [11, 12]
+    assert buf["obs"] is buf.obs
+    assert buf[range(3)].obs.tolist() == [10, 11, 12]
+
+
+# Drawing
+
+
+def test_nothing_can_be_drawn_from_nothing() -> None:
+    for buf in (ReplayBuffer(3), VectorReplayBuffer(6, 2)):
+        for count in (1, 5):
+            with pytest.raises(EmptyBufferError, match="add some first"):
+                buf.sample(count)
+        assert buf.sample_indices(None).tolist() == buf.sample_indices(-1).tolist() == []
+
+
+def test_whole_stacks_only() -> None:
+    buf = ReplayBuffer(12, stack_num=4, sample_avail=True)
+    for n in range(3):
+        buf.add(step(n))
+    with pytest.raises(EmptyBufferError, match="4 frames"):
+        buf.sample(2)
+    for n in range(3, 30):
+        buf.add(step(n, truncated=n % 5 == 4))
+    whole = buf.sample_indices(0)
+    assert buf[whole].act.tolist() == [23, 24, 28, 29]
+    counts = np.bincount(buf.sample_indices(4000), minlength=12)
+    assert counts[whole].min() > 900
+    assert counts.sum() == counts[whole].sum() == 4000
+    assert sorted(buf.sample_indices(None)) == sorted(whole)
+    assert buf[:].act.tolist() == list(range(18, 30))
+
+
+def test_minibatches_have_every_row_once() -> None:
+    buf = filled()
+    epochs = [indices for _, indices in buf.minibatches(3, epochs=2)]
+    assert [len(part) for part in epochs] == [3, 3, 3, 1] * 2
+    first, second = np.concatenate(epochs[:4]), np.concatenate(epochs[4:])
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first.tolist() != second.tolist()
+    for rows, indices in buf.minibatches(4, shuffle=False, drop_last=True):
+        assert rows.obs.tolist() == buf.obs[indices].tolist()
+        assert len(rows) == 4
+    with pytest.raises(ColumnLengthError, match="positive"):
+        next(buf.minibatches(0))
+    assert list(ReplayBuffer(3).minibatches(2)) == []
+
+
+def test_splits_follow_the_buffers_seed() -> None:
+    def orders(seed: int) -> list[list[int]]:
+        return [part.obs.tolist() for part in filled(random_seed=seed).split(4)]
+
+    assert orders(1) == orders(1) != orders(2)
+    assert sorted(n for part in orders(1) for n in part) == list(range(3, 13))
+    assert [part.obs.tolist() for part in filled().split(6, shuffle=False, merge_last=True)] == [list(range(3, 13))]
+
+
+# Copies
+
+
+@pytest.mark.parametrize("index", [slice(None), slice(2, 5), [2, 3], np.array([2, 3]), slice(6, 1, -2)])
+def test_rows_are_copies(index: Any) -> None:
+    buf = filled()
+    before = repr(buf)
+    for value in buf[index].values():
+        if isinstance(value, np.ndarray):
+            value[...] = 1
+    assert repr(buf) == before
+
+
+def test_large_copies_take_both_cores() -> None:
+    rows = 2 * cores.WORTHWHILE // 4000
+    buf = ReplayBuffer(rows)
+    obs = np.arange(rows * 500).reshape(rows, 500)
+    for n in range(rows + rows // 3):
+        buf.add(Batch(obs=obs[n % rows], act=n, rew=0.0, terminated=False, truncated=False))
+    everything = buf[:]
+    assert everything.act.tolist() == list(range(rows // 3, rows + rows // 3))
+    assert np.array_equal(everything.obs, np.roll(obs, -(rows // 3), 0))
+    assert np.array_equal(buf[7 : rows - 5].obs, obs[7 : rows - 5])
+    assert np.array_equal(buf[buf.sample_indices(0)].obs, everything.obs)
+
+
+# All rows at once
+
+
+def test_columns_can_be_set() -> None:
+    buf = filled()
+    buf.set_array_at_key(np.arange(10) * 2, "act")
+    assert buf.act.tolist() == list(range(0, 20, 2))
+    buf.set_array_at_key(np.array([0.5, 1.5]), "advantage", index=[2, 4], default_value=-1)
+    assert buf.advantage.tolist() == [-1, -1, 0.5, -1, 1.5] + [-1] * 5
+    assert buf[[2, 3]].advantage.tolist() == [0.5, -1.0]
+    buf.set_array_at_key([7, 8], "rew", index=slice(8, None))
+    assert buf.rew[8:].tolist() == [7.0, 8.0]
+    buf.set_array_at_key([1, 0], "truncated", index=[0, 6])
+    assert (buf.truncated[0], buf.done[0], buf.done[6]) == (True, True, True)
+    assert buf.next(0) == 0
+    before = repr(buf)
+    for values, name, error in (
+        (np.arange(9), "act", ColumnLengthError),
+        (np.full(10, 0.5), "act", ColumnMismatchError),
+        (np.zeros(10, bool), "done", ColumnMismatchError),
+        (["x"] * 10, "terminated", ColumnTypeError),
+    ):
+        with pytest.raises(error, match=f"'{name}'"):
+            buf.set_array_at_key(values, name)
+    assert repr(buf) == before
+    buf.add(step(50, advantage=2.5))
+    assert buf.latest(1).advantage.tolist() == [2.5]
+
+
+def data(rows: int = 6) -> dict[str, Any]:
+    flags = np.zeros((3, rows), bool)
+    flags[0, 2] = True
+    flags[1, 4] = True
+    flags[2] = flags[0] | flags[1]
+    obs = np.arange(rows * 2.0).reshape(rows, 2)
+    return {
+        "obs": obs,
+        "act": np.arange(rows),
+        "rew": np.ones(rows),
+        "terminated": flags[0],
+        "truncated": flags[1],
+        "done": flags[2],
+        "obs_next": obs + 2,
+    }
+
+
+def test_buffers_of_data_share_its_memory_and_go_on() -> None:
+    given = data()
+    buf = ReplayBuffer.from_data(**given)
+    assert buf.obs is given["obs"]
+    assert buf.last_index.tolist() == [5]
+    assert buf.next(np.arange(6)).tolist() == [1, 2, 2, 4, 4, 5]
+    assert buf.prev(np.arange(6)).tolist() == [0, 0, 1, 3, 3, 5]
+    assert buf.add(step(9, obs=np.zeros(2), obs_next=np.ones(2)))[0].tolist() == [0]
+    assert given["obs"][0].tolist() == [0.0, 0.0]
+    for read_only in (True, False):
+        other = data()
+        other["obs"] = other["obs"][::-1]
+        other["act"].flags.writeable = not read_only
+        made = ReplayBuffer.from_data(**other)
+        made.add(step(9, obs=np.zeros(2), obs_next=np.ones(2)))
+        assert made.act[0] == 9
+        assert other["act"][0] == (0 if read_only else 9)
+        assert other["obs"][0, 0] == 10.0
+
+
+def test_data_may_be_nested_and_of_other_kinds() -> None:
+    given = data()
+    given |= {"obs": Batch(a=given["obs"]), "obs_next": {"a": given["obs_next"]}, "act": list(range(6))}
+    given |= {"rew": np.ones(6, np.float32), "terminated": [0, 0, 1, 0, 0, 0]}
+    buf = ReplayBuffer.from_data(**given)
+    assert buf.obs.a.shape == (6, 2)
+    assert (buf.rew.dtype, buf.terminated.dtype) == (np.float64, bool)
+    assert buf[:].obs_next.a[0].tolist() == [2.0, 3.0]
+    assert len(ReplayBuffer.from_data(**{name: value[:0] for name, value in data().items()})) == 0
+
+
+def test_slots_can_be_filled_where_next_observations_are_not_stored() -> None:
+    buf = ReplayBuffer(6, ignore_obs_next=True)
+    buf.set_batch(Batch(data()))
+    assert len(buf) == 0
+    buf._table.rings.append(0, 6)
+    assert buf[:].obs_next[:5, 0].tolist() == [2.0, 4.0, 4.0, 8.0, 10.0]
+    with pytest.raises(ColumnMismatchError, match="'obst'"):
+        buf.set_batch({"obst": np.zeros(6)})
+
+
+def test_rows_without_missing_values() -> None:
+    buf = ReplayBuffer(5, ignore_obs_next=True)
+    for n in range(8):
+        missing = np.nan if n in (4, 6) else 0.0
+        buf.add(step(n, info={"x": missing}, truncated=n == 5, obs_next=n + 100))
+    assert buf.isnull().info.x.tolist() == [False, True, False, False, True]
+    buf.dropnull()
+    assert buf[:].obs.tolist() == [3, 5, 7]
+    assert buf[:].obs_next.tolist() == [5, 105, 107]
+    assert (buf.maxsize, buf.hasnull()) == (5, False)
+    assert [part.tolist() for part in buf.add(step(8, rew=1, terminated=1))][:2] == [[3], [14.0]]
+    assert not ReplayBuffer(2).hasnull()
+
+
+def test_updates_from_several_rings() -> None:
+    vector = VectorReplayBuffer(6, 2, ignore_obs_next=True)
+    for n in range(4):
+        vector.add(steps([n, n + 10], truncated=[n == 2, n == 1], obs_next=[n + 100, n + 110]))
+    for ignore in (True, False):
+        buf = ReplayBuffer(9, ignore_obs_next=ignore)
+        buf.add(step(50, info={}))
+        assert buf.update(vector).tolist() == [1, 2, 3, 4, 5, 6]
+        assert buf[:].obs.tolist() == [50, 1, 2, 3, 11, 12, 13]
+        assert buf[:].obs_next.tolist()[1:3] == [2, 102]
+        assert buf[:].obs_next.tolist()[4:] == [111, 13, 113]
+    small = ReplayBuffer(4, ignore_obs_next=True)
+    assert small.update(vector).tolist() == [0, 1, 2, 3, 0, 1]
+    assert small[:].obs.tolist() == [3, 11, 12, 13]
+    with pytest.raises(ColumnNotFoundError, match="'obs_next'"):
+        filled(2).update(without_next())
+
+
+def without_next() -> ReplayBuffer:
+    buf = ReplayBuffer(3)
+    row = step(0)
+    row.pop("obs_next")
+    buf.add(row)
+    return buf
+
+
+# Elsewhere
+
+
+def test_copies_are_buffers_of_their_own() -> None:
+    for again in (copy.copy, copy.deepcopy, lambda buf: pickle.loads(pickle.dumps(buf, 4))):
+        buf = filled(stack_num=2)
+        other = again(buf)
+        assert other.options == buf.options
+        assert other[:].obs.tolist() == buf[:].obs.tolist()
+        other.add(step(99))
+        assert 99 not in buf.obs
+        assert buf.sample_indices(5).tolist() == other.sample_indices(5).tolist()
+
+
+def test_pickles_keep_final_observations() -> None:
+    buf = ReplayBuffer(6, ignore_obs_next=True)
+    for n in range(30):
+        buf.add(step(n, truncated=n % 3 == 0, obs_next=n + 100))
+    other = pickle.loads(pickle.dumps(buf))
+    for _ in range(2):
+        assert other[:].obs_next.tolist() == buf[:].obs_next.tolist()
+        for one in (buf, other):
+            one.add(step(31, truncated=1, obs_next=500))
+    assert buf[:].obs_next.tolist()[-2:] == [500, 500]
+
+
+def test_bytes_are_counted() -> None:
+    buf = ReplayBuffer(1000)
+    assert buf.nbytes == 0
+    buf.add(step(0, obs=np.zeros(8, np.float32), obs_next=np.zeros(8, np.float32)))
+    assert buf.nbytes == 1000 * (2 * 32 + 8 + 8 + 3)
+    ignoring = ReplayBuffer(1000, ignore_obs_next=True)
+    ignoring.add(step(0, obs=np.zeros(8, np.float32), obs_next=np.zeros(8, np.float32)))
+    assert 1000 * (32 + 8 + 8 + 3) < ignoring.nbytes < 1000 * (32 + 8 + 8 + 3) + 5000
