@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,6 @@ from samplebatch.rollout.spaces import Layout, Leaf
 from samplebatch.rollout.steps import Steps
 from samplebatch.rollout.vector_environments import Environments
 from samplebatch.rollout.vector_infos import Infos, Rows, rows_of
-
-Made = Callable[[int], None]
-"""Called with the number of steps that were just made."""
 
 
 class Written(NamedTuple):
@@ -48,8 +45,6 @@ class SlotSteps(Steps):
     ----------
     num_envs, layouts
         As for `Steps`.
-    made
-        Called with the number of steps that were just made.
 
     Attributes
     ----------
@@ -61,9 +56,8 @@ class SlotSteps(Steps):
 
     _views: dict[str, Leaf] | None = None
 
-    def __init__(self, num_envs: int, layouts: Mapping[str, Layout], made: Made) -> None:
+    def __init__(self, num_envs: int, layouts: Mapping[str, Layout]) -> None:
         super().__init__(num_envs, layouts)
-        self._made = made
         self._length = self._at = 0
         self.written: Written | None = None
         self.recorded: Sequence[str] = ()
@@ -74,27 +68,37 @@ class SlotSteps(Steps):
         self._views = {name: column.reshape(count, length, *column.shape[1:]) for name, column in columns.items()}
         self._length, self._at = length, 0
 
-    def append(
-        self, values: Columns, infos: Infos, envs: Rows | None = None, drop: Rows | None = None, *given: Any
-    ) -> None:
+    def append(self, values: Columns, infos: Infos, envs: Rows | None = None, drop: Rows | None = None) -> None:
         """Take down a step; see `Steps.append`."""
-        views, count = self._views, len(values[names.REWARDS])
-        if views is not None and envs is None and drop is None and self._fits(values, count):
-            at = self._at
-            for name, column in values.items():
-                views[name][:, at] = column
-            self._at = at + 1
-            self.kept += count
-            if infos:
-                self._infos.append((at * count, rows_of(infos, count)))
-        else:
-            self._leave()
-            super().append(values, infos, envs, drop, *given)
-        self._made(count if drop is None else count - len(drop))
+        if envs is None and drop is None and self._write([values], [infos]):
+            return
+        self._leave()
+        super().append(values, infos, envs, drop)
 
-    def _fits(self, values: Columns, count: int) -> bool:
-        views = self._views or {}
-        if len(values) != len(views) or self._at == self._length:
+    def extend(self, parts: Sequence[Columns], infos: Sequence[Infos], drop: Rows | None = None) -> None:
+        """Take down several steps; see `Steps.extend`."""
+        if drop is None and self._write(parts, infos):
+            return
+        self._leave()
+        super().extend(parts, infos, drop)
+
+    def _write(self, parts: Sequence[Columns], infos: Sequence[Infos]) -> bool:
+        """Write steps to their places, and tell whether they fit there; if not, nothing is written."""
+        views, at, count = self._views, self._at, len(self._all)
+        if views is None or at + len(parts) > self._length or not all(map(self._fits, parts)):
+            return False
+        for name, view in views.items():
+            np.stack([values[name] for values in parts], 1, out=view[:, at : at + len(parts)])
+        for place, said in enumerate(infos):
+            if said:
+                self._infos.append(((at + place) * count, rows_of(said, count)))
+        self._at = at + len(parts)
+        self.kept += count * len(parts)
+        return True
+
+    def _fits(self, values: Columns) -> bool:
+        views, count = self._views or {}, len(self._all)
+        if len(values) != len(views):
             return False
         for name, given in values.items():
             view = views.get(name)
@@ -140,8 +144,6 @@ class SlotCollector(Collector):
         As for `Collector`.
     environments
         What is stepped.
-    made
-        Called with the number of steps that were just made.
     env_seeds
         The seed of each environment's first reset.
     seed, first_unroll_id
@@ -159,7 +161,6 @@ class SlotCollector(Collector):
         self,
         policy: Any,
         environments: Environments,
-        made: Made,
         *,
         env_seeds: Sequence[int],
         seed: np.random.SeedSequence,
@@ -171,5 +172,5 @@ class SlotCollector(Collector):
         self._env_ids = first_env_id + np.arange(self.num_envs)
         observations, actions = environments.observations, environments.actions
         layouts = {names.OBS: observations, names.NEXT_OBS: observations, names.ACTIONS: actions}
-        self.steps = SlotSteps(self.num_envs, layouts, made)
+        self.steps = SlotSteps(self.num_envs, layouts)
         self._recorder.steps = self.steps

@@ -24,7 +24,7 @@ from samplebatch.rollout.postprocessing import TrajectoryColumns, postprocess
 from samplebatch.rollout.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.run_summary import WEIGHTS_VERSION
 from samplebatch.rollout.slot_builder import Reserve, SlotMultiAgentCollector
-from samplebatch.rollout.slot_steps import Made, SlotCollector
+from samplebatch.rollout.slot_steps import SlotCollector
 from samplebatch.rollout.vector_environments import Environments, as_environments
 from samplebatch.rollout.worker_plan import Plan, seeds_at
 from samplebatch.transport.reservation import Reservation
@@ -32,6 +32,10 @@ from samplebatch.transport.subscription import Subscription
 
 _POLICY, _RANDOM, _ENVIRONMENT = range(3)
 """Places of seeds, as in `MultiAgentCollector`."""
+
+
+Made = Callable[[int], None]
+"""Called with the number of steps that were just made."""
 
 
 class Fragment(NamedTuple):
@@ -88,7 +92,7 @@ class SingleAgentTask(Task):
 
     def __init__(self, plan: Plan, made: Made, first: Any) -> None:
         super().__init__(plan)
-        self._environments = environments = _vector(plan, first)
+        self._environments = environments = _vector(plan, first, made)
         count = environments.num_envs
         self._env_ids = plan.index * count + np.arange(count)
         numbers = self._env_ids.tolist()
@@ -102,7 +106,6 @@ class SingleAgentTask(Task):
         self._collector = SlotCollector(
             policy,
             environments,
-            made,
             env_seeds=[seed_number(seeds_at(plan.seed, _ENVIRONMENT, env_id)) for env_id in numbers],
             seed=seeds_at(plan.seed, _POLICY, plan.index),
             first_unroll_id=plan.first_unroll_id,
@@ -287,21 +290,47 @@ class _Counted:
         return result
 
 
-def _vector(plan: Plan, first: Any) -> Environments:
-    """Put a worker's environments behind one interface."""
-    if environment_kind(first) == "vector":
-        if plan.envs > 1:
-            raise EnvironmentSpecError(
-                f"envs_per_worker must be 1 where the environment is a vector environment, got {plan.envs}"
-            )
+def _vector(plan: Plan, first: Any, made: Made) -> Environments:
+    """Put a worker's environments behind one interface, their steps counted as they are made."""
+    is_vector = environment_kind(first) == "vector"
+    if is_vector and plan.envs > 1:
+        raise EnvironmentSpecError(
+            f"envs_per_worker must be 1 where the environment is a vector environment, got {plan.envs}"
+        )
+    if not is_vector and plan.envs == 1:
+        _count_steps(first, lambda *_: made(1))
         return as_environments(first)
-    if plan.envs == 1:
-        return as_environments(first)
-    vector = require("gymnasium.vector", "envs")
-    makers: list[Callable[[], Any]] = [lambda: first]
-    makers += [partial(_made, plan.environment)] * (plan.envs - 1)
-    # Like a single one, which begins anew at once: every step is one of every environment.
-    return as_environments(vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode.SAME_STEP))
+    vector, several = require("gymnasium.vector", "envs"), first
+    if not is_vector:
+        makers: list[Callable[[], Any]] = [lambda: first]
+        makers += [partial(_made, plan.environment)] * (plan.envs - 1)
+        # Like a single one, which begins anew at once: every step is one of every environment.
+        several = vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode.SAME_STEP)
+    environments = as_environments(several)
+    count = environments.num_envs
+    voids = 0
+
+    def stepped(terminateds: Any, truncateds: Any) -> None:
+        nonlocal voids
+        made(count - voids)
+        if environments.resets_later:
+            # Of these, the next step is a reset; that itself ends nothing.
+            voids = int(np.count_nonzero(terminateds | truncateds))
+
+    _count_steps(several, stepped)
+    return environments
+
+
+def _count_steps(environment: Any, stepped: Callable[[Any, Any], None]) -> None:
+    """Let an environment's steps be counted: in its own method, for a wrapper would stand before what it is."""
+    step = environment.step
+
+    def counted(actions: Any) -> Any:
+        result = step(actions)
+        stepped(result[2], result[3])
+        return result
+
+    environment.step = counted
 
 
 def _made(environment: Environment) -> Any:

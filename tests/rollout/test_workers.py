@@ -103,7 +103,7 @@ def by_worker(fragments: list[MultiAgentBatch]) -> dict[int, dict[str, Any]]:
 def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
     runs = []
     for seed in (5, 5):
-        with RolloutWorkers(SPREAD, env_steps=80, num_workers=2, fragment_length=15, seed=seed) as workers:
+        with RolloutWorkers(SPREAD, env_steps=80, fragment_length=15, seed=seed, backend="inline") as workers:
             runs.append(list(workers))
     one, two = map(by_worker, runs)
     assert sorted(one) == [0, 1]
@@ -160,10 +160,10 @@ def test_a_worker_that_hangs_is_ended_and_named() -> None:
 
 
 def test_who_takes_fragments_may_be_slow() -> None:
-    with RolloutWorkers("arena:Relay", env_steps=4000, num_workers=2, fragment_length=20, stall_timeout_s=3) as workers:
+    with RolloutWorkers("arena:Relay", env_steps=4000, num_workers=2, fragment_length=20, stall_timeout_s=2) as workers:
         fragments = iter(workers)
         counts = [next(fragments).count]
-        time.sleep(4)
+        time.sleep(2.5)
         counts += [fragment.count for fragment in fragments]
     assert sum(counts) == 4000
 
@@ -342,7 +342,7 @@ def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> 
     before = set(os.listdir("/proc/self/fd"))
     kills, at, dropped, everybody = 0, time.monotonic(), 0, []
     with RolloutWorkers("arena:slow_relay", num_workers=2, fragment_length=8, max_restarts=50, seed=4) as workers:
-        stop_at = time.monotonic() + 5
+        stop_at = time.monotonic() + 4
         handled = 0
         for fragment in workers:
             assert fragment.count == 8
