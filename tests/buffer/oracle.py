@@ -358,6 +358,17 @@ def batch_of(new: Sequence[Step], kind: str = "number", **changed: Any) -> Batch
     )
 
 
+def scramble(rows: Any) -> None:
+    """Write over whatever a batch holds, as an environment does that uses its memory again."""
+    for value in rows.values():
+        if isinstance(value, Batch):
+            scramble(value)
+        elif isinstance(value, torch.Tensor):
+            value.fill_(77)
+        elif isinstance(value, np.ndarray) and value.flags.writeable:
+            value[...] = None if value.dtype.hasobject else np.array(77).astype(value.dtype)
+
+
 def laid_out(value: Any) -> Any:
     """Write an object down as plain values, to the last byte, so that equal means the same."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | type | FunctionType):

@@ -26,7 +26,19 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.errors import SampleBatchError
-from tests.buffer.oracle import KINDS, CachedOracle, Oracle, Step, act_of, batch_of, laid_out, rows_of, same, snapshot
+from tests.buffer.oracle import (
+    KINDS,
+    CachedOracle,
+    Oracle,
+    Step,
+    act_of,
+    batch_of,
+    laid_out,
+    rows_of,
+    same,
+    scramble,
+    snapshot,
+)
 
 FORMS = ("plain", "vector", "manager", "cached")
 SIZES = st.integers(1, 6)
@@ -136,6 +148,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.source = Source()
         self.priorities = Priorities() if prioritized else None
         self.started = False
+        self.returned: list[tuple[Any, list[list[Any]]]] = []
 
     def entered(self, new: Sequence[Step]) -> None:
         self.started = True
@@ -158,15 +171,18 @@ class BufferMachine(RuleBasedStateMachine):
             found = self.buf.add(rows)
         else:
             found = self.buf.add(rows, buffer_ids=data.draw(st.sampled_from([list, np.array]))(envs))
-        assert [part.tolist() for part in found] == self.oracle.add(new, envs)
+        scramble(rows)
+        self.returned.append((found, self.oracle.add(new, envs)))
         self.entered(new)
 
     @precondition(lambda self: self.form == "plain")
     @rule(rew=REWARDS, end=ENDS)
     def add_one(self, rew: float, end: str) -> None:
         new = self.source.step(0, rew, end)
-        found = self.buf.add(batch_of([new], self.kind)[0])
-        assert [part.tolist() for part in found] == self.oracle.add([new], [0])
+        rows = batch_of([new], self.kind)
+        found = self.buf.add(rows[0])
+        scramble(rows)
+        self.returned.append((found, self.oracle.add([new], [0])))
         self.entered([new])
 
     @precondition(lambda self: self.started)
@@ -313,6 +329,7 @@ class BufferMachine(RuleBasedStateMachine):
         if self.priorities is not None:
             weights = np.array([self.priorities.of[number] for number in self.numbers(indices)]) ** -BETA
             np.testing.assert_allclose(rows.weight, weights / weights.max(initial=0.0), rtol=1e-6)
+        scramble(rows)
 
     # Priorities
 
@@ -391,6 +408,9 @@ class BufferMachine(RuleBasedStateMachine):
         if not hasattr(self, "buf"):
             return
         self.oracle.check(self.buf, self.kind)
+        # What was returned earlier must not have changed since.
+        for found, expected in self.returned[-8:]:
+            assert [part.tolist() for part in found] == expected
         if self.priorities is not None:
             indices = self.oracle.indices()
             weights = [self.priorities.of[number] for number in self.numbers(indices)]
