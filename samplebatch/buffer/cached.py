@@ -108,17 +108,20 @@ class CachedReplayBuffer(ReplayBufferManager):
         SampleBatchError
             As `ReplayBufferManager.add` does. Nothing has changed then.
         """
-        held = batch.__dict__ if type(batch) is Batch and not columns else values_given(batch, columns)
+        held = values_given(batch, columns)
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         chosen = np.arange(1, self.buffer_num) if rings is None else rings + 1
         table = self._table
+        if rings is not None and len(set(rings.tolist())) < len(rings):
+            # An episode that ends has to move before the next row of its cache comes.
+            table.check(held, len(rings), stored=False)
+            rows = Batch(held)
+            found = [self.add(rows[i : i + 1], rings[i : i + 1]) for i in range(len(rings))]
+            slots, returns, lengths, starts = (np.concatenate(part) for part in zip(*found, strict=True))
+            return slots, returns, lengths, starts
         slots, returns, lengths, starts = table.add(held, len(chosen), chosen)
-        ended = np.flatnonzero(table.done[slots])
-        for position in ended.tolist():
-            ring = int(chosen[position])
-            # Of one environment given several times, only the newest episode is still there.
-            moved = self._move(ring)
-            slots[position], starts[position] = moved
+        for position in np.flatnonzero(table.done[slots]).tolist():
+            slots[position], starts[position] = self._move(int(chosen[position]))
         return slots, returns, lengths, starts
 
     def _move(self, ring: int) -> tuple[int, int]:

@@ -175,9 +175,9 @@ class Table:
         slots, returns, lengths, starts = (np.concatenate(part) for part in zip(*found, strict=True))
         return slots, returns, lengths, starts
 
-    def check(self, rows: Mapping[str, Any], n: int) -> None:
-        """Raise what `append` would raise for n rows; nothing is changed."""
-        values, obs_next = self._completed(rows, n, single=False, stored=True)
+    def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
+        """Raise what `append`, or for rows not `stored` before `add`, would raise for n rows; nothing is changed."""
+        values, obs_next = self._completed(rows, n, single=False, stored=stored)
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)

@@ -177,9 +177,10 @@ class ReplayBufferManager(ReplayBuffer):
             return None
         if rings.dtype.kind not in "iu" or rings.ndim != 1:
             raise RingError(f"buffer_ids must be a list of whole numbers, got {rings.dtype} of shape {rings.shape}")
-        outside = (rings < 0) | (rings >= self.buffer_num)
+        number = len(self._order)
+        outside = (rings < 0) | (rings >= number)
         if outside.any():
-            raise RingError(f"buffer_ids must lie in [0, {self.buffer_num}), got {rings[outside][0]}")
+            raise RingError(f"buffer_ids must lie in [0, {number}), got {rings[outside][0]}")
         return rings.astype(_INTP, copy=False)
 
     def update(self, buffer: ReplayBuffer) -> Ints:

@@ -1,0 +1,106 @@
+"""CachedReplayBuffer: episodes in one piece."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import CachedReplayBuffer, ReplayBuffer
+from samplebatch.errors import ColumnLengthError, RingError
+from tests.buffer.oracle import step, steps
+
+
+def test_episodes_stay_in_one_piece() -> None:
+    """Environments take turns; each episode's rows lie one after the other in the main buffer."""
+    buf = CachedReplayBuffer(ReplayBuffer(40, stack_num=2, ignore_obs_next=True), 3, 10)
+    lengths, clock, number = (3, 5, 4), [0, 0, 0], [0, 100, 200]
+    for _ in range(24):
+        ends = [clock[i] + 1 == lengths[i] for i in range(3)]
+        buf.add(steps(list(number), truncated=ends, obs_next=[n + 50 for n in number]))
+        clock = [0 if end else at + 1 for at, end in zip(clock, ends, strict=True)]
+        number = [n + 1 for n in number]
+    main = buf.main_buffer
+    rows = main[:]
+    starts = np.flatnonzero(rows.obs[:, 0] == rows.obs[:, 1])
+    ends = np.flatnonzero(rows.done)
+    assert len(main) == 40
+    for start, end in zip(ends[:-1] + 1, ends[1:], strict=True):
+        assert np.diff(rows.obs[start : end + 1, 1]).tolist() == [1] * (end - start)
+        assert start in starts
+    assert (rows.obs_next[ends, 1] == rows.obs[ends, 1] + 50).all()
+    inner = np.setdiff1d(np.arange(40), ends)
+    assert (rows.obs_next[inner, 1] == rows.obs[inner, 1] + 1).all()
+    assert [len(cache) for cache in buf.cached_buffers] == [0, 4, 0]
+
+
+def test_long_episodes_keep_their_newest_steps() -> None:
+    buf = CachedReplayBuffer(ReplayBuffer(10), 1, 3)
+    for n in range(5):
+        found = buf.add(steps([n], rew=[1.0], terminated=[n == 4]))
+    assert [part.tolist() for part in found] == [[2], [5.0], [5], [0]]
+    assert buf.main_buffer[:].obs.tolist() == [2, 3, 4]
+
+
+def test_episodes_longer_than_the_main_buffer() -> None:
+    buf = CachedReplayBuffer(ReplayBuffer(2), 1, 5)
+    for n in range(4):
+        found = buf.add(steps([n], terminated=[n == 3]))
+    assert [part.tolist() for part in found][::3] == [[1], [0]]
+    assert buf.main_buffer[:].obs.tolist() == [2, 3]
+
+
+def test_the_main_buffer_keeps_its_rows() -> None:
+    main = ReplayBuffer(6)
+    for n in range(4):
+        main.add(step(n, terminated=n == 1))
+    buf = CachedReplayBuffer(main, 2, 4)
+    assert buf.main_buffer is main
+    buf.add(steps([50, 60], terminated=[True, False]))
+    assert main[:].obs.tolist() == [0, 1, 2, 3, 50]
+    assert buf[:].obs.tolist() == [0, 1, 2, 3, 50, 60]
+    assert (buf.maxsize, len(buf)) == (14, 6)
+
+
+@pytest.mark.parametrize("ids", [[2], [-1], [0, 1, 2]])
+def test_ids_do_not_count_the_main_buffer(ids: list[int]) -> None:
+    buf = CachedReplayBuffer(ReplayBuffer(6), 2, 4)
+    with pytest.raises(RingError, match="buffer_ids"):
+        buf.add(steps(ids), buffer_ids=ids)
+    assert len(buf) == 0
+
+
+def test_one_cache_may_be_named_several_times() -> None:
+    """What moves when the rows are added one by one moves as well when they are added together."""
+
+    def made() -> CachedReplayBuffer:
+        return CachedReplayBuffer(ReplayBuffer(9, ignore_obs_next=True), 2, 4)
+
+    ids, ends = [0, 0, 1, 0, 0], [False, True, False, False, True]
+    rows = steps([1, 2, 3, 4, 5], truncated=ends, obs_next=[11, 12, 13, 14, 15])
+    together, apart = made(), made()
+    found = together.add(rows, buffer_ids=ids)
+    singles = [apart.add(rows[i : i + 1], buffer_ids=[ring]) for i, ring in enumerate(ids)]
+    assert [part.tolist() for part in found] == [[one[k][0] for one in singles] for k in range(4)]
+    assert (together[:] == apart[:]) is True
+
+
+def test_sizes_must_be_positive() -> None:
+    for number, length in ((0, 5), (2, 0), (-1, 3)):
+        with pytest.raises(ColumnLengthError, match="one cache or more"):
+            CachedReplayBuffer(ReplayBuffer(5), number, length)
+
+
+def test_pickles_hold_main_buffer_and_caches() -> None:
+    buf: Any = CachedReplayBuffer(ReplayBuffer(7), 2, 4)
+    for n in range(5):
+        buf.add(steps([n, n + 10], terminated=[n == 2, n == 3]))
+    again = pickle.loads(pickle.dumps(buf))
+    assert (again.cached_buffer_num, len(again.cached_buffers)) == (2, 2)
+    for _ in range(2):
+        assert (again[:] == buf[:]) is True
+        found = [[x.tolist() for x in one.add(steps([7, 8], terminated=[True, False]))] for one in (buf, again)]
+        assert found[0] == found[1]
+    assert again.main_buffer[:].obs.tolist() == buf.main_buffer[:].obs.tolist()
