@@ -1,0 +1,106 @@
+"""Final observations: kept as long as their steps, and no longer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
+from samplebatch.buffer.finals import Finals
+from samplebatch.buffer.stores import Stores
+
+
+def finals(rings: int = 2, slots: int = 20) -> Finals:
+    return Finals(rings, slots, Stores(), lambda: None)
+
+
+def write(kept: Finals, rings: list[int], slots: list[int], cut: list[bool]) -> None:
+    rows = np.array(slots) * 10
+    ready = kept.fit({"a": rows}, len(rows), single=False)
+    kept.release(np.array(slots))
+    kept.write(ready, np.array(rings), np.array(slots), np.array(cut))
+
+
+def found(kept: Finals, slots: list[int], rings: list[int]) -> list[int | None]:
+    rows, there = kept.find(np.array(slots), np.array(rings))
+    values = kept.take(rows).a.tolist()
+    return [value if known else None for value, known in zip(values, there.tolist(), strict=True)]
+
+
+def test_the_newest_of_each_ring_and_those_cut_are_known() -> None:
+    kept = finals()
+    assert not kept.known
+    write(kept, [0, 1], [0, 10], [False, True])
+    write(kept, [0, 1], [1, 11], [True, False])
+    write(kept, [0], [2], [False])
+    assert kept.known
+    assert found(kept, [0, 1, 2, 10, 11], [0, 0, 0, 1, 1]) == [None, 10, 20, 100, 110]
+    assert kept.kept == 2
+
+
+def test_what_is_written_over_is_let_go() -> None:
+    kept = finals()
+    for slot in range(8):
+        write(kept, [0], [slot], [True])
+    assert kept.kept == 8
+    write(kept, [0], [3], [False])
+    assert found(kept, [3, 4], [0, 0]) == [30, 40]
+    write(kept, [0], [9], [False])
+    assert found(kept, [3, 4], [0, 0]) == [None, 40]
+    assert kept.kept == 7
+    kept.forget(0, 10)
+    assert kept.kept == 0
+    assert found(kept, [4, 9], [0, 0]) == [None, None]
+
+
+def test_room_is_made_and_used_again() -> None:
+    kept = finals(1, 1000)
+    for slot in range(300):
+        write(kept, [0], [slot], [True])
+    room = kept.columns.slots
+    assert found(kept, [0, 150, 299], [0, 0, 0]) == [0, 1500, 2990]
+    for lap in range(5):
+        for slot in range(300):
+            write(kept, [0], [slot], [(slot + lap) % 2 == 0])
+    assert kept.columns.slots == room < 1000
+    assert kept.kept == 150
+
+
+def test_rows_in_use_move_elsewhere() -> None:
+    kept = finals()
+    for slot in range(0, 20, 10):
+        write(kept, [slot // 10], [slot + 3], [True])
+        write(kept, [slot // 10], [slot + 4], [False])
+    again = finals()
+    again.restore(kept.live(0, 20))
+    assert found(again, [3, 4, 13, 14], [0, 0, 1, 1]) == [30, 40, 130, 140]
+    single = finals(1, 10)
+    single.restore(kept.live(10, 20, 1))
+    assert found(single, [3, 4], [0, 0]) == [130, 140]
+    write(single, [0], [5], [True])
+    assert found(single, [3, 4, 5], [0, 0, 0]) == [130, None, 50]
+
+
+@pytest.mark.parametrize("rings", [1, 3])
+def test_memory_for_finals_depends_on_those_alive(rings: int) -> None:
+    buf = VectorReplayBuffer(50 * rings, rings, ignore_obs_next=True)
+    for n in range(2000):
+        obs = np.full((rings, 8), n, np.float32)
+        ends = np.full(rings, n % 5 == 4)
+        buf.add(Batch(obs=obs, obs_next=obs + 0.5, act=ends, rew=ends * 1.0, terminated=ends & False, truncated=ends))
+    kept = buf._table.finals
+    assert kept is not None
+    assert kept.kept == 10 * rings
+    assert kept.columns.slots <= 64
+    rows = buf[:]
+    step = np.where(rows.truncated | (rows.obs[:, 0] == 1999), 0.5, 1.0)
+    assert (rows.obs_next[:, 0] == rows.obs[:, 0] + step).all()
+
+
+def test_without_next_observations_nothing_is_kept() -> None:
+    buf = ReplayBuffer(5, ignore_obs_next=True)
+    for n in range(8):
+        buf.add(Batch(obs=n, act=0, rew=0, terminated=False, truncated=n == 6))
+    assert buf[:].obs_next.tolist() == [4, 5, 6, 6, 7]
+    buf.add(Batch(obs=8, act=0, rew=0, terminated=False, truncated=False, obs_next=50))
+    assert buf[:].obs_next.tolist() == [5, 6, 6, 8, 50]
