@@ -8,8 +8,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.ring import Ints
-from samplebatch.errors import EmptyBufferError, FormatError
+from samplebatch.errors import EmptyBufferError, FormatError, SequenceError
 
 _SPARE = 64
 """Steps that are no longer whole, and are kept along nonetheless until they are more than the others."""
@@ -225,3 +227,52 @@ class EnvSteps:
         """Return the slots of the rows that a buffer has of steps, step by step."""
         own = self._buffers.get(buffer)
         return np.zeros(0, np.intp) if own is None else own.at(places)
+
+
+def env_steps_of(parts: dict[str, SampleBatch], env_steps: int) -> tuple[int, dict[str, Ints]]:
+    """Number the steps of the environment of a multi-agent batch.
+
+    Parameters
+    ----------
+    parts
+        The rows of each policy. With columns `eps_id` and `t` in all of them, a step is a distinct pair of both;
+        otherwise every policy must have a row for each step, in order.
+    env_steps
+        How many steps the batch stands for.
+
+    Returns
+    -------
+    tuple
+        How many steps there are, and for each policy the step of each row, from 0 on.
+
+    Raises
+    ------
+    SequenceError
+        If it cannot be told which rows belong to the same step.
+
+    Examples
+    --------
+    >>> env_steps_of(
+    ...     {"walker": SampleBatch(eps_id=[5, 5, 6], t=[0, 1, 0]), "guard": SampleBatch(eps_id=[5], t=[1])}, env_steps=3
+    ... )
+    (3, {'walker': array([0, 1, 2]), 'guard': array([1])})
+    """
+    if not parts:
+        return 0, {}
+    if all({names.EPS_ID, names.T} <= set(part.column_names) for part in parts.values()):
+        episodes, times = (
+            np.concatenate([np.asarray(part[name]) for part in parts.values()]) for name in (names.EPS_ID, names.T)
+        )
+        _, episode = np.unique(episodes, return_inverse=True)
+        earliest = int(times.min())
+        key = episode.reshape(-1) * (int(times.max()) - earliest + 1) + (times - earliest)
+        found, step = np.unique(key, return_inverse=True)
+        ends = np.cumsum([part.count for part in parts.values()])[:-1]
+        return len(found), dict(zip(parts, np.split(step.reshape(-1), ends), strict=True))
+    for policy, part in parts.items():
+        if part.count != env_steps:
+            raise SequenceError(
+                f"policy {policy!r} must have a row for each of {env_steps} environment steps, or all policies the "
+                f"columns {names.EPS_ID!r} and {names.T!r}, it has {part.count}"
+            )
+    return env_steps, {policy: np.arange(env_steps) for policy in parts}

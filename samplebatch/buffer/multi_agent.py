@@ -3,65 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.checkpoint import State, generator_of, generator_state
-from samplebatch.buffer.env_steps import EnvSteps
+from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
+from samplebatch.buffer.fragments import BATCH_INDEXES, FRAGMENT_END, Form, Fragment, fragment_of, rows_as_added
 from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.streams import Streams, Tail, streams_of
+from samplebatch.buffer.streams import Tail
 from samplebatch.errors import (
-    ColumnMismatchError,
-    ColumnNotFoundError,
     ColumnTypeError,
     EmptyBufferError,
     PolicyNotFoundError,
-    SequenceError,
     StorageError,
     near_names,
 )
-
-FRAGMENT_END: Final = "fragment_end"
-"""The column that tells the steps that count as truncated because a fragment ended with them."""
-
-BATCH_INDEXES: Final = "batch_indexes"
-"""The column of sampled batches that says where a prioritized buffer has each row."""
-
-_FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated", names.DONES: "done"}
-
-
-class _Form(NamedTuple):
-    """What the batches of a policy look like."""
-
-    flags: frozenset[str]
-    """Which flags they have."""
-    rewards: np.dtype[Any]
-    """The dtype of their rewards."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Fragment:
-    """Rows that are ready to be added to the buffer of a policy."""
-
-    buffer: ReplayBuffer
-    rows: dict[str, Any]
-    """The last rows, as many as there are slots."""
-    count: int
-    """How many rows there were."""
-    streams: Streams
-    form: _Form
 
 
 class MultiAgentReplayBuffer:
@@ -131,7 +95,7 @@ class MultiAgentReplayBuffer:
         self._options = options
         self._seed = random_seed
         self._rng = np.random.default_rng(random_seed)
-        self._forms: dict[str, _Form] = {}
+        self._forms: dict[str, Form] = {}
         self._tails: dict[str, Tail] = {}
         self._steps = EnvSteps()
         made = [self._new(policy) for policy in self._size] if isinstance(self._size, dict) else [self._new("")]
@@ -191,8 +155,17 @@ class MultiAgentReplayBuffer:
             environment. Whatever is refused, nothing has changed then.
         """
         parts = {policy: part for policy, part in batch.items() if part.count}
-        count, steps = _env_steps_of(parts, batch.env_steps()) if self.lockstep else (0, {})
-        fragments = {policy: self._fragment(policy, part) for policy, part in parts.items()}
+        count, steps = env_steps_of(parts, batch.env_steps()) if self.lockstep else (0, {})
+        fragments = {
+            policy: fragment_of(
+                policy,
+                part,
+                self.buffers[policy] if policy in self.buffers else self._new(policy),
+                self._tails.get(policy),
+                self._forms.get(policy),
+            )
+            for policy, part in parts.items()
+        }
         rows: dict[str, tuple[Ints, Ints, int]] = {}
         for policy, fragment in fragments.items():
             slots = self._write(policy, fragment)
@@ -203,44 +176,7 @@ class MultiAgentReplayBuffer:
         if self.lockstep:
             self._steps.add(count, rows)
 
-    def _fragment(self, policy: str, part: SampleBatch) -> _Fragment:
-        """Make the rows of a policy ready; nothing is changed."""
-        held = set(part.column_names)
-        for name in (FRAGMENT_END, names.SEQ_LENS):
-            if name in held:
-                what = "come as sequences" if name == names.SEQ_LENS else f"have a column {name!r} of their own"
-                error = SequenceError if name == names.SEQ_LENS else ColumnMismatchError
-                raise error(f"rows of policy {policy!r} must be plain steps, they {what}")
-        for name in (names.OBS, names.ACTIONS, names.REWARDS):
-            if name not in part:
-                raise ColumnNotFoundError(f"policy {policy!r} must have column {name!r}; {near_names(name, held)}")
-        flags = frozenset(_FLAGS) & held
-        if not flags & {names.TERMINATEDS, names.DONES}:
-            raise ColumnNotFoundError(
-                f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near_names(names.TERMINATEDS, held)}"
-            )
-        episode, agent, t = (
-            np.asarray(part[name]) if name in held else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
-        )
-        streams = streams_of(part.count, episode, agent, t, self._tails.get(policy))
-        if streams.order is not None:
-            part = part.take(streams.order)
-        buffer = self.buffers.get(policy)
-        if buffer is None:
-            buffer = self._new(policy)
-        count, kept = part.count, min(part.count, buffer.maxsize)
-        part, ends = part.slice(count - kept, count), streams.ends[count - kept :]
-        rows = dict(part.as_batch(names="tianshou").__dict__)
-        done = rows.pop("done", None)
-        terminated = np.asarray(rows.get("terminated", done), np.bool_)
-        truncated = np.asarray(rows.get("truncated", np.zeros(kept)), np.bool_)
-        cut = ends & ~(terminated | truncated)
-        rows |= {"terminated": terminated, "truncated": truncated | cut, FRAGMENT_END: cut}
-        buffer._table.check(rows, kept)
-        form = self._forms.get(policy, _Form(frozenset(), np.asarray(part[names.REWARDS]).dtype))
-        return _Fragment(buffer, rows, count, streams, _Form(form.flags | flags, form.rewards))
-
-    def _write(self, policy: str, fragment: _Fragment) -> Ints:
+    def _write(self, policy: str, fragment: Fragment) -> Ints:
         """Add rows that are ready; return the slots that they went to."""
         buffer, streams = fragment.buffer, fragment.streams
         self.buffers[policy] = buffer
@@ -322,20 +258,14 @@ class MultiAgentReplayBuffer:
 
     def _rows(self, policy: str, slots: Ints, n_step: int | None, gamma: float) -> SampleBatch:
         """Read rows of a policy, as they were added."""
-        buffer, form = self.buffers[policy], self._forms[policy]
+        buffer = self.buffers[policy]
         held = dict(buffer._rows(slots).__dict__)
         if n_step is not None:
             held |= nstep_columns(buffer._table, slots, n_step, gamma, buffer.stack_num)
-        held["truncated"] &= ~held.pop(FRAGMENT_END)
-        held["done"] = held["terminated"] | held["truncated"]
-        for flat, nested in _FLAGS.items():
-            if flat not in form.flags:
-                del held[nested]
-        held["rew"] = held["rew"].astype(form.rewards, copy=False)
         if isinstance(buffer, PrioritizedReplayBuffer):
             held["weights"] = held.pop("weight")
             held[BATCH_INDEXES] = slots
-        return node(Batch, held).as_sample_batch("rllib")
+        return rows_as_added(held, self._forms[policy])
 
     def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[str, npt.ArrayLike]) -> None:
         """Give rows that were sampled new priorities; those written over since keep theirs.
@@ -392,30 +322,7 @@ class MultiAgentReplayBuffer:
             buffer.load_state_dict(state["buffers"][policy])
         rng, steps = generator_of(state["generator"]), EnvSteps.of(state["steps"])
         self._forms = {
-            policy: _Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()
+            policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()
         }
         self._tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}
         self.buffers, self._rng, self._steps = buffers, rng, steps
-
-
-def _env_steps_of(parts: dict[str, SampleBatch], env_steps: int) -> tuple[int, dict[str, Ints]]:
-    """Number the steps of the environment; return how many there are, and the step of each row of each policy."""
-    if not parts:
-        return 0, {}
-    if all({names.EPS_ID, names.T} <= set(part.column_names) for part in parts.values()):
-        episodes, times = (
-            np.concatenate([np.asarray(part[name]) for part in parts.values()]) for name in (names.EPS_ID, names.T)
-        )
-        _, episode = np.unique(episodes, return_inverse=True)
-        earliest = int(times.min())
-        key = episode.reshape(-1) * (int(times.max()) - earliest + 1) + (times - earliest)
-        found, step = np.unique(key, return_inverse=True)
-        ends = np.cumsum([part.count for part in parts.values()])[:-1]
-        return len(found), dict(zip(parts, np.split(step.reshape(-1), ends), strict=True))
-    for policy, part in parts.items():
-        if part.count != env_steps:
-            raise SequenceError(
-                f"policy {policy!r} must have a row for each of {env_steps} environment steps, or all policies the "
-                f"columns {names.EPS_ID!r} and {names.T!r}, it has {part.count}"
-            )
-    return env_steps, {policy: np.arange(env_steps) for policy in parts}
