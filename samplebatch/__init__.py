@@ -55,6 +55,7 @@ _HOMES = {
     "RandomPolicy": "samplebatch.rollout.random_policy",
     "as_policy": "samplebatch.rollout.policies",
     "MultiAgentCollector": "samplebatch.rollout.multi_agent_collector",
+    "RolloutWorkers": "samplebatch.rollout.workers",
     "Aggregator": "samplebatch.rollout.aggregate",
     "postprocess": "samplebatch.rollout.postprocessing",
     "GAE": "samplebatch.rollout.advantages",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from samplebatch.rollout.postprocessing import postprocess as postprocess
     from samplebatch.rollout.random_policy import RandomPolicy as RandomPolicy
     from samplebatch.rollout.single_agent import Collector as Collector
+    from samplebatch.rollout.workers import RolloutWorkers as RolloutWorkers
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
