@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.filling import given_rows, values_given
 from samplebatch.buffer.reading import rows_at
-from samplebatch.buffer.replay import ReplayBuffer, given_rows, values_given
+from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added
 from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.errors import ColumnLengthError

@@ -12,10 +12,10 @@ import numpy as np
 
 from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
+from samplebatch.buffer.filling import Filling
 from samplebatch.buffer.journal import WEIGHTS, FolderJournal, MappedStores, adopt, unpacked
 from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.priorities import Prioritized
-from samplebatch.buffer.rows import Rows
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
 from samplebatch.errors import ColumnMismatchError, FormatError, RingError, StorageError, near_names
@@ -38,7 +38,7 @@ _BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_folder", 
 """Attributes that are kept in another form, or not at all."""
 
 
-class Durable(Rows):
+class Durable(Filling):
     """Rows that can be kept: in a folder while they come, or in files."""
 
     _rng: np.random.Generator

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.filling import given_rows, values_given
 from samplebatch.buffer.reading import rows_at
-from samplebatch.buffer.replay import ReplayBuffer, given_rows, values_given
+from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError, StorageError
 
