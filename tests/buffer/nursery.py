@@ -79,6 +79,8 @@ def serve(work: dict[str, Callable[[str], None]]) -> None:
             _, status = os.waitpid(int(argument), 0)
             os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         elif not os.fork():
+            # Whoever was to kill it may have been killed.
+            signal.alarm(60)
             try:
                 work[name](argument)
             finally:
