@@ -419,7 +419,8 @@ class Consumer(End):
             self._poller.close()
             # Arrays that are still held keep the pipe that they go back through.
             self._returns.close()
-            del self._returns, self._lent, self._gone
+            self._lent = {}
+            del self._returns, self._gone, self._schemas
         else:
             if told:
                 with contextlib.suppress(OSError):

@@ -80,6 +80,7 @@ class End:
     def __init__(self, region: Region, *, allow_pickle: bool) -> None:
         self._region: Region | None = region
         self._memory = region.array.view(Memory)
+        self._capacity_bytes = region.nbytes - HEADER_NBYTES
         self._words = region.memory[:FAILURE_START].cast("Q")
         self._allow_pickle = allow_pickle
         self._holder = 0
@@ -101,7 +102,7 @@ class End:
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the arena: what all batches that are under way or held by the consumer may have together."""
-        return int(self._memory.nbytes) - HEADER_NBYTES
+        return self._capacity_bytes
 
     # -- whose end it is -----------------------------------------------------------------------------------------------
 
@@ -237,7 +238,10 @@ class End:
         if self._watch is not None:
             self._watch.close()
         self._owner = self._holder = 0
+        # Whoever keeps a closed end does not keep its memory.
         self._region = None
+        self._memory = np.empty(0, np.uint8).view(Memory)
+        self._words = memoryview(b"").cast("Q")
 
     def _shut(self, *, told: bool) -> None:
         """Close the pipes, after telling the other end so if that is to be told."""

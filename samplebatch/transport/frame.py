@@ -290,6 +290,11 @@ class Encoder:
             self._schemas[key] = schema
         return schema
 
+    def close(self) -> None:
+        """Let go of the memory that batches were copied to."""
+        for schema in self._schemas.values():
+            schema.forget_targets()
+
     def told(self, schema: Schema) -> None:
         """Note that the consumer knows a schema from now on, by the next number."""
         schema.number = self.next_number

@@ -236,7 +236,6 @@ class Producer(End):
         timeout_s: float | None,
     ) -> None:
         """Send what a reservation has filled. Where that fails, the slot is the reservation's still."""
-        self._own()
         deadline = None if timeout_s is None else _monotonic() + timeout_s
         written = self._note(schema, rows, rooms, note)
         note_start = slot[0] + plan.nbytes
@@ -475,3 +474,6 @@ class Producer(End):
                 os.write(self._pipe, pack(END, ident=self._ident + 1))
         os.close(self._pipe)
         os.close(self._back)
+        if self._owner:
+            self._encoder.close()
+            self._reserved = None

@@ -140,6 +140,7 @@ class Reservation:
         """Return the columns by name, which are made when they are first asked for."""
         if self._by_name is None:
             self._require_open()
+            self._producer._own()
             root = self._root = Held((self._slot[1],), _BYTE, self._producer._memory, self._slot[0])
             root.slot = self._slot
             root.dropped = self._producer._dropped
@@ -216,6 +217,7 @@ class Reservation:
             As `Producer.send` does.
         """
         self._require_open()
+        self._producer._own()
         layout, schema = self._layout, self._schema
         rows = self._rooms if rows_used is None else rows_of(rows_used, layout)
         if rows is not self._rooms:

@@ -179,6 +179,10 @@ class Plan:
             found = self._targets[start] = self.arrays(memory, start)
         return found
 
+    def forget_targets(self) -> None:
+        """Let go of the arrays that `targets` remembers."""
+        self._targets.clear()
+
 
 class Schema:
     """The kind of batch and the parts of a message.
@@ -250,6 +254,11 @@ class Schema:
         nested = self.kind == NESTED_BATCH
         names = [{str(i) if nested else own.column.name: own for i, own in enumerate(places)} for places in parts]
         return Plan(parts, at, names, is_plain=self.is_plain and type(rows[0]) is int)
+
+    def forget_targets(self) -> None:
+        """Let go of the memory that columns were copied to."""
+        for plan in (*self._plans.values(), *self._simple_plans.values()):
+            plan.forget_targets()
 
     def describe(self) -> dict[str, Any]:
         """Return what JSON can hold of it; `read` is the inverse."""

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
-from samplebatch.errors import ChannelTimeoutError, LeaseError, ReleasedError
+from samplebatch.errors import ChannelClosedError, ChannelTimeoutError, LeaseError, ReleasedError
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.lease import Returns
 from samplebatch.transport.producer import Producer
@@ -287,6 +287,34 @@ def test_the_pipe_goes_with_its_last_user() -> None:
     del producer, consumer
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(batch) == ROWS
+
+
+def test_closed_ends_keep_no_memory() -> None:
+    def mapped() -> int:
+        with open("/proc/self/maps") as lines:
+            return sum("memfd:samplebatch" in line for line in lines)
+
+    before = mapped()
+    producer, consumer = channel(1 << 17)
+    for n in (10, 20):
+        producer.send(steps()[:n])
+        consumer.recv(timeout_s=1)
+    slot = producer.reserve(steps(), 10)
+    producer.send(steps()[:30])
+    batch = consumer.recv(timeout_s=1)
+    assert mapped() == before + 1
+    producer.close()
+    consumer.close()
+    assert mapped() == before + 1
+    with pytest.raises(ValueError, match="arena"):
+        consumer.release(batch)
+    for use in (slot.commit, lambda: slot["obs"]):
+        with pytest.raises(ChannelClosedError):
+            use()
+    assert batch["obs"].shape == (30, 8)
+    del batch
+    assert mapped() == before
+    assert consumer.capacity_bytes == producer.capacity_bytes == 1 << 17
 
 
 class TestRelease:
