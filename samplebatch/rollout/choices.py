@@ -122,12 +122,12 @@ class Chooser:
             If there are not as many actions as environments, or rows in the state, or the actions have not the parts
             of the action space.
         """
-        batch = node(Batch, {"obs": self._observations.batch(obs), "info": info})
+        batch = node(Batch, {"obs": obs[0] if self._plain else self._observations.batch(obs), "info": info})
         decision = self.actor(batch, state)
         act = decision["act"]
         if self._noise is not None:
             act = decision["act"] = to_numpy(self._noise(act, batch))
-        leaves = self._layout.flatten(act)
+        leaves = [act] if self._plain else self._layout.flatten(act)
         for leaf in leaves:
             if not leaf.ndim or len(leaf) != rows:
                 raise PolicySpecError(

@@ -66,6 +66,8 @@ class Actor(ABC):
         self._layout = layout
         parameters, self._state_name = _parameters(policy)
         self._takes_state = self._state_name is not None
+        self._plain = layout is None or layout.plain
+        self._ask = policy
         self._first = parameters[0].name if parameters else None
 
     def __call__(self, batch: Batch, state: Any = None) -> Decision:
@@ -93,16 +95,13 @@ class Actor(ABC):
     def _given(self, batch: Batch) -> Any:
         """Return what the policy is called on."""
 
-    def _ask(self, *given: Any, **state: Any) -> Any:
-        return self.policy(*given, **state)
-
     @abstractmethod
     def _note(self) -> str:
         """Word what the policy was called on, for errors that it raises."""
 
     def _decision(self, result: Any) -> Decision:
-        if type(result) is _ndarray and (self._layout is None or self._layout.plain):
-            return {"act": self._best(result)}
+        if type(result) is _ndarray and self._plain:
+            return {"act": result if result.ndim < 2 else self._best(result)}
         kind = KINDS[type(result)]
         if self._takes_state and isinstance(result, tuple) and len(result) == 2:
             return {**self._decision(result[0]), "state": result[1]}
@@ -124,7 +123,7 @@ class Actor(ABC):
         if value is None:
             raise PolicySpecError("a policy must return actions, got None")
         layout = self._layout
-        if layout is None or layout.plain:
+        if layout is None or self._plain:
             return value if type(value) is _ndarray else to_numpy(value)
         if KINDS[type(value)] in (TENSOR, NODE):
             value = to_numpy(value)
@@ -172,7 +171,11 @@ class ObservationActor(Actor):
 class _Ungraded(Actor):
     """A torch module, asked without gradients."""
 
-    def _ask(self, *given: Any, **state: Any) -> Any:
+    def __init__(self, policy: Callable[..., Any], layout: Layout | None) -> None:
+        super().__init__(policy, layout)
+        self._ask = self._ungraded
+
+    def _ungraded(self, *given: Any, **state: Any) -> Any:
         with sys.modules["torch"].no_grad():
             return self.policy(*given, **state)
 

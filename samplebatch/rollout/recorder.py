@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,43 +16,18 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.names import TO_FLAT, TO_NESTED
 from samplebatch.rollout.choices import Choice, column_names
 from samplebatch.rollout.episode_hooks import EpisodeHook, call_on_buffer, call_on_rows
-from samplebatch.rollout.rows import Columns
-from samplebatch.rollout.spaces import Layout, Leaf
+from samplebatch.rollout.rows import Columns, GrowingRows
+from samplebatch.rollout.spaces import Layout
 from samplebatch.rollout.steps import Steps
+from samplebatch.rollout.vector_environments import Outcome
 from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, rows_of
 
 StepHook = Callable[[Batch, Batch], Any]
 """Called with every step of the environments: on what was decided (`act`, `act_normalized`, `policy_entry`, `dist`,
 `hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
 
-
-class Outcome(Protocol):
-    """What steps of k environments led to."""
-
-    @property
-    def new_obs(self) -> Sequence[Leaf]:
-        """Leaves of the observations, each of shape (k, ...)."""
-        ...
-
-    @property
-    def rewards(self) -> npt.NDArray[np.float64]:
-        """Shape (k,)."""
-        ...
-
-    @property
-    def terminateds(self) -> npt.NDArray[np.bool_]:
-        """Shape (k,)."""
-        ...
-
-    @property
-    def truncateds(self) -> npt.NDArray[np.bool_]:
-        """Shape (k,)."""
-        ...
-
-    @property
-    def infos(self) -> Infos:
-        """What the environments said."""
-        ...
+_OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
+"""What is to be known of steps to count their episodes."""
 
 
 class Recorder:
@@ -68,6 +43,13 @@ class Recorder:
         Where the steps go; None to keep them for a batch.
     on_step, on_episode
         Hooks.
+
+    Attributes
+    ----------
+    steps
+        The steps taken down since the last `take`; where they go to a buffer, their rewards and flags.
+    looks_at_each_step
+        Whether hooks want to see steps one by one.
     """
 
     def __init__(
@@ -86,19 +68,11 @@ class Recorder:
         layouts = {names.OBS: observations, names.NEXT_OBS: observations, names.ACTIONS: actions}
         self._actions = actions
         self._all = np.arange(num_envs)
-        self._steps = Steps(num_envs, layouts)
+        self.steps = Steps(num_envs, layouts)
         # Buffers need not look at the ids of rows that go to every ring in order.
         self._every_ring = None if getattr(buffer, "buffer_num", None) == num_envs else self._all
         self._plain = buffer is None and on_step is None
-
-    @property
-    def recorded(self) -> int:
-        """Steps taken down since the last `take`."""
-        return self._steps.kept
-
-    def reserve(self, steps: int) -> None:
-        """Make room for so many steps."""
-        self._steps.reserve(steps)
+        self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
 
     def record(self, choice: Choice, outcome: Outcome, envs: Rows | None = None, drop: Rows | None = None) -> None:
         """Take down a step of some environments.
@@ -114,14 +88,10 @@ class Recorder:
         drop
             Rows that do not count; None for none.
         """
-        values, rewards, infos = choice.columns, outcome.rewards, outcome.infos
-        for name, leaf in zip(self._new_names, outcome.new_obs, strict=True):
-            values[name] = leaf
-        values[names.REWARDS] = rewards
-        values[names.TERMINATEDS] = outcome.terminateds
-        values[names.TRUNCATEDS] = outcome.truncateds
+        values = self._values(choice.columns, outcome)
+        _, rewards, _, _, infos = outcome
         if self._plain:
-            self._steps.append(values, infos, envs, drop)
+            self.steps.append(values, infos, envs, drop)
             return
         rows = None
         if drop is not None:
@@ -140,22 +110,79 @@ class Recorder:
         said = decided(choice, self._actions)
         self._on_step(said if rows is None else said[rows], transitions)
         if self._buffer is None:
-            self._steps.append(flat(transitions), infos, self._all if envs is None else envs)
+            self.steps.append(flat(transitions), infos, envs)
         else:
             self._add(transitions, envs)
+
+    def _values(self, columns: Columns, outcome: Outcome) -> Columns:
+        """Complete the columns of a step by what it led to."""
+        new_obs, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], _ = outcome
+        for name, leaf in zip(self._new_names, new_obs, strict=True):
+            columns[name] = leaf
+        return columns
+
+    def extend(self, decided_on: Sequence[Columns], outcomes: Sequence[Outcome], void: Rows | None) -> None:
+        """Take down several steps of all environments, where no hook wants to see them one by one.
+
+        Parameters
+        ----------
+        decided_on
+            What was known before each.
+        outcomes
+            What each led to.
+        void
+            Rows of all of them, one step after the other, that do not count; None for none.
+        """
+        parts = list(map(self._values, decided_on, outcomes))
+        infos = [outcome[4] for outcome in outcomes]
+        if self._buffer is None:
+            self.steps.extend(parts, infos, void)
+        elif void is None:
+            for values, said in zip(parts, infos, strict=True):
+                self._buffer.add(nested(values, said), buffer_ids=self._every_ring)
+            self.steps.extend([_outcomes(values) for values in parts], [])
+        else:
+            self._add_aligned(parts, infos, void)
+
+    def _add_aligned(self, parts: Sequence[Columns], infos: Sequence[Infos], void: Rows) -> None:
+        """Add steps to the buffer of which some rows do not count.
+
+        A buffer takes a row for each ring at once best, so the next row that counts of each environment goes in at
+        once, be they of one step or not, until an environment has no more.
+        """
+        n = len(self._all)
+        rows = GrowingRows()
+        rows.extend(parts, n)
+        columns = rows.columns()
+        said: list[dict[str, Any]] | None = None
+        if any(infos):
+            said = [row for one in infos for row in rows_of(one, n)]
+        kept = np.ones(rows.rows, np.bool_)
+        kept[void] = False
+        # By environment, then by time; the place of an environment's k-th row is `first[environment] + k`.
+        by_env = kept.reshape(-1, n).T
+        env_id, step = by_env.nonzero()
+        order = step * n + env_id
+        counts = by_env.sum(1)
+        first = counts.cumsum() - counts
+        for turn in range(int(counts.max(initial=0))):
+            envs = (counts > turn).nonzero()[0]
+            picked = order[first[envs] + turn]
+            values = {name: column[picked] for name, column in columns.items()}
+            one = [] if said is None else [said[row] for row in picked.tolist()]
+            self._buffer.add(nested(values, one), buffer_ids=self._every_ring if len(envs) == n else envs)
+        self.steps.extend([_outcomes(values) for values in parts], [], void)
 
     def _add(self, transitions: Batch, envs: Rows | None) -> None:
         """Add transitions to the buffer, and count them."""
         added = self._buffer.add(transitions, buffer_ids=self._every_ring if envs is None else envs)
-        envs = self._all if envs is None else envs
-        held = transitions.__dict__
-        counted = {name: held[TO_NESTED[name]] for name in (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)}
-        self._steps.append(counted, {}, envs)
+        flat_names = {name: transitions.__dict__[TO_NESTED[name]] for name in _OUTCOMES}
+        self.steps.append(flat_names, {}, envs)
         if self._on_episode is None:
             return
-        ended, lens = self._steps.count()
+        ended, lens = self.steps.count()
         if len(ended):
-            row_of = {env: row for row, env in enumerate(envs.tolist())}
+            row_of = {env: row for row, env in enumerate((self._all if envs is None else envs).tolist())}
             for env, length in zip(ended.tolist(), lens.tolist(), strict=True):
                 row = row_of[env]
                 call_on_buffer(self._on_episode, self._buffer, int(added[3][row]), int(added[0][row]), length)
@@ -165,7 +192,7 @@ class Recorder:
 
         In a buffer, the last step of each of these becomes truncated.
         """
-        self._steps.begin()
+        self.steps.begin()
         if self._buffer is None or not len(self._buffer):
             return
         last = self._buffer.unfinished_index()
@@ -175,13 +202,17 @@ class Recorder:
 
     def take(self, unroll_id: int) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start anew."""
-        batch, returns, lens = self._steps.take(batch=self._buffer is None)
+        batch, returns, lens = self.steps.take(batch=self._buffer is None)
         if batch is not None:
             batch[names.AGENT_INDEX] = np.zeros(len(batch), np.int64)
             batch[names.UNROLL_ID] = np.full(len(batch), unroll_id)
             if self._on_episode is not None:
                 call_on_rows(self._on_episode, batch)
         return batch, returns, lens
+
+
+def _outcomes(values: Columns) -> Columns:
+    return {name: values[name] for name in _OUTCOMES}
 
 
 def nested(values: Columns, infos: Infos) -> Batch:

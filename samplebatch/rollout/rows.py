@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,34 @@ class GrowingRows:
             else:
                 self._fit(name, given, count)[where] = given
         self.rows = stop
+
+    def extend(self, parts: Sequence[Columns], count: int) -> None:
+        """Write `count` rows of each of several parts, one after the other; as `append` does it one by one.
+
+        Raises
+        ------
+        ColumnMismatchError, ColumnLengthError
+            As `append` does; the parts before the one that is refused are there then.
+        """
+        start = self.rows
+        stop = start + count * len(parts)
+        self.reserve(stop - start)
+        columns = self._columns
+        if not start and columns.keys() != parts[0].keys():
+            columns = self._begin(parts[0])
+        try:
+            for name, column in columns.items():
+                # Refused unless all agree in dtype and row shape, and have so many rows in all.
+                np.concatenate([part[name] for part in parts], 0, column[start:stop], casting="no")
+        except (KeyError, TypeError, ValueError):
+            alike = False
+        else:
+            alike = set(map(len, parts)) == {len(columns)}
+        if alike:
+            self.rows = stop
+            return
+        for part in parts:
+            self.append(part, count)
 
     def columns(self) -> Columns:
         """View all rows, column by column."""

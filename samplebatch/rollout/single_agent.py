@@ -20,6 +20,9 @@ from samplebatch.rollout.spaces import Leaf
 from samplebatch.rollout.vector_environments import as_environments
 from samplebatch.rollout.vector_infos import Infos, Rows, batch_of
 
+_MOST_TURNS = 256
+"""Steps of the environments after which what they did is taken down at the latest."""
+
 
 class Collector:
     """Let a policy act in one environment or many, and keep every step, in a buffer or as a batch.
@@ -255,32 +258,62 @@ class Collector:
             raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
         try:
             if n_step:
-                self._recorder.reserve(n_step + 2 * self.num_envs)
-                while self._recorder.recorded < n_step:
-                    self._step(None, random=random, render=render)
+                self._collect_steps(n_step, random=random, render=render)
             else:
                 self._collect_episodes(n_episode or 0, random=random, render=render)
         except BaseException:
             # Nobody knows how far the environments got.
             self._obs = None
             raise
-        steps = self._recorder.recorded
+        steps_kept = self._recorder.steps.kept
         batch, returns, lens = self._recorder.take(self._unroll_id)
         self._unroll_id += 1
         stats = CollectStats.of(
-            steps=steps, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
+            steps=steps_kept, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
         )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
         self.collect_time += stats.collect_time
         return stats
 
+    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
+        steps = self._recorder.steps
+        if self.buffer is None:
+            steps.reserve(wanted + 2 * self.num_envs)
+        one_by_one = render is not None or self._recorder.looks_at_each_step
+        while steps.kept < wanted:
+            # A state may have to begin anew after any step.
+            if one_by_one or self._state is not None:
+                self._step(self._choose(random=random), None, render=render)
+            else:
+                self._run(min(-((steps.kept - wanted) // self.num_envs), _MOST_TURNS), random=random)
+
+    def _run(self, turns: int, *, random: bool) -> None:
+        """Step all environments so many times, before anything is taken down; fewer times if a state is carried."""
+        advance, choose = self._environments.advance, self._choose
+        columns, steps = [], []
+        choice = None
+        try:
+            for _ in range(turns):
+                choice = choose(random=random)
+                if choice.state is not None:
+                    break
+                step, self._obs, self._infos = advance(choice.actions)
+                columns.append(choice.columns)
+                steps.append(step)
+        finally:
+            # What was done is taken down, even if the policy or an environment has failed by now.
+            if steps:
+                self._recorder.extend(columns, *self._environments.settle(steps))
+        if choice is not None and choice.state is not None:
+            self._step(choice, None, render=None)
+
     def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
         running = np.arange(self.num_envs) < wanted
         to_begin = wanted - int(running.sum())
         idle = None if running.all() else (~running).nonzero()[0]
         while running.any():
-            ended = self._step(idle, random=random, render=render)
+            ended = self._step(self._choose(random=random), idle, render=render)
             for env in () if ended is None else ended[running[ended]].tolist():
                 if to_begin:
                     to_begin -= 1
@@ -290,14 +323,13 @@ class Collector:
         if idle is not None and self.num_envs > 1:
             self._obs = None
 
-    def _step(self, idle: Rows | None, *, random: bool, render: float | None) -> Rows | None:
+    def _step(self, choice: Choice, idle: Rows | None, *, render: float | None) -> Rows | None:
         """Step all environments once, take down what they did, but for idle ones, and return which ended episodes."""
-        choice = self._choose(random=random)
         step = self._environments.step(choice.actions)
         drop = step.void
         if idle is not None:
             drop = idle if drop is None else np.union1d(idle, drop)
-        self._recorder.record(choice, step, None, drop)
+        self._recorder.record(choice, step[:5], None, drop)
         self._obs, self._infos, state = step.obs, step.obs_infos, choice.state
         if state is not None:
             begun = step.void if self._environments.resets_later else step.ended

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,20 @@ from samplebatch.rollout.episode_count import Counted, EpisodeCount
 from samplebatch.rollout.rows import Columns, GrowingRows
 from samplebatch.rollout.spaces import Layout, Leaf
 from samplebatch.rollout.vector_infos import Infos, Rows, rows_of
+
+_ORDER = (
+    names.OBS,
+    names.NEXT_OBS,
+    names.ACTIONS,
+    names.REWARDS,
+    names.TERMINATEDS,
+    names.TRUNCATEDS,
+    names.INFOS,
+    names.EPS_ID,
+    names.ENV_ID,
+    names.T,
+)
+"""The order of the columns that all batches have; the others follow."""
 
 
 class Steps:
@@ -62,7 +76,13 @@ class Steps:
         """Make room for so many steps."""
         self._rows.reserve(rows)
 
-    def append(self, values: Columns, infos: Infos, envs: Rows | None = None, drop: Rows | None = None) -> None:
+    def append(
+        self,
+        values: Columns,
+        infos: Infos,
+        envs: Rows | None = None,
+        drop: Rows | None = None,
+    ) -> None:
         """Take down a step of some environments.
 
         Parameters
@@ -72,7 +92,7 @@ class Steps:
         infos
             What the environments said.
         envs
-            The environments that made it, shape (k,): of all steps, or of none if all make each of them.
+            The environments that made it, shape (k,); None for all.
         drop
             Those of the k rows that do not count; None for none.
 
@@ -81,16 +101,44 @@ class Steps:
         ColumnMismatchError, ColumnLengthError
             As `GrowingRows.append` does.
         """
-        start, count = self._rows.rows, len(values[names.REWARDS])
-        self._rows.append(values, count)
+        rows, count = self._rows, len(values[names.REWARDS])
+        start = rows.rows
+        rows.append(values, count)
         self.kept += count
-        if envs is not None:
-            self._envs.append(envs)
+        self._envs.append(self._all if envs is None else envs)
         if drop is not None:
             self._drops.append(drop + start)
             self.kept -= len(drop)
         if infos:
             self._infos.append((start, rows_of(infos, count)))
+
+    def extend(self, parts: Sequence[Columns], infos: Sequence[Infos], drop: Rows | None = None) -> None:
+        """Take down several steps of all environments, as `append` does it one by one.
+
+        Parameters
+        ----------
+        parts
+            The columns of each step.
+        infos
+            What the environments said in each.
+        drop
+            Those rows of all of them, one after the other, that do not count; None for none.
+
+        Raises
+        ------
+        ColumnMismatchError, ColumnLengthError
+            As `GrowingRows.extend` does.
+        """
+        start, count = self._rows.rows, len(self._all)
+        self._rows.extend(parts, count)
+        self._envs.append(np.resize(self._all, len(parts) * count))
+        self.kept += len(parts) * count
+        if drop is not None:
+            self._drops.append(drop + start)
+            self.kept -= len(drop)
+        for place, said in enumerate(infos):
+            if said:
+                self._infos.append((start + place * count, rows_of(said, count)))
 
     def count(self) -> tuple[Rows, npt.NDArray[np.int64]]:
         """Count the steps since the last count.
@@ -105,8 +153,7 @@ class Steps:
         columns = self._rows.columns()
         if start == stop:
             return self._all[:0], self._all[:0]
-        env_id = np.concatenate(self._envs) if self._envs else np.resize(self._all, stop - start)
-        assert len(env_id) == stop - start
+        env_id = _joined(self._envs, np.intp)
         rows = None
         if self._drops:
             keep = np.ones(stop - start, np.bool_)
@@ -160,7 +207,7 @@ class Steps:
         whole = self._nested(data)
         whole[names.INFOS] = self._infos_of(rows)
         whole |= {names.EPS_ID: eps_id, names.ENV_ID: env_id, names.T: t}
-        return SampleBatch(whole)
+        return SampleBatch({name: whole[name] for name in (*_ORDER, *whole) if name in whole})
 
     def _infos_of(self, rows: Rows) -> npt.NDArray[Any]:
         if not self._infos:

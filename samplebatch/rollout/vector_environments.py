@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from samplebatch.errors import EnvironmentSpecError, require
 from samplebatch.rollout.spaces import Layout, Leaf
-from samplebatch.rollout.vector_infos import Infos, Rows, replaced, with_finals, without_finals
+from samplebatch.rollout.vector_infos import Infos, Rows, copied, replaced, with_finals, without_finals
 
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 _count = np.count_nonzero
@@ -59,6 +59,10 @@ class Transition(NamedTuple):
     void: Rows | None
     obs: Sequence[Leaf]
     obs_infos: Infos
+
+
+Outcome = tuple[Sequence[Leaf], npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], Infos]
+"""The first five of a `Transition`: what steps led to."""
 
 
 class Environments(ABC):
@@ -102,6 +106,36 @@ class Environments(ABC):
     def step(self, actions: Sequence[Leaf]) -> Transition:
         """Step every environment, given the leaves of the actions, each of shape (n, ...)."""
 
+    def advance(self, actions: Sequence[Leaf]) -> tuple[Any, Sequence[Leaf], Infos]:
+        """Step every environment, and leave for later what can wait.
+
+        Returns
+        -------
+        step
+            What is to be given to `settle`.
+        obs, infos
+            What to act on next, as in a `Transition`.
+        """
+        step = self.step(actions)
+        return step, step.obs, step.obs_infos
+
+    def settle(self, steps: Sequence[Any]) -> tuple[Sequence[Outcome], Rows | None]:
+        """Work out what steps that `advance` made led to.
+
+        Parameters
+        ----------
+        steps
+            What `advance` returned, of all steps since the last that `step` or `settle` knows of; not empty.
+
+        Returns
+        -------
+        outcomes
+            What each led to.
+        void
+            Rows of all of them, one step after the other, that are no transitions; None for none.
+        """
+        return [step[:5] for step in steps], None
+
     def close(self) -> None:
         """Let go of what the environments hold."""
         self.env.close()
@@ -124,6 +158,8 @@ class SingleEnvironment(Environments):
         """Step the environment; see `Environments.step`."""
         obs, reward, terminated, truncated, info = self.env.step(self.actions.nest([leaf[0] for leaf in actions]))
         new_obs = self.observations.flatten_one(obs)
+        # The environment may go on in the same dict.
+        info = dict(info)
         outcome = (
             np.array([reward], np.float64).reshape(1),
             np.array([terminated], np.bool_),
@@ -142,6 +178,9 @@ class VectorEnvironments(Environments):
         inner = getattr(env, "unwrapped", env)
         self._copies = getattr(inner, "copy", False) is not True
         self._seeds_each = hasattr(inner, "env_fns")
+        # What there is to look at in a step: one array of observations, of a dtype that is known, and one of actions.
+        self._flat = self.observations.plain and self.actions.plain
+        self._obs_dtype = np.dtype(self.observation_space.dtype) if self._flat else None
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
@@ -151,18 +190,30 @@ class VectorEnvironments(Environments):
         return self._own(obs), infos
 
     def _own(self, obs: Any) -> Sequence[Leaf]:
-        """Take observations apart into arrays that the environment will not write to."""
+        """Take observations apart into arrays of their spaces' dtypes that the environment will not write to."""
         leaves = self.observations.flatten(obs)
-        return [leaf.copy() for leaf in leaves] if self._copies else leaves
+        for place, (leaf, space) in enumerate(zip(leaves, self.observations.spaces, strict=True)):
+            if leaf.dtype != space.dtype and not leaf.dtype.hasobject:
+                leaves[place] = leaf.astype(space.dtype)
+            elif self._copies:
+                leaves[place] = leaf.copy()
+        return leaves
 
     def _stepped(self, actions: Sequence[Leaf]) -> tuple[Sequence[Leaf], Any, Any, Any, Any]:
-        obs, rewards, terminateds, truncateds, infos = self.env.step(self.actions.nest(actions))
-        if rewards.dtype is not _FLOAT:
-            rewards = rewards.astype(_FLOAT)
-        if terminateds.dtype is not _BOOL or truncateds.dtype is not _BOOL:
-            terminateds, truncateds = terminateds.astype(_BOOL), truncateds.astype(_BOOL)
+        obs, rewards, terminateds, truncateds, infos = self.env.step(
+            actions[0] if self._flat else self.actions.nest(actions)
+        )
+        if rewards.dtype is not _FLOAT or terminateds.dtype is not _BOOL or truncateds.dtype is not _BOOL:
+            rewards, terminateds, truncateds = (
+                rewards.astype(_FLOAT),
+                terminateds.astype(_BOOL),
+                truncateds.astype(_BOOL),
+            )
         if self._copies:
             rewards, terminateds, truncateds = rewards.copy(), terminateds.copy(), truncateds.copy()
+            infos = copied(infos)
+        elif self._flat and obs.dtype is self._obs_dtype:
+            return [obs], rewards, terminateds, truncateds, infos
         return self._own(obs), rewards, terminateds, truncateds, infos
 
 
@@ -187,6 +238,26 @@ class NextStepEnvironments(VectorEnvironments):
         ended = self._resetting = done.nonzero()[0] if _count(done) else None
         return Transition(obs, rewards, terminateds, truncateds, infos, ended, void, obs, infos)
 
+    def advance(self, actions: Sequence[Leaf]) -> tuple[Any, Sequence[Leaf], Infos]:
+        """Step every environment; see `Environments.advance`."""
+        step = self._stepped(actions)
+        return step, step[0], step[4]
+
+    def settle(self, steps: Sequence[Outcome]) -> tuple[Sequence[Outcome], Rows | None]:
+        """Find the steps that were none; see `Environments.settle`."""
+        done = np.concatenate([step[2] for step in steps]) | np.concatenate([step[3] for step in steps])
+        # Shifted by one step: an environment is reset in the step after the one that ended its episode.
+        void = np.zeros(len(done) + self.num_envs, np.bool_)
+        if self._resetting is not None:
+            void[self._resetting] = True
+        by_step, ends = void.reshape(-1, self.num_envs), done.reshape(-1, self.num_envs)
+        for place in ends.any(1).nonzero()[0].tolist():
+            by_step[place + 1] = ends[place] & ~by_step[place]
+        last = by_step[-1].nonzero()[0]
+        self._resetting = last if len(last) else None
+        rows = void[: len(done)].nonzero()[0]
+        return steps, rows if len(rows) else None
+
 
 class SameStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the very step in which its episode ended."""
@@ -199,24 +270,51 @@ class SameStepEnvironments(VectorEnvironments):
         EnvironmentSpecError
             If an environment whose episode ended does not give its last observation.
         """
-        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
+        step = self._stepped(actions)
+        obs, rewards, terminateds, truncateds, infos = step
         done = terminateds | truncateds
         if not _count(done):
             return Transition(obs, rewards, terminateds, truncateds, infos, None, None, obs, infos)
         ended = done.nonzero()[0]
-        finals = infos.get("final_obs")
-        if finals is None:
+        return Transition(*self._with_finals(step, ended), ended, None, obs, without_finals(infos))
+
+    def advance(self, actions: Sequence[Leaf]) -> tuple[Any, Sequence[Leaf], Infos]:
+        """Step every environment; see `Environments.advance`."""
+        step = self._stepped(actions)
+        return step, step[0], without_finals(step[4]) if step[4] else step[4]
+
+    def settle(self, steps: Sequence[Outcome]) -> tuple[Sequence[Outcome], Rows | None]:
+        """Put the last observations of episodes where they belong; see `Environments.settle`.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            As `step` does.
+        """
+        done = np.concatenate([step[2] for step in steps]) | np.concatenate([step[3] for step in steps])
+        done = done.reshape(len(steps), self.num_envs)
+        settled = list(steps)
+        for place in done.any(1).nonzero()[0].tolist():
+            settled[place] = self._with_finals(steps[place], done[place].nonzero()[0])
+        return settled, None
+
+    def _with_finals(self, step: Outcome, ended: Rows) -> Outcome:
+        """Return what a step led to, with the last observations and infos of the episodes that ended."""
+        obs, rewards, terminateds, truncateds, infos = step
+        if not isinstance(infos, dict) or (finals := infos.get("final_obs")) is None:
             raise EnvironmentSpecError(
                 "a vector environment that resets in the same step must give the last observations of episodes as "
                 "infos['final_obs'], and gave none"
             )
         new_obs = [leaf.copy() for leaf in obs]
-        for row in ended.tolist():
-            for leaf, final in zip(new_obs, self.observations.flatten_one(finals[row]), strict=True):
-                leaf[row] = final[0]
-        said = without_finals(infos)
-        true = with_finals(infos, ended, self.num_envs)
-        return Transition(new_obs, rewards, terminateds, truncateds, true, ended, None, obs, said)
+        if self._flat:
+            for row in ended.tolist():
+                new_obs[0][row] = finals[row]
+        else:
+            for row in ended.tolist():
+                for leaf, final in zip(new_obs, self.observations.flatten_one(finals[row]), strict=True):
+                    leaf[row] = final[0]
+        return new_obs, rewards, terminateds, truncateds, with_finals(infos, ended, self.num_envs)
 
 
 class DisabledEnvironments(VectorEnvironments):

@@ -23,6 +23,14 @@ Rows = npt.NDArray[np.intp]
 _FINALS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
 
 
+def copied(infos: dict[str, Any]) -> dict[str, Any]:
+    """Copy dicts and arrays, which a vector environment may use again; what else there is stays the same."""
+    return {
+        key: copied(value) if isinstance(value, dict) else value.copy() if isinstance(value, np.ndarray) else value
+        for key, value in infos.items()
+    }
+
+
 def without_finals(infos: dict[str, Any]) -> dict[str, Any]:
     """Leave out what Gymnasium puts among the infos about episodes that ended in the same step."""
     return {key: value for key, value in infos.items() if key not in _FINALS}
@@ -33,11 +41,14 @@ def with_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any
 
     What a vector environment's wrapper reports about these episodes stays.
     """
+    said = without_finals(infos)
     finals = dict(infos.get("final_info", {}))
+    if not said and not finals:
+        return said
     for key in ("episode", "_episode"):
         if key in infos:
             finals.setdefault(key, infos[key])
-    return replaced(without_finals(infos), finals, ended, count)
+    return replaced(said, finals, ended, count)
 
 
 def replaced(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:

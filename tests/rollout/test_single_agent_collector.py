@@ -20,8 +20,8 @@ from samplebatch.rollout.single_agent import Collector
 MODES = ["NextStep", "SameStep", "Disabled"]
 COLUMNS = (
     "obs",
-    "actions",
     "new_obs",
+    "actions",
     "rewards",
     "terminateds",
     "truncateds",
@@ -74,7 +74,7 @@ def test_steps_of_a_real_environment(mode: str) -> None:
     assert [np.unique(batch["unroll_id"]).tolist() for batch in batches] == [[0], [1], [2]]
     assert batches[0].column_names == COLUMNS
     dtypes = [str(batches[0][name].dtype) for name in COLUMNS]
-    assert dtypes == ["float32", "int64", "float32", "float64", "bool", "bool", "object", *["int64"] * 5]
+    assert dtypes == ["float32", "float32", "int64", "float64", "bool", "bool", "object", *["int64"] * 5]
     for batch in batches:
         check_trajectories(batch)
     whole = concat_samples(batches)
