@@ -268,14 +268,3 @@ def first_row(value: Any) -> Any:
     if type(value) is np.ndarray and value.dtype.kind != "O":
         return value.reshape(value.shape[1:])
     return value[0]
-
-
-def newest_frame(value: Any, *, single: bool) -> Any:
-    """Take the last frame of stacked observations, of one row or of each."""
-    names = values_of(value)
-    if names is not None:
-        return node(Batch, {name: newest_frame(inner, single=single) for name, inner in names.items()})
-    try:
-        return value[-1] if single else value[:, -1]
-    except (TypeError, IndexError) as error:
-        raise ColumnMismatchError("observations must be stacks of frames for only the last to be saved") from error

@@ -156,7 +156,8 @@ class ReplayBuffer(SequenceSampling, Durable):
         -------
         tuple
             Four arrays of length 1: the index that the step went to, return and length of the episode that it ended
-            (zero if it did not), and the index where the episode began.
+            (zero if it did not), and the index where the episode began. Steps that end no episode share all
+            but the first of them, which are read-only then.
 
         Raises
         ------

@@ -6,27 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, NODE, TENSOR
-from samplebatch.buffer.columns import Columns, Ready, newest_frame
+from samplebatch.buffer.columns import Columns, Ready
 from samplebatch.buffer.direct import Way, way_for
 from samplebatch.buffer.finals import OWNER, Finals
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
+from samplebatch.buffer.step import FLAGS, numbers, rows_at, stored_values
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
 from samplebatch.errors import (
-    ColumnLengthError,
     ColumnMismatchError,
     ColumnNotFoundError,
-    ColumnTypeError,
     RingError,
-    near_names,
 )
 
-_FLAGS = ("terminated", "truncated")
-_REQUIRED = ("obs", "act", "rew", *_FLAGS)
 _count = np.count_nonzero
 _NONE: Flags = np.zeros(0, np.bool_)
 
@@ -208,9 +202,9 @@ class Table:
         finals = self.finals if obs_next is not None else None
         if finals is not None:
             # The newest row may be followed by one of another episode, so its observation is the ring's.
-            newest = finals.fit(_rows_at(obs_next, slice(n - 1, n)), 1, single=False)
+            newest = finals.fit(rows_at(obs_next, slice(n - 1, n)), 1, single=False)
             places = np.flatnonzero(cut[:-1])
-            others = finals.fit(_rows_at(obs_next, places), len(places), single=False) if len(places) else None
+            others = finals.fit(rows_at(obs_next, places), len(places), single=False) if len(places) else None
         slots = self.rings.append(ring, count)
         written = slots[count - n :]
         self._begin(written, np.array([ring]), int(_count(cut)))
@@ -242,7 +236,7 @@ class Table:
         ready = self.columns.fit(values, n, keep=keep and self.journal is None)
         cut = np.flatnonzero(values["truncated"] & ~values["terminated"])
         finals = self.finals if obs_next is not None else None
-        final_ready = finals.fit(_rows_at(obs_next, cut), len(cut), single=False) if finals is not None else None
+        final_ready = finals.fit(rows_at(obs_next, cut), len(cut), single=False) if finals is not None else None
         slots = np.arange(start, stop)
         self._begin(slots, slice(0, self.rings.n), len(cut))
         if self.finals is not None:
@@ -266,8 +260,8 @@ class Table:
         n = len(slots)
         if name == "done":
             raise ColumnMismatchError("column 'done' follows from 'terminated' and 'truncated'; set those")
-        if name in ("rew", *_FLAGS):
-            value = _numbers(value, name, (n,), np.float64 if name == "rew" else np.bool_)
+        if name in ("rew", *FLAGS):
+            value = numbers(value, name, (n,), np.float64 if name == "rew" else np.bool_)
         ready = self.columns.fit_only(name, value, n)
         self._begin(slots, slice(0, 0), 0)
         self.forget_ways()
@@ -278,8 +272,8 @@ class Table:
                 every = np.full((self.columns.slots, *np.shape(rows)[1:]), default)
                 store.write(slice(0, self.columns.slots), store.fit(every, self.columns.slots))
             store.write(slots, rows)
-        if name in _FLAGS and "done" in self.columns.tree:
-            ended = [self.columns.tree[flag].values[slots] for flag in _FLAGS]
+        if name in FLAGS and "done" in self.columns.tree:
+            ended = [self.columns.tree[flag].values[slots] for flag in FLAGS]
             self.done[slots] = ended[0] | ended[1]
         self._committed()
 
@@ -340,22 +334,7 @@ class Table:
 
         With `stored`, the values come out of a table, and are of single frames already.
         """
-        values = dict(held)
-        if "terminated" not in values and "truncated" not in values and "done" in values:
-            values["terminated"] = values["done"]
-            values["truncated"] = np.zeros(() if single else n, np.bool_)
-        for name in _REQUIRED:
-            if name not in values:
-                raise ColumnNotFoundError(f"a step must have column {name!r}; {near_names(name, held)}")
-        lead = () if single else (n,)
-        values["rew"] = _numbers(values["rew"], "rew", lead, np.float64)
-        for name in _FLAGS:
-            values[name] = _numbers(values[name], name, lead, np.bool_).reshape(lead)
-        values["done"] = np.asarray(values["terminated"] | values["truncated"])
-        if self.last_frame and not stored:
-            for name in ("obs", "obs_next"):
-                if name in values:
-                    values[name] = newest_frame(values[name], single=single)
+        values = stored_values(held, n, single=single, last_frame=self.last_frame and not stored)
         if not self.keeps_next:
             return values, values.pop("obs_next", None)
         if "obs_next" in self.columns.tree and "obs_next" not in values:
@@ -425,21 +404,3 @@ class Table:
         self.columns.restore(self.rings.stored(), state["columns"])
         if self.finals is not None and state["finals"] is not None:
             self.finals.restore(state["finals"])
-
-
-def _numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
-    """Convert rewards or flags, of one row or of some."""
-    array = value.numpy(force=True) if KINDS[type(value)] == TENSOR else np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
-    if array.shape[: len(lead)] != lead:
-        found = array.shape[0] if array.ndim else "a single number"
-        raise ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {found}")
-    if kind is np.bool_ and array.size != (lead[0] if lead else 1):
-        raise ColumnMismatchError(f"column {name!r} must have one flag a row, got shape {array.shape[len(lead) :]}")
-    return array.astype(kind, copy=False)
-
-
-def _rows_at(values: Any, index: Any) -> Any:
-    """Take rows of values; a name without values has them all."""
-    return values if KINDS[type(values)] == NODE and not values.__dict__ else values[index]

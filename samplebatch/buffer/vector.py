@@ -150,7 +150,8 @@ class ReplayBufferManager(ReplayBuffer):
         -------
         tuple
             Four arrays of length k: the indices that the steps went to, returns and lengths of the episodes that ended
-            with them (zero for the others), and the indices where the episodes began.
+            with them (zero for the others), and the indices where the episodes began. Steps of all environments that
+            end no episode share all but the first of them, which are read-only then.
 
         Raises
         ------
