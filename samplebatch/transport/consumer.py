@@ -6,26 +6,20 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Literal, Self
-from weakref import ref
+from typing import Final, Literal, Self
 from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
-
-from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import (
     ChannelTimeoutError,
     EndOfStreamError,
     FormatError,
     SampleBatchError,
-    UntrustedPickleError,
     WorkerError,
 )
 from samplebatch.transport.end import (
     CONSUMER,
+    FAILURE_NBYTES,
     FAILURE_START,
-    HEADER_NBYTES,
     LONG_S,
     LOOK_S,
     PRODUCER,
@@ -33,39 +27,31 @@ from samplebatch.transport.end import (
     End,
     this_process,
 )
-from samplebatch.transport.frame import DAMAGE, AnyBatch, count_of, decode
-from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Lease, Returns, Tie, pack_ident
+from samplebatch.transport.frame import AnyBatch
+from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Returns, pack_ident
 from samplebatch.transport.message import (
     BATCH,
     CHECKED_NBYTES,
-    DEFINES,
     END,
     FAILURE,
     HELLO,
     MAGIC,
     MESSAGE_NBYTES,
-    VERSION,
     Message,
     unpack,
     unpack_fields,
-    unpack_note,
 )
+from samplebatch.transport.note import unpack_note
+from samplebatch.transport.opening import Opener
 from samplebatch.transport.poller import Poller
-from samplebatch.transport.producer import ROOMS, ROWS, SCHEMA
 from samplebatch.transport.region import Region
 from samplebatch.transport.release import is_released, release
-from samplebatch.transport.schema import Rows, Schema, aligned
-from samplebatch.transport.slot_columns import SlotColumns
 
 _FLUSH_S = 0.005
 """Seconds after which slots that the pipe did not take are offered again."""
 
 _IDLE: Final = 16
 """Messages that are waited for without looking first whether they are there: in vain costs more than twice."""
-
-_MOST_SCHEMAS = 1 << 12
-_BYTE: Final = np.dtype(np.uint8)
-_UP: Final = ALIGNMENT - 1
 
 _monotonic = time.monotonic
 _read = os.read
@@ -88,9 +74,8 @@ class Consumer(End):
 
     def _bound(self) -> None:
         self._returns = Returns(self._back)
-        self._lent, self._gone = self._returns.lent, self._returns.gone
-        self._schemas: dict[int, Schema] = {}
-        self._ident = 0
+        self._lent = self._returns.lent
+        self._opener = Opener(self._memory, self._returns, allow_pickle=self._allow_pickle)
         self._end: Literal["", "closed", "died", "damaged"] = ""
         self._poller = Poller(self._pipe)
         self._idle = 0
@@ -146,7 +131,11 @@ class Consumer(End):
             if len(raw) == MESSAGE_NBYTES:
                 fields = unpack_fields(raw)
                 if fields[2] == BATCH and fields[0] == MAGIC and crc32(raw[:CHECKED_NBYTES]) == fields[12]:
-                    return self._batch(fields)
+                    try:
+                        return self._opener.open(fields)
+                    except FormatError:
+                        self._finish("damaged")
+                        raise
             self._open_other(raw)
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
@@ -321,74 +310,11 @@ class Consumer(End):
     def _await_too(self, descriptor: int) -> None:
         self._poller.register(descriptor)
 
-    # -- opening what came ---------------------------------------------------------------------------------------------
-
-    def _batch(self, fields: tuple[Any, ...]) -> AnyBatch:
-        _, version, _, flags, number, ident, start, nbytes, _, note_nbytes, _, rows, _ = fields
-        memory = self._memory
-        try:
-            if version != VERSION:
-                raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends need one release")
-            if start & _UP or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
-                raise FormatError(
-                    f"a message's slot must lie within the {self.capacity_bytes} bytes of the arena, it does not"
-                )
-            if not self._ident < ident < GOODBYE_IDENT:
-                raise FormatError(f"a message must have a number greater than {self._ident}, got {ident}")
-            self._ident = ident
-            lease = Lease((nbytes,), _BYTE, memory, start)
-            tie = Tie(lease, self._gone)
-            tie.ident = ident
-            self._lent[ident] = tie
-            if note_nbytes:
-                batch = self._noted(fields, lease)
-            else:
-                schema = self._schemas.get(number)
-                if schema is None or flags:
-                    raise FormatError(f"a message must have a schema that is known, and number {number} is not")
-                plan = schema.simple_plan(rows)
-                if plan.nbytes > nbytes:
-                    raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
-                if plan.by_name is not None:
-                    batch = SlotColumns.batch(lease, plan.by_name, rows, schema.parts[0].nested)
-                else:
-                    batch = decode(schema, plan, {}, lease, _no_buffers, allow_pickle=self._allow_pickle)
-        except UntrustedPickleError:
-            raise
-        except DAMAGE as error:
-            self._finish("damaged")
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"a message must say what fits its schema, it does not: {error}") from error
-        lease.batch = ref(batch)
-        return batch
-
-    def _noted(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
-        """Open a batch whose message has a note."""
-        _, _, _, flags, number, _, start, nbytes, note_start, note_nbytes, note_sum, rows, _ = fields
-        note = unpack_note(self._note_bytes(note_start, note_nbytes, HEADER_NBYTES), note_sum)
-        if flags & DEFINES:
-            if number >= _MOST_SCHEMAS:
-                raise FormatError(f"a schema must have a number below {_MOST_SCHEMAS}, got {number}")
-            self._schemas[number] = Schema.read(note.get(SCHEMA))
-        schema = self._schemas.get(number)
-        if schema is None:
-            raise FormatError(f"a message must have a schema that is known, and number {number} is not")
-        used = _rows(note[ROWS]) if ROWS in note else (rows,)
-        plan = schema.plan(_rows(note[ROOMS]) if ROOMS in note else used, used)
-        if plan.nbytes > nbytes:
-            raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
-        cut = _Cut(lease, self._memory, start, nbytes, note_start + aligned(note_nbytes)).cut
-        return decode(schema, plan, note, lease, cut, allow_pickle=self._allow_pickle)
-
-    def _note_bytes(self, start: int, nbytes: int, first: int) -> bytes:
-        if start % ALIGNMENT or start < first or start + nbytes > self._memory.nbytes:
-            raise FormatError("a message's note must lie where notes do, it does not")
-        return self._memory[start : start + nbytes].tobytes()
-
     def _failure(self, message: Message) -> WorkerError:
-        raw = self._note_bytes(message.note_start, message.note_nbytes, FAILURE_START)
-        note = unpack_note(raw, message.note_sum)
+        start, nbytes = message.note_start, message.note_nbytes
+        if start != FAILURE_START or nbytes > FAILURE_NBYTES:
+            raise FormatError("a message of failure must have its note where such notes lie, it has it elsewhere")
+        note = unpack_note(self._memory[start : start + nbytes].tobytes(), message.note_sum)
         error = WorkerError(str(note.get("reason")))
         error.add_note(str(note.get("details")))
         return error
@@ -420,37 +346,10 @@ class Consumer(End):
             # Arrays that are still held keep the pipe that they go back through.
             self._returns.close()
             self._lent = {}
-            del self._returns, self._gone, self._schemas
+            del self._returns, self._opener
         else:
             if told:
                 with contextlib.suppress(OSError):
                     os.write(self._back, pack_ident(GOODBYE_IDENT))
             os.close(self._back)
         os.close(self._pipe)
-
-
-class _Cut:
-    """Cuts the buffers of loose columns, each behind the other at an aligned place.
-
-    They lie behind the note, which lies in the message's slot, or in another slot of the same message.
-    """
-
-    def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:
-        if start <= at <= start + nbytes:
-            self._root, self._at = lease, at - start
-            return
-        self._root, self._at = Lease((memory.nbytes - at,), _BYTE, memory, at), 0
-        self._root.first = lease
-
-    def cut(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        cut: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._root, self._at)
-        self._at += aligned(nbytes)
-        return cut
-
-
-def _no_buffers(nbytes: int) -> npt.NDArray[np.uint8]:
-    raise FormatError(f"a message with a buffer of {nbytes} bytes must have a note, it has none")
-
-
-def _rows(plain: Any) -> Rows:
-    return tuple([tuple(map(count_of, rows)) if isinstance(rows, list) else count_of(rows) for rows in plain])

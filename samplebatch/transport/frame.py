@@ -1,22 +1,18 @@
-"""A batch as what a channel carries: a schema, arrays that go to places that it determines, and a note with the rest.
+"""Frame: a batch as what a channel carries, a schema, arrays that go to places that it determines, and a note.
 
-The note is plain JSON: the numbers of rows where they differ, flags, and the headers of loose columns, whose buffers
-follow it. Most messages have none. Nothing is pickled but Python objects that Arrow cannot hold, and those only if the
-channel allows it.
+Nothing is pickled but Python objects that Arrow cannot hold, and those only if the channel allows it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.flags import DEFAULT, Flags
-from samplebatch.batch.frame import load_columns
+from samplebatch.batch.flags import DEFAULT
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
@@ -24,8 +20,9 @@ from samplebatch.column.interface import Column, Header
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
-from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError, UntrustedPickleError
+from samplebatch.errors import ColumnTypeError, UntrustedPickleError
 from samplebatch.transport import tree_frame
+from samplebatch.transport.note import ENV_STEPS, FLAGS, LOOSE, plain_flags
 from samplebatch.transport.schema import (
     MULTI_AGENT_BATCH,
     NESTED_BATCH,
@@ -33,8 +30,6 @@ from samplebatch.transport.schema import (
     Fixed,
     Loose,
     Part,
-    Place,
-    Plan,
     Rows,
     Schema,
     frozen,
@@ -43,27 +38,8 @@ from samplebatch.transport.schema import (
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
 """What a channel carries."""
 
-ENV_STEPS: Final = "e"
-FLAGS: Final = "f"
-LOOSE: Final = "l"
-
 _MOST_SCHEMAS = 1024
-DAMAGE = (
-    SampleBatchError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    StopIteration,
-)
-"""What Python, NumPy and the library raise where a note says what cannot be."""
 _ndarray = np.ndarray
-_new = object.__new__
-
-Root = npt.NDArray[np.uint8]
-"""The bytes of a slot; whoever has an array over them holds the slot."""
 
 
 class Frame:
@@ -303,139 +279,3 @@ class Encoder:
 
 def _column(key: tuple[Any, ...]) -> Fixed | Loose:
     return Loose(*key) if len(key) == 1 else Fixed(*key)
-
-
-def plain_flags(flags: Flags) -> list[Any]:
-    """Turn flags into what JSON can hold."""
-    time_major, zero_padded, max_seq_len, updates, is_training = astuple(flags)
-    return [
-        None if time_major is None else bool(time_major),
-        bool(zero_padded),
-        None if max_seq_len is None else int(max_seq_len),
-        None if updates is None else (updates if isinstance(updates, int) else float(updates)),
-        bool(is_training),
-    ]
-
-
-# -- putting together --------------------------------------------------------------------------------------------------
-
-Cut = Callable[[int], Root]
-"""Cuts the next buffer of so many bytes."""
-
-
-def decode(
-    schema: Schema, plan: Plan, note: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool
-) -> SampleBatch | MultiAgentBatch | Batch:
-    """Put a batch together over the bytes of its slot.
-
-    Parameters
-    ----------
-    schema
-        What its columns are.
-    plan
-        Where they lie.
-    note
-        What else the message says.
-    root
-        The slot, which has at least the plan's bytes.
-    cut
-        Cuts the buffers of loose columns, one after the other.
-    allow_pickle
-        Whether pickled columns may be unpickled.
-
-    Raises
-    ------
-    UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
-    FormatError
-        If they do not agree; or another of `DAMAGE`.
-    """
-    entries = note.get(LOOSE) or [()] * len(schema.parts)
-    loose = [Loosened(own, cut, allow_pickle=allow_pickle) for own in entries]
-    if schema.kind == NESTED_BATCH:
-        return tree_frame.build(schema.parts[0], plan.parts[0], root, loose[0])
-    flags = [_flags(own) for own in note[FLAGS]] if FLAGS in note else [DEFAULT] * len(schema.parts)
-    batches = [
-        _sample_batch(part, places, root, own, own_flags)
-        for part, places, own, own_flags in zip(schema.parts, plan.parts, loose, flags, strict=True)
-    ]
-    if schema.kind == SAMPLE_BATCH:
-        return batches[0]
-    labels = [part.label for part in schema.parts]
-    return MultiAgentBatch._of(dict(zip(labels, batches, strict=True)), count_of(note[ENV_STEPS]))
-
-
-class Loosened:
-    """The loose columns of one part, put together one after the other."""
-
-    def __init__(self, entries: Iterable[Any], cut: Cut, *, allow_pickle: bool) -> None:
-        self._entries = iter(entries)
-        self._cut = cut
-        self._allow_pickle = allow_pickle
-
-    def entry(self) -> Any:
-        """Return what the note says of the next one; raises as `decode` does."""
-        return next(self._entries)
-
-    def column(self, name: str, entry: Any) -> Column:
-        """Put a column together; raises as `decode` does."""
-        header, sizes = entry
-        buffers = [self._cut(count_of(nbytes)) for nbytes in sizes]
-        if header[0] == ObjectColumn.kind:
-            # Objects may keep what they are made from, and are not to hold the slot.
-            buffers = [buffer.copy() for buffer in buffers]
-        try:
-            return load_columns([(name, len(buffers), header)], buffers, allow_pickle=self._allow_pickle)[name]
-        except UntrustedPickleError as error:
-            raise UntrustedPickleError(
-                f"column {name!r} holds pickled objects, and unpickling runs code that its sender chose; "
-                "make the channel with allow_pickle=True if you trust it"
-            ) from error
-
-
-def _sample_batch(part: Part, places: list[Place], root: Root, loose: Loosened, flags: Flags) -> SampleBatch:
-    columns: dict[str, Column] = {}
-    if part.has_loose:
-        fixed = iter(places)
-        for column in part.columns:
-            if isinstance(column, Loose):
-                columns[column.name] = loose.column(column.name, loose.entry())
-            else:
-                columns[column.name] = fixed_column(next(fixed), root)
-    else:
-        for place in places:
-            (name, dtype, _, torch, _), shape, offset = place
-            if torch is None:
-                columns[name] = made = _new(TensorColumn)
-                made.values = _ndarray(shape, dtype, root, offset)
-            else:
-                columns[name] = fixed_column(place, root)
-    return SampleBatch._of(columns, part.nested, flags)
-
-
-def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
-    """Make a column over its place in a slot."""
-    column, shape, offset = place
-    values: npt.NDArray[Any] = _ndarray(shape, column.dtype, root, offset)
-    return TensorColumn(values) if column.torch is None else TorchColumn.from_bits(values, column.torch)
-
-
-def count_of(value: Any) -> int:
-    """Take a number that another process gave for a count.
-
-    Raises
-    ------
-    FormatError
-        If it is none.
-    """
-    if type(value) is not int or value < 0:
-        raise FormatError("a message must have numbers that count something, it has others")
-    return value
-
-
-def _flags(plain: Any) -> Flags:
-    time_major, zero_padded, max_seq_len, updates, is_training = plain
-    kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
-    if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
-        raise FormatError("a message must have flags of their own kinds, it has others")
-    return Flags(time_major, zero_padded, None if max_seq_len is None else count_of(max_seq_len), updates, is_training)

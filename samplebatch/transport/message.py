@@ -6,9 +6,8 @@ all: its arrival is the commit mark of everything that it refers to.
 
 from __future__ import annotations
 
-import json
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from samplebatch.errors import FormatError
@@ -105,27 +104,3 @@ def unpack(raw: bytes) -> Message:
     if crc32(raw[:CHECKED_NBYTES]) != checksum:
         raise FormatError("a message must have the checksum that it says, it has another; it is damaged")
     return Message(*fields)
-
-
-def pack_note(note: dict[str, Any]) -> bytes:
-    """Write a note as JSON."""
-    return json.dumps(note, separators=(",", ":")).encode()
-
-
-def unpack_note(raw: bytes, checksum: int) -> dict[str, Any]:
-    """Read a note.
-
-    Raises
-    ------
-    FormatError
-        If its bytes have another checksum, or are no JSON.
-    """
-    if crc32(raw) != checksum:
-        raise FormatError("a message's note must have the checksum that the message says; it is damaged")
-    try:
-        note = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"a message's note must be JSON, it is not: {error}") from error
-    if not isinstance(note, dict):
-        raise FormatError("a message's note must be a mapping, it is not")
-    return note

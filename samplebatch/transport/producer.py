@@ -6,16 +6,14 @@ import contextlib
 import os
 import select
 import time
-from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError
-from samplebatch.transport.arena import Arena, slot_nbytes
 from samplebatch.transport.copying import copy_all
 from samplebatch.transport.end import (
     CLOSED,
@@ -42,31 +40,20 @@ from samplebatch.transport.message import (
     VERSION,
     pack,
     pack_body,
-    pack_note,
     pack_sum,
 )
+from samplebatch.transport.note import pack_note, put, size_of, written
 from samplebatch.transport.region import Region
 from samplebatch.transport.reservation import Reservation
-from samplebatch.transport.schema import Plan, Schema, aligned
+from samplebatch.transport.schema import Plan, Schema
+from samplebatch.transport.slots import Slot, Slots
 from samplebatch.transport.split import halves
-
-SCHEMA: Final = "s"
-ROWS: Final = "r"
-ROOMS: Final = "m"
 
 _WATCH_S = 0.05
 """Seconds after which it is noticed at the latest that the consumer's process has died while slots are still free."""
 
-_FRESH_NBYTES = 1 << 17
-"""Bytes of slots that are taken elsewhere before it is asked which have come back: that costs a call, whatever it
-brings, and so few bytes stay in the processor's cache."""
-
-_MOST_BACK = 4096
 _MOST_REASON, _MOST_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
 """Characters: JSON may take six bytes for one, and twelve where it takes two of Python's."""
-
-Slot = tuple[int, int]
-"""Where a slot begins and its size."""
 
 _monotonic = time.monotonic
 _write = os.write
@@ -90,12 +77,9 @@ class Producer(End):
         self._ident = 0
 
     def _bound(self) -> None:
-        self._arena = Arena(HEADER_NBYTES, self._memory.nbytes)
+        self._slots = Slots(HEADER_NBYTES, self._memory.nbytes, self._back)
         self._encoder = Encoder(allow_pickle=self._allow_pickle)
-        self._lent: dict[int, tuple[Slot, ...]] = {}
-        self._dropped: deque[Slot] = deque()
         self._greeted = False
-        self._fresh_nbytes = 0
         self._is_written = False
         self._reserved: tuple[Layout, Schema] | None = None
         self._ident = 0
@@ -151,18 +135,18 @@ class Producer(End):
         frame = self._encoder.encode(batch)
         rows = frame.rows
         plan = frame.schema.plan(rows, rows)
-        note = self._note(frame.schema, rows, rows, frame.note)
+        note = written(frame.schema, rows, rows, frame.note)
         nbytes = plan.nbytes
         if note or frame.buffers:
-            nbytes += aligned(len(note)) + sum([aligned(buffer.nbytes) for buffer in frame.buffers])
-        if nbytes > self._arena.nbytes // 2:
+            nbytes += size_of(note, frame.buffers)
+        if nbytes > self._slots.arena.nbytes // 2:
             # A consumer that waits for one part often has the one before still.
             parts = halves(batch) if split else []
             if parts:
                 for part in parts:
                     self.send(part, None if deadline is None else max(0.0, deadline - _monotonic()), split=True)
                 return
-            if nbytes > self._arena.nbytes:
+            if nbytes > self._slots.arena.nbytes:
                 hint = "send it with split=True, in smaller parts or through a larger channel"
                 raise self._too_large(nbytes, "make the channel larger" if split else hint)
         slot = self._take(nbytes, deadline)
@@ -170,15 +154,15 @@ class Producer(End):
             copy_all(plan.targets(self._memory, slot[0]), frame.arrays, plan.nbytes)
             note_start = slot[0] + plan.nbytes
             if note:
-                self._put_note(note_start, note, frame.buffers)
+                put(self._memory, note_start, note, frame.buffers)
         except BaseException:
-            self._give((slot,))
+            self._slots.give((slot,))
             raise
         try:
             self._commit(frame.schema, rows, slot, (slot,), note_start, note, deadline)
         except BaseException:
             if not self._may_have_sent(slot):
-                self._give((slot,))
+                self._slots.give((slot,))
             raise
 
     def reserve(self, like: Like, rows: int | Mapping[str, int], timeout_s: float | None = None) -> Reservation:
@@ -214,7 +198,7 @@ class Producer(End):
             self._reserved = layout, schema
         rooms = rows_of(rows, layout)
         plan = schema.plan(rooms, rooms)
-        if plan.nbytes > self._arena.nbytes:
+        if plan.nbytes > self._slots.arena.nbytes:
             raise self._too_large(plan.nbytes, "reserve fewer rows or make the channel larger")
         slot = self._take(plan.roomy_nbytes, deadline)
         if self._words[CONSUMER + WATCHED] and not self._greeted:
@@ -237,48 +221,25 @@ class Producer(End):
     ) -> None:
         """Send what a reservation has filled. Where that fails, the slot is the reservation's still."""
         deadline = None if timeout_s is None else _monotonic() + timeout_s
-        written = self._note(schema, rows, rooms, note)
+        text = written(schema, rows, rooms, note)
         note_start = slot[0] + plan.nbytes
         own: tuple[Slot, ...] = ()
-        if written:
-            nbytes = aligned(len(written)) + sum([aligned(buffer.nbytes) for buffer in buffers])
+        if text:
+            nbytes = size_of(text, buffers)
             if nbytes > slot[1] - plan.nbytes:
-                if nbytes > self._arena.nbytes:
+                if nbytes > self._slots.arena.nbytes:
                     raise self._too_large(nbytes, "give fewer extra columns or make the channel larger")
                 own = (self._take(nbytes, deadline),)
                 note_start = own[0][0]
-            self._put_note(note_start, written, buffers)
+            put(self._memory, note_start, text, buffers)
         try:
-            self._commit(schema, rows, slot, (slot, *own), note_start, written, deadline)
+            self._commit(schema, rows, slot, (slot, *own), note_start, text, deadline)
         except BaseException:
             if not self._may_have_sent(slot):
-                self._give(own)
+                self._slots.give(own)
             raise
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
-
-    def _note(self, schema: Schema, rows: Any, rooms: Any, note: dict[str, Any]) -> bytes:
-        """Write what the consumer must know beside the schema's number and one number of rows; empty if nothing."""
-        simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
-        if schema.number is not None and simple:
-            return pack_note(note) if note else b""
-        whole = dict(note)
-        if schema.number is None:
-            whole[SCHEMA] = schema.describe()
-        if not simple:
-            whole[ROWS] = rows
-            if rooms != rows:
-                whole[ROOMS] = rooms
-        return pack_note(whole)
-
-    def _put_note(self, start: int, note: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
-        """Write a note, and the buffers of loose columns behind it."""
-        memory = self._memory
-        memory[start : start + len(note)] = np.frombuffer(note, np.uint8)
-        at = start + aligned(len(note))
-        for buffer in buffers:
-            memory[at : at + buffer.nbytes] = buffer
-            at += aligned(buffer.nbytes)
 
     def _commit(
         self,
@@ -312,20 +273,20 @@ class Producer(End):
             rows[0] if len(rows) == 1 and type(rows[0]) is int else 0,
         )
         self._ident = ident
-        self._lent[ident] = slots
+        self._slots.lent[ident] = slots
         self._is_written = False
         try:
             self._write(body + pack_sum(crc32(body)), deadline)
         except BaseException:
             if not self._is_written:
-                del self._lent[ident]
+                del self._slots.lent[ident]
             raise
         if number is None:
             self._encoder.told(schema)
 
     def _may_have_sent(self, slot: Slot) -> bool:
         """Tell whether a slot that was this end's may be the consumer's, after `_commit` has raised."""
-        return slot in self._lent.get(self._ident, ())
+        return slot in self._slots.lent.get(self._ident, ())
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
         """Write a message; wait while the pipe is full."""
@@ -349,45 +310,15 @@ class Producer(End):
 
     def _take(self, nbytes: int, deadline: float | None) -> Slot:
         """Take a slot; wait while none is free."""
-        arena = self._arena
-        size = slot_nbytes(nbytes)
-        if size > arena.nbytes:
-            size = arena.nbytes
-        if not arena.is_warm(size):
-            self._fresh_nbytes += size
-            if self._fresh_nbytes > _FRESH_NBYTES:
-                self._collect()
-        start = arena.take(size)
-        if start is None:
-            self._collect()
-            start = arena.take(size)
-        while start is None:
+        slots = self._slots
+        slot = slots.take(nbytes)
+        while slot is None:
             self._wait_until(
-                deadline, 0, f"the consumer holds {len(self._lent)} messages, and no {size} bytes are free"
+                deadline, 0, f"the consumer holds {len(slots.lent)} messages, and no {nbytes} bytes are free"
             )
-            self._collect()
-            start = arena.take(size)
-        return start, size
-
-    def _give(self, slots: tuple[Slot, ...]) -> None:
-        for start, nbytes in slots:
-            self._arena.give(start, nbytes)
-
-    def _collect(self) -> None:
-        """Take back the slots that the consumer has given back, and those of reservations that were not sent."""
-        self._fresh_nbytes = 0
-        while self._dropped:
-            self._arena.give(*self._dropped.popleft())
-        while True:
-            try:
-                raw = os.read(self._back, _MOST_BACK)
-            except BlockingIOError:
-                return
-            for ident in memoryview(raw).cast("Q"):
-                # One that is not lent was given back twice, or says that the consumer has come or gone.
-                self._give(self._lent.pop(ident, ()))
-            if len(raw) < _MOST_BACK:
-                return
+            slots.collect()
+            slot = slots.take(nbytes)
+        return slot
 
     def _wait_until(self, deadline: float | None, events: int, why: str) -> None:
         """Wait for the consumer to do something: to give back a slot, or to make room in the pipe.
@@ -434,7 +365,8 @@ class Producer(End):
 
     def _too_large(self, nbytes: int, hint: str) -> CapacityError:
         return CapacityError(
-            f"a batch must fit in the channel's arena of {self._arena.nbytes} bytes, and it takes {nbytes}; {hint}"
+            f"a batch must fit in the channel's arena of {self._slots.arena.nbytes} bytes, and it takes {nbytes}; "
+            f"{hint}"
         )
 
     # -- the end of it -------------------------------------------------------------------------------------------------

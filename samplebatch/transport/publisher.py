@@ -19,14 +19,12 @@ from samplebatch.transport import weights
 from samplebatch.transport.board import Board
 from samplebatch.transport.copying import copy_all
 from samplebatch.transport.frame import Encoder, Frame, bytes_of
-from samplebatch.transport.message import pack_note
+from samplebatch.transport.note import ROWS, SCHEMA, pack_note
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import aligned
 
-SCHEMA: Final = "s"
-ROWS: Final = "r"
 WEIGHTS: Final = "w"
-"""In the description of a publication: its schema, its rows, and whether it is weights and no batch."""
+"""In the note of a publication: whether it is weights and no batch."""
 
 _getpid = os.getpid
 

@@ -22,14 +22,16 @@ from samplebatch.errors import (
     near_names,
     no_such_column,
 )
-from samplebatch.transport.frame import ENV_STEPS, FLAGS, LOOSE, fixed_column, plain_flags
+from samplebatch.transport.decoding import fixed_column
 from samplebatch.transport.layout import Completed, Layout, complete, rows_of
+from samplebatch.transport.note import ENV_STEPS, FLAGS, LOOSE, plain_flags
 from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, Place, Plan, Schema
 
 _BYTE = np.dtype(np.uint8)
 
 if TYPE_CHECKING:
-    from samplebatch.transport.producer import Producer, Slot
+    from samplebatch.transport.producer import Producer
+    from samplebatch.transport.slots import Slot
 
 
 class Held(np.ndarray[tuple[int], np.dtype[np.uint8]]):
@@ -143,7 +145,7 @@ class Reservation:
             self._producer._own()
             root = self._root = Held((self._slot[1],), _BYTE, self._producer._memory, self._slot[0])
             root.slot = self._slot
-            root.dropped = self._producer._dropped
+            root.dropped = self._producer._slots.dropped
             parts, kind = self._layout.parts, self._layout.kind
             own = [Columns(root, places, part.nested) for part, places in zip(parts, self._plan.names, strict=True)]
             self._parts = own
@@ -275,7 +277,7 @@ class Reservation:
         root = self._root
         if root is None:
             if not sent:
-                self._producer._dropped.append(self._slot)
+                self._producer._slots.dropped.append(self._slot)
             return
         if sent:
             root.dropped = None

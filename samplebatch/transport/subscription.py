@@ -24,10 +24,10 @@ from samplebatch.errors import (
 from samplebatch.transport import weights
 from samplebatch.transport.board import Board, Content
 from samplebatch.transport.copying import copy_all
-from samplebatch.transport.frame import count_of, decode
-from samplebatch.transport.message import unpack_note
+from samplebatch.transport.decoding import decode
+from samplebatch.transport.note import ROWS, SCHEMA, count_of, unpack_note
 from samplebatch.transport.process import Watch
-from samplebatch.transport.publisher import ROWS, SCHEMA, WEIGHTS
+from samplebatch.transport.publisher import WEIGHTS
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import Plan, Rows, Schema, aligned
 

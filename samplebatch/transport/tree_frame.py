@@ -21,7 +21,8 @@ from samplebatch.errors import ColumnTypeError, DeviceError, FormatError
 from samplebatch.transport.schema import GRADIENT, SCALAR, WHOLE, Fixed, Loose, Part, Place
 
 if TYPE_CHECKING:
-    from samplebatch.transport.frame import Loosened, Taken
+    from samplebatch.transport.decoding import Loosened
+    from samplebatch.transport.frame import Taken
 
 _VALUE: Final = "value"
 _COLUMN: Final = "column"
@@ -105,7 +106,7 @@ def _alone(value: Any) -> npt.NDArray[Any]:
 
 
 def build(part: Part, places: list[Place], root: npt.NDArray[np.uint8], loose: Loosened) -> Batch:
-    """Put a nested batch together over the bytes of its slot; raises as `samplebatch.transport.frame.decode` does."""
+    """Put a nested batch together over the bytes of its slot; raises as `decode` does."""
     fixed = iter(places)
     leaves = iter([_leaf(column, fixed, root, loose) for column in part.columns])
     batch = _build(part.structure, leaves)

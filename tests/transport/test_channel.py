@@ -397,8 +397,8 @@ class TestBackPressure:
             else:
                 assert consumer.recv(timeout_s=1) == large
             gc.collect()
-            producer._collect()
-            assert producer._arena.free_nbytes == producer._arena.nbytes
+            producer._slots.collect()
+            assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
             producer.send(large, timeout_s=0)
             assert consumer.recv(timeout_s=1) == large
 
@@ -674,8 +674,8 @@ class TestTrust:
                 consumer.recv(timeout_s=1)
             assert consumer.recv(timeout_s=1) == steps()
             gc.collect()
-            producer._collect()
-            assert producer._arena.free_nbytes == producer._arena.nbytes
+            producer._slots.collect()
+            assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
 
     def test_what_is_no_batch_is_refused(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
@@ -711,7 +711,7 @@ def test_many_schemas_are_told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         for i in order:
             producer.send(SampleBatch({f"column {i}": [i]}))
             assert consumer.recv(timeout_s=1) == SampleBatch({f"column {i}": [i]})
-        assert len(consumer._schemas) <= 4
+        assert len(consumer._opener._schemas) <= 4
 
 
 def test_a_closed_producer_needs_no_consumer() -> None:

@@ -17,7 +17,8 @@ from samplebatch.errors import ColumnTypeError, DeviceError, FormatError, Sample
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.end import HEADER_NBYTES
 from samplebatch.transport.frame import Encoder
-from samplebatch.transport.message import BATCH, FAILURE, HELLO, MESSAGE_NBYTES, pack, unpack, unpack_note
+from samplebatch.transport.message import BATCH, FAILURE, HELLO, MESSAGE_NBYTES, pack, unpack
+from samplebatch.transport.note import unpack_note, written
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.schema import Fixed, Loose, Schema, aligned
 from tests.batch.every_kind import in_sequences, with_every_kind
@@ -57,17 +58,16 @@ def test_a_schema_survives_being_told(batch: Any) -> None:
         )
 
 
-def test_a_schema_is_told_once(ends: tuple[Producer, Consumer]) -> None:
+def test_a_schema_is_told_once(ends: tuple[Producer, Consumer], monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = ends
     batch = MultiAgentBatch({"a": SampleBatch(obs={"x": np.zeros((4, 3))}, infos=[{}] * 4)}, 4)
     notes = []
-    note = producer._note
 
     def noted(*arguments: Any) -> bytes:
-        notes.append(note(*arguments))
+        notes.append(written(*arguments))
         return notes[-1]
 
-    producer._note = noted  # type: ignore[method-assign]
+    monkeypatch.setattr("samplebatch.transport.producer.written", noted)
     for n in (4, 3, 0, 4):
         producer.send(MultiAgentBatch({"a": batch["a"][:n]}, n))
         assert len(consumer.recv(timeout_s=1)["a"]) == n

@@ -136,8 +136,8 @@ def test_columns_of_every_kind_hold_the_slot(make: Callable[[], SampleBatch]) ->
             producer.send(wanted)
             batch = consumer.recv(timeout_s=1)
         del batch
-        producer._collect()
-        assert producer._arena.free_nbytes == producer._arena.nbytes
+        producer._slots.collect()
+        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
 
 
 def test_many_threads_let_go() -> None:
@@ -163,8 +163,8 @@ def test_many_threads_let_go() -> None:
         stop.set()
         for thread in threads:
             thread.join()
-        producer._collect()
-        assert producer._arena.free_nbytes == producer._arena.nbytes
+        producer._slots.collect()
+        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
 
 
 def test_the_garbage_collector_may_let_go_at_any_moment() -> None:
@@ -188,8 +188,8 @@ def test_the_garbage_collector_may_let_go_at_any_moment() -> None:
             gc.set_threshold(*threshold)
         del array
         gc.collect()
-        producer._collect()
-        assert producer._arena.free_nbytes == producer._arena.nbytes
+        producer._slots.collect()
+        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
 
 
 def test_no_slot_is_lost_when_the_pipe_is_full() -> None:
@@ -204,12 +204,12 @@ def test_no_slot_is_lost_when_the_pipe_is_full() -> None:
         # More than a pipe holds, while nobody reads.
         held.clear()
         assert consumer._returns._pending
-        producer._collect()
+        producer._slots.collect()
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0.1)
-        producer._collect()
+        producer._slots.collect()
         assert not consumer._returns._pending
-        assert producer._arena.free_nbytes == producer._arena.nbytes
+        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
 
 
 def test_a_slot_whose_return_was_interrupted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +220,11 @@ def test_a_slot_whose_return_was_interrupted_is_found(monkeypatch: pytest.Monkey
         monkeypatch.setattr(consumer._returns, "_process", 0)
         del batch
         monkeypatch.undo()
-        assert len(producer._lent) == 1
+        assert len(producer._slots.lent) == 1
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0.2)
-        producer._collect()
-        assert not producer._lent
+        producer._slots.collect()
+        assert not producer._slots.lent
 
 
 def test_what_is_given_back_twice_counts_once(ends: tuple[Producer, Consumer]) -> None:
@@ -236,9 +236,9 @@ def test_what_is_given_back_twice_counts_once(ends: tuple[Producer, Consumer]) -
     consumer._returns.give(ident)
     producer.send(steps())
     consumer._returns.give(ident)
-    producer._collect()
-    assert len(producer._lent) == 1
-    assert producer._arena.free_nbytes < producer._arena.nbytes
+    producer._slots.collect()
+    assert len(producer._slots.lent) == 1
+    assert producer._slots.arena.free_nbytes < producer._slots.arena.nbytes
 
 
 def test_arrays_outlive_both_ends() -> None:
@@ -409,8 +409,8 @@ class TestRelease:
             if part is not None:
                 with pytest.raises(ReleasedError):
                     part["obs"]
-            producer._collect()
-            assert producer._arena.free_nbytes == producer._arena.nbytes
+            producer._slots.collect()
+            assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
 
     def test_columns_of_ones_own_are_kept_on_refusal(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends

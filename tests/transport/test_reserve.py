@@ -49,8 +49,8 @@ def ends() -> Iterator[tuple[Producer, Consumer]]:
 
 def all_free(producer: Producer) -> bool:
     gc.collect()
-    producer._collect()
-    return producer._arena.free_nbytes == producer._arena.nbytes
+    producer._slots.collect()
+    return producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
 
 
 def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
