@@ -21,7 +21,8 @@ from samplebatch.batch.arrow import METADATA_KEY, metadata_of
 from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.columns import Columns
-from samplebatch.buffer.durable import Durable, described_of
+from samplebatch.buffer.description import described_of
+from samplebatch.buffer.durable import Durable
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow

@@ -22,7 +22,7 @@ from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.dense_store import DenseStore, TorchStore
-from samplebatch.buffer.durable import described_of, make
+from samplebatch.buffer.description import described_of, make
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.table import Table

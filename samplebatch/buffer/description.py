@@ -1,0 +1,128 @@
+"""What a buffer is, beside its rows, as plain values; and buffers made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from samplebatch.buffer import checkpoint
+from samplebatch.buffer.checkpoint import State
+from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.table import Table
+from samplebatch.errors import FormatError, near_names
+
+_HOMES = {
+    "ReplayBuffer": "replay",
+    "ReplayBufferManager": "vector",
+    "VectorReplayBuffer": "vector",
+    "PrioritizedReplayBuffer": "prioritized",
+    "PrioritizedReplayBufferManager": "prioritized",
+    "PrioritizedVectorReplayBuffer": "prioritized",
+    "CachedReplayBuffer": "cached",
+    "HERReplayBuffer": "hindsight",
+    "HERReplayBufferManager": "hindsight",
+    "HERVectorReplayBuffer": "hindsight",
+}
+"""Modules of the classes that may be named in what was kept."""
+
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_folder", "_parts", "_committed"))
+"""Attributes that are kept in another form, or not at all."""
+
+
+def described_of(buffer: Any) -> State:
+    """Return what a buffer is, beside its rows: its class, its plain attributes, and the names of its others."""
+    own = {name: value for name, value in buffer.__dict__.items() if name not in _BOUND}
+    return {
+        "version": checkpoint.VERSION,
+        "class": type(buffer).__name__,
+        "own": {name: checkpoint.plain(value) for name, value in own.items() if checkpoint.is_plain(value)},
+        "missing": [name for name, value in own.items() if not checkpoint.is_plain(value)],
+    }
+
+
+def checked(described: Mapping[str, Any]) -> None:
+    """Check that what was kept is of a buffer, and of a version that can be read.
+
+    Raises
+    ------
+    FormatError
+        If it is not.
+    """
+    if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
+        raise FormatError("what was kept must be of a buffer, it is of something else")
+    if described.get("version") != checkpoint.VERSION:
+        raise FormatError(
+            f"the buffer is of version {described.get('version')}, this library reads {checkpoint.VERSION}"
+        )
+
+
+def make(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
+    """Make a buffer of its parts.
+
+    Parameters
+    ----------
+    cls
+        Its class, or one that it derives from.
+    described
+        What `described_of` returned, and the state of the generator.
+    missing
+        The attributes that cannot be kept.
+
+    Raises
+    ------
+    FormatError
+        If it is of another class, its description is not whole, or an attribute is missing.
+    TypeError
+        If an attribute is given that is not missing.
+    """
+    buffer = rowless(cls, described, missing)
+    buffer._table = table
+    buffer.maxsize = table.rings.capacity
+    buffer._rng = checkpoint.generator_of(described["generator"])
+    buffer._use(sampler)
+    return buffer
+
+
+def rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
+    """Make a buffer without rows, of the class that was kept: this one, or one that derives from it.
+
+    Raises
+    ------
+    FormatError, TypeError
+        As `make` does.
+    """
+    checked(described)
+    name = described["class"]
+    if name in _HOMES:
+        import_module(f"samplebatch.buffer.{_HOMES[name]}")
+    kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
+    if name not in kinds:
+        raise FormatError(f"what was kept must be a {cls.__name__}, and it is a {name}; open or load it with {name}")
+    own, asked = described.get("own"), described.get("missing")
+    if not isinstance(own, dict) or not isinstance(asked, list):
+        raise FormatError(f"the attributes of a {name} must have been kept with it, they were not; it is damaged")
+    arguments = {str(attribute).lstrip("_"): str(attribute) for attribute in asked}
+    for argument in arguments:
+        if argument not in missing:
+            raise FormatError(f"a {name} must be given {argument!r}, which cannot be kept; pass {argument}=...")
+    for argument in missing:
+        if argument not in arguments:
+            raise TypeError(f"a {name} has no {argument!r} that could not be kept; {near_names(argument, arguments)}")
+    buffer: Any = object.__new__(kinds[name])
+    strange = [attribute for attribute in own if callable(getattr(kinds[name], attribute, None))]
+    if strange:
+        raise FormatError(f"the attributes of a {name} must be values, {strange[0]!r} is a method; it is damaged")
+    if "set_up" in described:
+        buffer._set_up(described["set_up"]["maxsizes"], described["set_up"]["options"], 42)
+    buffer.__dict__.update(own)
+    buffer.__dict__.update({attribute: missing[argument] for argument, attribute in arguments.items()})
+    return buffer
+
+
+def _with_subclasses(cls: type) -> list[type]:
+    found = [cls]
+    inner: type
+    for inner in cls.__subclasses__():
+        found += _with_subclasses(inner)
+    return found
