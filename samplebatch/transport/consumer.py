@@ -324,12 +324,12 @@ class Consumer(End):
     def _finish(self, how: Literal["closed", "died", "damaged"]) -> None:
         """Note that nothing more will come, and why."""
         self._end = how
-        self._poller.unregister(self._pipe)
-        os.close(self._pipe)
         # A pipe that nobody can write to is readable for ever, as the end of a stream is.
-        self._pipe, writer = os.pipe()
+        ended, writer = os.pipe()
         os.close(writer)
-        self._poller.register(self._pipe)
+        self._poller.replace(self._pipe, ended)
+        os.close(self._pipe)
+        self._pipe = ended
 
     def _ended(self) -> SampleBatchError:
         if self._end == "closed":

@@ -41,6 +41,13 @@ class Poller:
         """Wait on one more."""
         self._poll.register(descriptor, select.POLLIN)
 
+    def replace(self, descriptor: int, other: int) -> None:
+        """Wait on another descriptor in place of one."""
+        self.unregister(descriptor)
+        self.register(other)
+        if self._first == descriptor:
+            self._first = other
+
     def unregister(self, descriptor: int) -> None:
         """Wait on one less."""
         self._poll.unregister(descriptor)

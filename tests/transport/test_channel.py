@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel, concat_samples
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel, concat_samples, gather
 from samplebatch.errors import (
     CapacityError,
     ChannelClosedError,
@@ -719,3 +719,47 @@ def test_a_closed_producer_needs_no_consumer() -> None:
     producer.send(steps())
     producer.close()
     consumer.close()
+
+
+class TestOtherSystems:
+    """Systems that have neither epoll nor descriptors of processes."""
+
+    @pytest.fixture(autouse=True)
+    def plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("samplebatch.transport.poller._HAS_EPOLL", False)
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+
+    def test_batches_arrive(self, ends: tuple[Producer, Consumer]) -> None:
+        producer, consumer = ends
+        assert wait([consumer], timeout=0) == []
+        thread = threading.Timer(0.1, producer.send, [steps()])
+        thread.start()
+        assert wait([consumer], timeout=10) == [consumer]
+        assert consumer.recv(timeout_s=1) == steps()
+        thread.join()
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0.05)
+        producer.close()
+        assert not list(consumer)
+        assert wait([consumer], timeout=0) == [consumer]
+
+    def test_the_dead_are_missed(self) -> None:
+        producer, mine = channel(1 << 14)
+        to_child, consumer = channel(1 << 14)
+        context = multiprocessing.get_context("fork")
+        children = [
+            context.Process(target=leave, args=(producer, "kill")),
+            context.Process(target=consume, args=(consumer, 1, "kill")),
+        ]
+        for child in children:
+            child.start()
+        assert list(gather([mine], raise_lost=False)) == [steps(3)]
+        with pytest.raises(PeerDiedError):
+            mine.recv(timeout_s=10)
+        with pytest.raises(PeerDiedError):  # noqa: PT012
+            while True:
+                to_child.send(steps(50), timeout_s=10)
+        for child in children:
+            child.join()
+        for end in (producer, mine, to_child, consumer):
+            end.close()
