@@ -14,7 +14,7 @@ from samplebatch.buffer.reading import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added
 from samplebatch.buffer.vector import ReplayBufferManager
-from samplebatch.errors import ColumnLengthError
+from samplebatch.errors import ColumnLengthError, ColumnTypeError
 
 
 class CachedReplayBuffer(ReplayBufferManager):
@@ -43,6 +43,8 @@ class CachedReplayBuffer(ReplayBufferManager):
     ------
     ColumnLengthError
         If there is not one cache or more, with one slot or more.
+    ColumnTypeError
+        If the main buffer is of a kind that draws otherwise than uniformly.
 
     Examples
     --------
@@ -61,6 +63,11 @@ class CachedReplayBuffer(ReplayBufferManager):
         if cached_buffer_num < 1 or max_episode_length < 1:
             raise ColumnLengthError(
                 f"there must be one cache or more of one slot or more, got {cached_buffer_num} of {max_episode_length}"
+            )
+        if type(main_buffer) is not ReplayBuffer:
+            raise ColumnTypeError(
+                "the main buffer of a cached buffer must be a ReplayBuffer, which draws uniformly, got a "
+                f"{type(main_buffer).__name__}"
             )
         options = main_buffer.options | {"stack_num": main_buffer.stack_num}
         caches = [

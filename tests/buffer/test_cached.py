@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samplebatch import CachedReplayBuffer, ReplayBuffer
-from samplebatch.errors import ColumnLengthError, RingError
+from samplebatch import CachedReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from samplebatch.errors import ColumnLengthError, ColumnTypeError, RingError
 from tests.buffer.oracle import step, steps
 
 
@@ -91,6 +91,11 @@ def test_sizes_must_be_positive() -> None:
     for number, length in ((0, 5), (2, 0), (-1, 3)):
         with pytest.raises(ColumnLengthError, match="one cache or more"):
             CachedReplayBuffer(ReplayBuffer(5), number, length)
+
+
+def test_the_main_buffer_must_be_plain() -> None:
+    with pytest.raises(ColumnTypeError, match="draws uniformly, got a PrioritizedReplayBuffer"):
+        CachedReplayBuffer(PrioritizedReplayBuffer(10, 0.6, 0.4), 2, 5)
 
 
 def test_pickles_hold_main_buffer_and_caches() -> None:
