@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -55,29 +56,45 @@ class PartLayout(NamedTuple):
     flags: Flags
     structure: Any
 
-    def fits(self, batch: SampleBatch) -> bool:
-        """Tell quickly whether a batch has these very columns, all of them arrays."""
-        columns = batch._columns if batch._window is None else batch._all()
-        if (
-            self.given
-            or len(columns) != len(self.key)
-            or batch._flags is not self.flags
-            or (batch._nested is not self.nested and batch._nested != self.nested)
-        ):
-            return False
-        for (name, column), (own, dtype, row_shape, torch, _) in zip(columns.items(), self.key, strict=True):
-            if name != own or torch is not None or type(column) is not TensorColumn:
-                return False
-            values = column.values
-            if values.dtype is not dtype or values.shape[1:] != row_shape:
-                return False
-        return True
-
 
 def _structure(kind: str, part: PartLayout) -> Any:
     if kind == NESTED_BATCH:
         return part.structure
     return "" if part.given else frozen(part.nested)
+
+
+class Seen:
+    """The columns that a batch had, recognised by what they are, without a look into each.
+
+    A column keeps its dtype and the shape of its rows for as long as it lives. The batch itself may change, and is not
+    kept.
+    """
+
+    __slots__ = ("_columns", "_flags", "_names", "_nested", "_ties")
+
+    def __init__(self, batch: SampleBatch) -> None:
+        columns = batch._all()
+        self._names = [*columns]
+        self._columns = [*map(id, columns.values())]
+        self._nested = batch._nested
+        self._flags = batch._flags
+        # Another column may get the number of one that is gone.
+        self._ties = [ref(column, self._forget) for column in columns.values()]
+
+    def _forget(self, _: ref[Column]) -> None:
+        self._columns = []
+
+    def has(self, batch: SampleBatch) -> bool:
+        """Tell whether a batch has the very same columns, and as many of them."""
+        columns = batch._columns
+        return (
+            batch._window is None
+            and bool(self._columns)
+            and [*map(id, columns.values())] == self._columns
+            and [*columns] == self._names
+            and batch._nested is self._nested
+            and batch._flags is self._flags
+        )
 
 
 class Layout:
@@ -93,9 +110,16 @@ class Layout:
         What `Encoder.intern` takes for the parts: without nesting if there are columns to be given.
     """
 
-    __slots__ = ("_described", "is_simple", "kind", "parts", "schema")
+    __slots__ = ("_described", "_seen", "is_simple", "kind", "parts", "schema")
 
-    def __init__(self, kind: str, parts: tuple[PartLayout, ...], described: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        parts: tuple[PartLayout, ...],
+        seen: Sequence[Seen] = (),
+        described: dict[str, Any] | None = None,
+    ) -> None:
+        self._seen = seen
         self._described = described
         self.kind = kind
         self.parts = parts
@@ -103,13 +127,15 @@ class Layout:
         self.schema = tuple([(part.label, part.key, _structure(kind, part)) for part in parts])
 
     def fits(self, like: Like) -> bool:
-        """Tell quickly whether another batch has the very same columns; one that has may be told that it has not."""
+        """Tell quickly whether this is the layout of a batch; it may be told that it is not."""
         if isinstance(like, SampleBatch):
-            return self.kind == SAMPLE_BATCH and self.parts[0].fits(like)
-        if isinstance(like, MultiAgentBatch) and self.kind == MULTI_AGENT_BATCH:
+            return self.kind == SAMPLE_BATCH and self._seen[0].has(like)
+        if isinstance(like, MultiAgentBatch):
             own = like.policy_batches
-            return len(own) == len(self.parts) and all(
-                label == part.label and part.fits(own[label]) for label, part in zip(own, self.parts, strict=True)
+            return (
+                self.kind == MULTI_AGENT_BATCH
+                and list(own) == [part.label for part in self.parts]
+                and all(map(Seen.has, self._seen, own.values()))
             )
         return self._described is not None and type(like) is dict and _are_same(like, self._described)
 
@@ -123,13 +149,14 @@ class Layout:
             If it is no batch and no mapping; or if it is a `Batch` with a value that has no rows of numbers.
         """
         if isinstance(like, SampleBatch):
-            return cls(SAMPLE_BATCH, (_part("", like),))
+            return cls(SAMPLE_BATCH, (_part("", like),), [Seen(like)])
         if isinstance(like, MultiAgentBatch):
-            return cls(MULTI_AGENT_BATCH, tuple(_part(policy, batch) for policy, batch in like.items()))
+            parts = tuple(_part(policy, batch) for policy, batch in like.items())
+            return cls(MULTI_AGENT_BATCH, parts, list(map(Seen, like.policy_batches.values())))
         if isinstance(like, Batch):
             return cls(NESTED_BATCH, (_nested_part(like),))
         if isinstance(like, Mapping):
-            return cls(SAMPLE_BATCH, (_part("", SampleBatch(_without_rows(like))),), dict(like))
+            return cls(SAMPLE_BATCH, (_part("", SampleBatch(_without_rows(like))),), described=dict(like))
         raise ColumnTypeError(
             f"a reservation must be like a batch or a mapping of dtypes, got a {type(like).__name__}; give it a batch"
         )

@@ -439,3 +439,27 @@ def test_a_layout_is_looked_up_once_and_no_other_is_taken_for_it(ends: tuple[Pro
                 for name in mine.column_names:
                     a, b = mine.column(name), theirs.column(name)
                     assert (a.kind, a.dtype, a.row_shape) == (b.kind, b.dtype, b.row_shape)
+
+
+def test_a_batch_that_changes_is_looked_at_again(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    like = SampleBatch(x=np.zeros(1), y=np.zeros(1))
+    dtypes = ["f4", "i2", "u1", "f8", "c8"]
+    for i in range(50):
+        dtype, row_shape = dtypes[i % 5], (i % 3,)
+        like["x"] = np.zeros((1, *row_shape), dtype)
+        for _ in range(2):
+            with producer.reserve(like, 2) as slot:
+                assert slot["x"].dtype == dtype
+                assert slot["x"].shape == (2, *row_shape)
+            assert consumer.recv(timeout_s=1)["x"].dtype == dtype
+    like["infos"] = [{}]
+    assert list(producer.reserve(like, 2)) == ["x", "y"]
+    with pytest.raises(ColumnMismatchError, match="'infos'"):
+        producer.reserve(like, 2).commit()
+    del like["y"]
+    assert list(producer.reserve(like, 2)) == ["x"]
+    kept = like[:0]
+    assert list(producer.reserve(kept, 2)) == ["x"]
+    del like, kept
+    assert list(producer.reserve(SampleBatch(z=[1]), 2)) == ["z"]
