@@ -10,9 +10,13 @@ from samplebatch.transport.arena import Arena, slot_nbytes
 Slot = tuple[int, int]
 """Where a slot begins, and its size."""
 
-_FRESH_NBYTES = 1 << 17
-"""Bytes of slots that are taken elsewhere before it is asked which have come back: that costs a call, whatever it
-brings, and so few bytes stay in the processor's cache."""
+_FEWEST_NBYTES = 1 << 17
+"""Bytes of slots that are taken before it is asked which have come back: that costs a call, whatever it brings, and so
+few bytes stay in the processor's cache."""
+
+_PART = 4
+"""Part of what is lent that is taken before asking again, so that a consumer that gives nothing back is not asked each
+time. There are never more slots than are under way at once, and this part more."""
 
 _MOST_BACK = 4096
 
@@ -42,7 +46,8 @@ class Slots:
         self.lent: dict[int, tuple[Slot, ...]] = {}
         self.dropped: deque[Slot] = deque()
         self._back = back
-        self._fresh_nbytes = 0
+        self._taken_nbytes = 0
+        self._ask_at_nbytes = _FEWEST_NBYTES
 
     def take(self, nbytes: int) -> Slot | None:
         """Take a slot of at least so many bytes; None if none is free."""
@@ -50,10 +55,9 @@ class Slots:
         size = slot_nbytes(nbytes)
         if size > arena.nbytes:
             size = arena.nbytes
-        if not arena.is_warm(size):
-            self._fresh_nbytes += size
-            if self._fresh_nbytes > _FRESH_NBYTES:
-                self.collect()
+        self._taken_nbytes += size
+        if self._taken_nbytes > self._ask_at_nbytes and not arena.is_warm(size):
+            self.collect()
         start = arena.take(size)
         if start is None:
             self.collect()
@@ -69,16 +73,18 @@ class Slots:
 
     def collect(self) -> None:
         """Make the slots free that the consumer has given back, and those that nobody wants any more."""
-        self._fresh_nbytes = 0
+        arena = self.arena
         while self.dropped:
-            self.arena.give(*self.dropped.popleft())
+            arena.give(*self.dropped.popleft())
         while True:
             try:
                 raw = os.read(self._back, _MOST_BACK)
             except BlockingIOError:
-                return
+                break
             for ident in memoryview(raw).cast("Q"):
                 # One that is not lent was given back twice, or says that the consumer has come or gone.
                 self.give(self.lent.pop(ident, ()))
             if len(raw) < _MOST_BACK:
-                return
+                break
+        self._taken_nbytes = 0
+        self._ask_at_nbytes = max(_FEWEST_NBYTES, (arena.nbytes - arena.free_nbytes) // _PART)
