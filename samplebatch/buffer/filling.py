@@ -123,7 +123,9 @@ class Filling(Rows):
                 known = self._sampler.live(kept)
                 self._table.reset([ring], keep_statistics=True)
                 if len(kept):
-                    moved = self._table.append(ring, rows[np.flatnonzero(whole)].__dict__, len(kept))
+                    places = np.flatnonzero(whole)
+                    gaps = np.flatnonzero(np.diff(places) > 1)
+                    moved = self._table.append(ring, rows[places].__dict__, len(kept), gaps)
                     self._sampler.moved(moved, known)
 
 

@@ -126,6 +126,11 @@ class Finals:
         rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
         self.keep(Ready([(store, store.fit(found, len(slots))) for store, found in rows], []), slots)
 
+    def keep_newest(self, ring: int, slots: Ints) -> None:
+        """Copy the row of a ring to one of its own, if it belongs to the slot given, if any, which has none."""
+        if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
+            self.keep_from(np.array([ring]), slots)
+
     def keep(self, ready: Ready, slots: Ints) -> None:
         """Write next observations that `fit` returned to rows of their own, until the slots are written over."""
         places = self.rows_for(len(slots))
@@ -154,6 +159,11 @@ class Finals:
         """Let go of all that belongs to slots from `start` up to `stop`."""
         self.release(slice(start, stop))
         self.owners[: self.rings][(self.owners[: self.rings] > start) & (self.owners[: self.rings] <= stop)] = 0
+
+    def apart(self, slots: Ints) -> npt.NDArray[np.bool_]:
+        """Tell which slots have rows of their own."""
+        found: npt.NDArray[np.bool_] = self._row_of[slots] > 0
+        return found
 
     def find(self, slots: Ints, rings: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return the rows of slots with these rings, shape (k,), and which of them are there."""

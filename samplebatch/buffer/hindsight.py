@@ -17,6 +17,7 @@ from samplebatch.batch.nested.conversion import array_of
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.buffer.columns import taken
 from samplebatch.buffer.n_step import nstep_columns
+from samplebatch.buffer.reading import final_rows
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.spans import shifted, steps_after
@@ -125,11 +126,9 @@ def achieved_after(table: Table, slots: Ints) -> Any:
     rings = table.rings
     after = rings.next(slots, table.done)
     found = taken(held[ACHIEVED], after)
-    cut = np.flatnonzero((after == slots) & ~tree["terminated"].values[slots])
-    finals = table.finals
-    if len(cut) and finals is not None and finals.known:
-        rows, there = finals.find(slots[cut], rings.ring_of(slots[cut]))
-        found[cut[there]] = finals.take(rows[there], (ACHIEVED,))
+    where, rows = final_rows(table, slots, (after == slots) & ~tree["terminated"].values[slots])
+    if len(rows):
+        found[where] = table.finals.take(rows, (ACHIEVED,))  # type: ignore[union-attr]
     return found
 
 

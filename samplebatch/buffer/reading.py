@@ -10,7 +10,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.buffer.columns import copied, leaves_of, taken
 from samplebatch.buffer.finals import patched
-from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.store import Range
 from samplebatch.buffer.table import Table
 from samplebatch.column import cores
@@ -138,24 +138,41 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
     seen, after, last = around
     stacked = seen is not slots
     column = table.columns.tree["obs"]
-    if not _count(last):
-        return taken(column, after)
-    terminated = table.columns.tree["terminated"].values.take(slots)
-    if stacked:
+    terminated = table.columns.tree["terminated"].values.take(slots) if _count(last) else last
+    if stacked and _count(last):
         after = np.where((last & terminated)[..., None], seen, after)
     found = taken(column, after)
-    finals = table.finals
-    if finals is None or not finals.known:
-        return found
-    cut = np.nonzero(last & ~terminated)
-    own = slots[cut]
-    rows, there = finals.find(own, table.rings.ring_of(own))
-    where = tuple(part[there] for part in cut)
-    if not len(where[0]):
+    where, rows = final_rows(table, slots, last & ~terminated)
+    if not len(rows):
         return found
     if stacked:
         where = (*where, np.full(len(where[0]), -1))
-    return patched(found, where, finals.take(rows[there]))
+    return patched(found, where, table.finals.take(rows))  # type: ignore[union-attr]
+
+
+def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
+    """Find the final observations that stand for what would be read from the steps after some steps.
+
+    Parameters
+    ----------
+    last
+        Whether no step of the episode follows, though it was not terminated; of the shape of the slots.
+
+    Returns
+    -------
+    tuple
+        Where in the slots there is one, as an index, and their rows in `table.finals`, shape (k,).
+    """
+    finals = table.finals
+    if finals is None or not finals.known or not (finals.kept or _count(last)):
+        return (np.zeros(0, np.intp),) * slots.ndim, np.zeros(0, np.intp)
+    if finals.kept:
+        # Rows may have been moved away from the steps that followed them.
+        last = last | finals.apart(slots)
+    cut = np.nonzero(last)
+    own = slots[cut]
+    rows, there = finals.find(own, table.rings.ring_of(own))
+    return tuple(part[there] for part in cut), rows[there]
 
 
 def _tree(table: Table) -> dict[str, Any]:

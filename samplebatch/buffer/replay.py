@@ -201,8 +201,10 @@ class ReplayBuffer(SequenceSampling, Durable):
         slots = buffer._slots(slice(None))
         if not len(slots) or not self.maxsize:
             return _zeros(0, _INTP)
-        rows = given_rows(rows_at(buffer._table, slots[-self.maxsize :], 1))
-        return self._table.append(self._ring or 0, rows, len(slots)) - self._start
+        kept = slots[-self.maxsize :]
+        rows, ring = given_rows(rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
+        gaps = np.flatnonzero(ring[1:] != ring[:-1])
+        return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the buffer. The rows stay in memory until they are written over.

@@ -176,7 +176,7 @@ class Table:
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
 
-    def append(self, ring: int, rows: dict[str, Any], count: int) -> Ints:
+    def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
         """Add rows to a ring that belong to none of its running episodes.
 
         Parameters
@@ -185,6 +185,8 @@ class Table:
             Values as `reading.rows_at` returns them.
         count
             How many rows to count as added; `rows` are the last of them, as many as the ring has slots for.
+        gaps
+            Which of the rows are not followed by the one after, though their episode goes on; the last never is.
 
         Returns
         -------
@@ -198,23 +200,32 @@ class Table:
         n = min(count, int(self.rings.maxsizes[ring]))
         values, obs_next = self._completed(rows, n, single=False, stored=True)
         ready = self.columns.fit(values, n)
-        cut = values["truncated"] & ~values["terminated"]
         finals = self.finals if obs_next is not None else None
+        places = left = np.zeros(0, np.intp)
         if finals is not None:
-            # The newest row may be followed by one of another episode, so its observation is the ring's.
+            apart = values["truncated"].copy()
+            apart[n - 1] = True
+            if gaps is not None:
+                apart[gaps] = True
+            places = np.flatnonzero(apart & ~values["terminated"])
             newest = finals.fit(rows_at(obs_next, slice(n - 1, n)), 1, single=False)
-            places = np.flatnonzero(cut[:-1])
-            others = finals.fit(rows_at(obs_next, places), len(places), single=False) if len(places) else None
+            kept = finals.fit(rows_at(obs_next, places), len(places), single=False) if len(places) else None
+        if self.finals is not None:
+            # What follows the newest row of before is known in the place of its ring only, which is written over.
+            left = self.rings.unfinished(self.done)
+            left = left[self.rings.ring_of(left) == ring]
         slots = self.rings.append(ring, count)
         written = slots[count - n :]
-        self._begin(written, np.array([ring]), int(_count(cut)))
+        left = left[~np.isin(left, written)]
+        self._begin(written, np.array([ring]), len(places) + len(left))
         if self.finals is not None:
             self.finals.release(written)
+            self.finals.keep_newest(ring, left)
         self._put(ready, written, values["rew"].shape[1:])
         if finals is not None:
-            finals.write(newest, np.array([ring]), written[-1:], cut[-1:])
-            if others is not None:
-                finals.keep(others, written[places])
+            finals.write(newest, np.array([ring]), written[-1:], np.zeros(1, np.bool_))
+            if kept is not None:
+                finals.keep(kept, written[places])
         self._told(written)
         return slots
 

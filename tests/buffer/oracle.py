@@ -166,14 +166,14 @@ class Ring:
     def next_frames(self, i: int, n: int) -> list[int]:
         """Return the numbers of the frames at the next observation, where next observations are not stored.
 
-        At a termination they are those of the step itself. Where the episode was cut, and where it runs on, the newest
-        one is the final observation.
+        At a termination they are those of the step itself. Where the episode was cut, where it runs on, and where the
+        step that comes next is of another one, the newest frame is the observation that was given as the next one.
         """
         here = self.steps[i]
         frames = [s.obs for s in self.frames(i, n)]
         if here.terminated:
             return frames
-        if here.truncated or i == len(self.steps) - 1:
+        if here.truncated or i == len(self.steps) - 1 or self.steps[i + 1].obs != here.obs_next:
             return [*frames[1:], here.obs_next]
         return [s.obs for s in self.frames(self.next(i), n)]
 

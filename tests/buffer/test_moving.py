@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 
-from samplebatch import Batch, CachedReplayBuffer, ReplayBuffer
+from samplebatch import Batch, CachedReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from tests.buffer.oracle import step, steps
 
 KINDS: dict[str, Any] = {
@@ -50,6 +51,42 @@ def test_final_observations_move_along(kind: str, ends: str, started: bool) -> N
     buf.update(other)
     assert numbers(kind, buf[:].obs_next) == expected(kind, following)[-len(buf) :]
     assert numbers(kind, other[:].obs_next) == expected(kind, following)[-len(other) :]
+
+
+def test_rows_that_lost_their_follower_keep_what_was_given() -> None:
+    source = VectorReplayBuffer(8, 2, ignore_obs_next=True)
+    for n in range(3):
+        source.add(steps([n, n + 100], obs_next=[n + 1, n + 101]))
+    for stack_num in (1, 2):
+        buf = ReplayBuffer(20, ignore_obs_next=True, stack_num=stack_num)
+        for n in (40, 50):
+            buf.add(step(n, obs_next=n + 5, truncated=n == 40))
+        buf.update(source)
+        buf.add(step(60, obs_next=61))
+        expected = [45, 55, 1, 2, 3, 101, 102, 103, 61]
+        following = buf[:].obs_next
+        assert (following if stack_num == 1 else following[:, -1]).tolist() == expected
+        again = pickle.loads(pickle.dumps(buf))
+        assert again[:].obs_next.tolist() == following.tolist()
+        assert buf.sample(0, n_step=1)[0].obs_next.tolist() == following.tolist()
+        for n in range(61, 90):
+            buf.add(step(n))
+            rows = buf[:]
+            newest = rows.obs if stack_num == 1 else rows.obs[:, -1]
+            after = rows.obs_next if stack_num == 1 else rows.obs_next[:, -1]
+            assert after[newest >= 60].tolist() == (newest[newest >= 60] + 1).tolist()
+        assert after.tolist() == (newest + 1).tolist()
+
+
+def test_rows_between_which_others_were_dropped() -> None:
+    buf = ReplayBuffer(10, ignore_obs_next=True)
+    for n in range(7):
+        buf.add(step(n, obs=float(n), obs_next=n + 1.0, act=np.nan if n in (2, 3, 6) else float(n), truncated=n == 1))
+    buf.dropnull()
+    assert buf[:].obs.tolist() == [0.0, 1.0, 4.0, 5.0]
+    assert buf[:].obs_next.tolist() == [1.0, 2.0, 5.0, 6.0]
+    buf.add(step(7, obs=7.0, obs_next=8.0, act=7.0))
+    assert buf[:].obs_next.tolist() == [1.0, 2.0, 5.0, 6.0, 8.0]
 
 
 def test_finished_episodes_bring_their_final_observation() -> None:

@@ -122,7 +122,7 @@ def test_parts_can_be_updated_set_and_pickled() -> None:
     part = buf.buffers[1]
     assert part.update(other).tolist() == [1, 2]
     assert part[:].obs.tolist() == [103, 104, 50, 51]
-    assert part[:].obs_next.tolist() == [104, 50, 500, 501]
+    assert part[:].obs_next.tolist() == [104, 105, 500, 501]
     part.set_array_at_key(np.arange(4) * 2, "act")
     assert buf.act.tolist()[3:9] == [3, 0, 2, 4, 6, 204]
     again = pickle.loads(pickle.dumps(part))
