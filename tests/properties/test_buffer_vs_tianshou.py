@@ -250,6 +250,9 @@ class Pair:
             slots = np.arange(len(buf) if isinstance(index, slice) else buf.maxsize)
             running = np.isin(slots[index], buf.unfinished_index())
             following = rows.pop("obs_next")
+            if self.updated:
+                # There, that of the last row that was moved is the observation of another episode.
+                return rows
             rows["obs_next"] = following[~running] if np.ndim(running) else None if running else following
         return rows
 
