@@ -136,9 +136,9 @@ class Finals:
         places = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(places) :]
         rows = np.array(places, np.intp)
-        # Rows of rings have been written before, which has made whatever stores `ready` would make anew.
+        # What took room has replaced the stores.
         by_name = {store.name: store for _, store in self.columns.leaves()}
-        self.columns.write(Ready([(by_name[store.name], row) for store, row in ready.rows], []), rows)
+        self.columns.write(Ready([(by_name.get(store.name, store), row) for store, row in ready.rows], ready.new), rows)
         self.owners[rows] = slots + 1
         self._row_of[slots] = rows
         self.kept += len(rows)

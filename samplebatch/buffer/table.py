@@ -208,7 +208,8 @@ class Table:
             if gaps is not None:
                 apart[gaps] = True
             places = np.flatnonzero(apart & ~values["terminated"])
-            newest = finals.fit(rows_at(obs_next, slice(n - 1, n)), 1, single=False)
+            # What takes room must do so before stores are made for as many rows as there are.
+            finals.rows_for(len(places) + 1)
             kept = finals.fit(rows_at(obs_next, places), len(places), single=False) if len(places) else None
         if self.finals is not None:
             # What follows the newest row of before is known in the place of its ring only, which is written over.
@@ -221,11 +222,10 @@ class Table:
         if self.finals is not None:
             self.finals.release(written)
             self.finals.keep_newest(ring, left)
+            self.finals.owners[ring] = 0
         self._put(ready, written, values["rew"].shape[1:])
-        if finals is not None:
-            finals.write(newest, np.array([ring]), written[-1:], np.zeros(1, np.bool_))
-            if kept is not None:
-                finals.keep(kept, written[places])
+        if finals is not None and kept is not None:
+            finals.keep(kept, written[places])
         self._told(written)
         return slots
 

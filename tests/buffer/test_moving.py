@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,19 @@ def test_rows_that_lost_their_follower_keep_what_was_given() -> None:
             after = rows.obs_next if stack_num == 1 else rows.obs_next[:, -1]
             assert after[newest >= 60].tolist() == (newest[newest >= 60] + 1).tolist()
         assert after.tolist() == (newest + 1).tolist()
+
+
+@pytest.mark.parametrize("ends", ["rr", "crr", "tc", "ct", "r" * 5, "c" * 40, "cr" * 20])
+def test_final_observations_that_move_into_a_folder_stay_there(ends: str, tmp_path: Path) -> None:
+    other, following = filled("nested", 60, ends)
+    buf = ReplayBuffer(100, ignore_obs_next=True, storage=tmp_path / "steps")
+    buf.update(other)
+    assert numbers("nested", buf[:].obs_next) == following
+    buf.close()
+    with ReplayBuffer.open(tmp_path / "steps") as again:
+        assert numbers("nested", again[:].obs_next) == following
+        again.update(other)
+        assert numbers("nested", again[:].obs_next) == following * 2
 
 
 def test_rows_between_which_others_were_dropped() -> None:
