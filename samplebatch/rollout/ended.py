@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 class Ended(Exception):
     """A worker has failed, died or been found hanging; everything that it sent has been received.
@@ -21,3 +23,21 @@ class Ended(Exception):
         self.how = how
         self.why = why
         self.details = details
+
+
+def how_it_ended(status: int | None) -> str:
+    """Word how a process ended, by its exit status; None if it is still running.
+
+    >>> how_it_ended(-9), how_it_ended(3)
+    ('was killed by SIGKILL', 'exited with status 3')
+    """
+    if status is None:
+        return "closed its stream"
+    return f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import time
 from collections.abc import Iterator
 from multiprocessing.context import BaseContext
@@ -20,7 +19,7 @@ from samplebatch.errors import (
     SampleBatchError,
     WorkerError,
 )
-from samplebatch.rollout.ended import Ended
+from samplebatch.rollout.ended import Ended, how_it_ended
 from samplebatch.rollout.worker_board import DONE, FRAGMENTS, MADE, READY, SENT, WorkerBoard
 from samplebatch.rollout.worker_plan import Plan
 from samplebatch.rollout.worker_process import work
@@ -143,7 +142,7 @@ class WorkerProcess:
         if self._hang is not None:
             raise self._hang
         self._process.join(GRACE_S)
-        raise Ended(_how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
+        raise Ended(how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
@@ -198,16 +197,3 @@ def _leaves_room(consumer: Consumer) -> bool:
             return True
         free_from = address + nbytes
     return stop - free_from >= half
-
-
-def _how_it_ended(status: int | None) -> str:
-    if status is None:
-        return "closed its stream"
-    return f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
