@@ -12,7 +12,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.filling import given_rows, values_given
 from samplebatch.buffer.reading import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.buffer.ring import Added
+from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.errors import ColumnLengthError, ColumnTypeError
 
@@ -121,16 +121,25 @@ class CachedReplayBuffer(ReplayBufferManager):
         chosen = np.arange(1, self.buffer_num) if rings is None else rings + 1
         table = self._table
         if rings is not None and len(set(rings.tolist())) < len(rings):
-            # An episode that ends has to move before the next row of its cache comes.
             table.check(held, len(rings), stored=False)
-            rows = Batch(held)
-            found = [self.add(rows[i : i + 1], rings[i : i + 1]) for i in range(len(rings))]
-            slots, returns, lengths, starts = (np.concatenate(part) for part in zip(*found, strict=True))
-            return slots, returns, lengths, starts
+            return self._add_in_turns(Batch(held), rings)
         slots, returns, lengths, starts = table.add(held, len(chosen), chosen)
         for position in np.flatnonzero(table.done[slots]).tolist():
             slots[position], starts[position] = self._move(int(chosen[position]))
         return slots, returns, lengths, starts
+
+    def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:
+        """Add rows, as many at once as are for different caches: an episode that ends moves before another row."""
+        starts, taken = [0], set[int]()
+        for row, ring in enumerate(rings.tolist()):
+            if ring in taken:
+                starts.append(row)
+                taken.clear()
+            taken.add(ring)
+        stops = [*starts[1:], len(rings)]
+        found = [self.add(rows[start:stop], rings[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+        slots, returns, lengths, begins = (np.concatenate(part) for part in zip(*found, strict=True))
+        return slots, returns, lengths, begins
 
     def _move(self, ring: int) -> tuple[int, int]:
         """Move the rows of a cache to the main buffer; return the slots of the last and of the first."""

@@ -24,7 +24,6 @@ from samplebatch.errors import ColumnLengthError, RingError
 
 _INTP = np.dtype(np.intp)
 _zeros = np.zeros
-_array = np.array
 
 
 class ReplayBuffer(SequenceSampling, Durable):
@@ -150,13 +149,14 @@ class ReplayBuffer(SequenceSampling, Durable):
             Its values by name. It is not changed. The older form gives them as keywords, where `done` alone stands for
             `terminated`.
         buffer_ids
-            `[0]` says that the values have a leading axis of length 1.
+            `[0]` says that the values have a leading axis of length 1; k zeros, that they are those of k steps, one
+            after the other.
 
         Returns
         -------
         tuple
-            Four arrays of length 1: the index that the step went to, return and length of the episode that it ended
-            (zero if it did not), and the index where the episode began. Steps that end no episode share all
+            Four arrays of length 1, or k: the index that the step went to, return and length of the episode that it
+            ended (zero if it did not), and the index where the episode began. Steps that end no episode share all
             but the first of them, which are read-only then.
 
         Raises
@@ -177,11 +177,17 @@ class ReplayBuffer(SequenceSampling, Durable):
         held = values_given(batch, columns)
         if buffer_ids is None and self._ring is None:
             return self._table.add_one(held)
-        if buffer_ids is not None and np.asarray(buffer_ids).tolist() != [0]:
-            raise RingError(f"buffer_ids of a buffer of one ring must be [0], got {np.asarray(buffer_ids).tolist()}")
+        steps = 1
+        if buffer_ids is not None:
+            numbers = np.asarray(buffer_ids).tolist()
+            steps = len(numbers) if isinstance(numbers, list) else 0
+            if not steps or numbers != [0] * steps:
+                raise RingError(
+                    f"buffer_ids of a buffer of one ring must be [0], or a 0 for each row, got {buffer_ids}"
+                )
         if self._ring is None:
-            return self._table.add(held, 1)
-        found = self._table.add(held, 1, _array([self._ring]), single=buffer_ids is None)
+            return self._table.add(held, steps, None if steps == 1 else np.zeros(steps, np.intp))
+        found = self._table.add(held, steps, np.full(steps, self._ring), single=buffer_ids is None)
         return found[0] - self._start, found[1], found[2], found[3] - self._start
 
     def update(self, buffer: ReplayBuffer) -> Ints:

@@ -12,6 +12,7 @@ from samplebatch.buffer.columns import Columns, Ready
 from samplebatch.buffer.direct import Way, way_for
 from samplebatch.buffer.finals import OWNER, Finals
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
+from samplebatch.buffer.series import Series
 from samplebatch.buffer.step import FLAGS, numbers, rows_at, stored_values
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
@@ -145,7 +146,7 @@ class Table:
         """
         values, obs_next = self._completed(held, n, single=single)
         if rings is not None and len(set(rings.tolist())) < n:
-            return self._add_repeated(values, obs_next, rings)
+            return self._add_series(values, obs_next, rings)
         found = self._add(values, obs_next, n, rings, single=single)
         if rings is None and not single:
             self._look_for_way(held, n)
@@ -158,23 +159,45 @@ class Table:
         self._told(found[0])
         return found
 
-    def _add_repeated(self, values: dict[str, Any], obs_next: Any, rings: Ints) -> Added:
-        """Add several steps to one ring, one after the other."""
-        self.columns.fit(values, len(rings))
-        rows = Batch(now=values, after=obs_next)
-        found = []
-        for i in range(len(rings)):
-            row = rows[i : i + 1]
-            found.append(self._add(row.now.__dict__, row.after, 1, rings[i : i + 1], single=False))
-        slots, returns, lengths, starts = (np.concatenate(part) for part in zip(*found, strict=True))
-        return slots, returns, lengths, starts
+    def _add_series(self, values: dict[str, Any], obs_next: Any, numbers: Ints) -> Added:
+        """Add several steps to some rings, one after the other."""
+        if not self.rings.maxsizes[numbers].all():
+            raise RingError("a buffer must have slots to take steps, one of these has none; give it a size")
+        self._fit(values, obs_next, len(numbers))
+        series = Series(self.rings, numbers)
+        rew, done, slots, newest = values["rew"], values["done"], series.slots, series.newest
+        cut = values["truncated"] & ~values["terminated"]
+        if series.lasting is not None:
+            lasting = series.lasting
+            kept = Batch(now=values, after=obs_next)[lasting]
+            values, obs_next = kept.now.__dict__, kept.after
+            slots, cut, newest = slots[lasting], cut[lasting], np.searchsorted(lasting, newest)
+        ready = self.columns.fit(values, len(slots))
+        finals = self.finals if obs_next is not None else None
+        rings = np.unique(numbers)
+        self._begin(slots, rings, int(_count(cut)))
+        if self.finals is not None:
+            self.finals.release(slots)
+        self._put(ready, slots, rew.shape[1:])
+        if finals is not None:
+            latest = finals.fit(rows_at(obs_next, newest), len(newest), single=False)
+            finals.write(latest, rings, slots[newest], np.zeros(len(newest), np.bool_))
+            ends = cut.nonzero()[0]
+            if len(ends):
+                finals.keep(finals.fit(rows_at(obs_next, ends), len(ends), single=False), slots[ends])
+        found = series.advance(done, rew)
+        self._told(slots)
+        return found
 
-    def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise what `append`, or for rows not `stored` before `add`, would raise for n rows; nothing is changed."""
-        values, obs_next = self._completed(rows, n, single=False, stored=stored)
+    def _fit(self, values: dict[str, Any], obs_next: Any, n: int) -> None:
+        """Raise what adding n rows would raise; nothing is changed."""
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
+
+    def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
+        """Raise what `append`, or for rows not `stored` before `add`, would raise for n rows; nothing is changed."""
+        self._fit(*self._completed(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
         """Add rows to a ring that belong to none of its running episodes.

@@ -24,6 +24,8 @@ ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
 
 _RECORDED = (names.ACTION_LOGP, names.ACTION_PROB, names.ACTION_DIST_INPUTS, names.VF_PREDS)
 """What is kept of a decision beside actions, state and `policy`."""
+_new_tuple = tuple.__new__
+"""Makes a named tuple without a call of Python code."""
 
 
 class Choice(NamedTuple):
@@ -95,6 +97,7 @@ class Chooser:
         self._plain = observations.plain and actions.plain
         self._action_names = column_names(names.ACTIONS, actions)
         self._noise = _noise_of(policy, exploration_noise)
+        self.takes_batch = self.actor.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
         self._unmap: Callable[[Any], Any] | None = getattr(policy, "map_action_inverse", None)
         if map_action is not None:
@@ -102,7 +105,7 @@ class Chooser:
             self._unmap = None
         self._hidden = hidden
 
-    def choose(self, obs: Sequence[Leaf], info: Batch, state: Any, rows: int) -> Choice:
+    def choose(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> Choice:
         """Ask the policy what to do.
 
         Parameters
@@ -110,7 +113,7 @@ class Chooser:
         obs
             The leaves of the observations, each of shape (rows, ...).
         info
-            What the environments said.
+            What the environments said; not looked at unless `takes_batch`.
         state
             What the policy carried here.
         rows
@@ -122,18 +125,24 @@ class Chooser:
             If there are not as many actions as environments, or rows in the state, or the actions have not the parts
             of the action space.
         """
-        batch = node(Batch, {"obs": obs[0] if self._plain else self._observations.batch(obs), "info": info})
-        decision = self.actor(batch, state)
-        act = decision["act"]
-        if self._noise is not None:
-            act = decision["act"] = to_numpy(self._noise(act, batch))
-        leaves = [act] if self._plain else self._layout.flatten(act)
+        plain = self._plain
+        given: Any = obs[0] if plain else self._observations.batch(obs)
+        if self.takes_batch:
+            given = node(Batch, {"obs": given, "info": info})
+        if self._noise is None:
+            decision = self.actor.decide(given, state)
+            act = decision["act"]
+        else:
+            decision = self.actor(given, state)
+            act = decision["act"] = to_numpy(self._noise(decision["act"], given))
+        leaves = [act] if plain else self._layout.flatten(act)
         for leaf in leaves:
             if not leaf.ndim or len(leaf) != rows:
                 raise PolicySpecError(
                     f"a policy must return an action for each of {rows} environments, got actions of shape {leaf.shape}"
                 )
-        columns = self._columns(obs, leaves)
+        # The policy may write its next actions where these are.
+        columns = {names.OBS: obs[0], names.ACTIONS: act.copy()} if plain else self._columns(obs, leaves)
         after = None
         if len(decision) > 1:
             after = decision.get("state")
@@ -142,7 +151,7 @@ class Chooser:
             for name, kept in self._kept(decision, state, after):
                 columns[name] = kept.copy()
         mapped = leaves if self._map is None else self._layout.flatten(to_numpy(self._map(act)))
-        return Choice(columns, mapped, after, decision)
+        return _new_tuple(Choice, (columns, mapped, after, decision))
 
     def draw(self, obs: Sequence[Leaf], rows: int) -> Choice:
         """Draw actions at random."""
@@ -152,9 +161,6 @@ class Chooser:
         return Choice(self._columns(obs, kept), leaves, None, {"act": drawn})
 
     def _columns(self, obs: Sequence[Leaf], actions: Sequence[Leaf]) -> Columns:
-        # The policy may write its next actions where these are.
-        if self._plain:
-            return {names.OBS: obs[0], names.ACTIONS: actions[0].copy()}
         columns = dict(zip(self._obs_names, obs, strict=True))
         for name, leaf in zip(self._action_names, actions, strict=True):
             columns[name] = leaf.copy()

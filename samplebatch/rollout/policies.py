@@ -59,7 +59,11 @@ class Actor(ABC):
     ----------
     policy
         What is asked.
+    takes_batch
+        Whether it is called on a batch, rather than on observations.
     """
+
+    takes_batch = True
 
     def __init__(self, policy: Callable[..., Any], layout: Layout | None) -> None:
         self.policy = policy
@@ -78,10 +82,21 @@ class Actor(ABC):
         PolicySpecError
             If the policy returns no actions.
         """
-        given = self._given(batch)
+        return self.decide(batch if self.takes_batch else batch.obs, state)
+
+    def decide(self, given: Any, state: Any = None) -> Decision:
+        """Ask for actions, given what the policy takes: a batch or observations.
+
+        Raises
+        ------
+        PolicySpecError
+            If the policy returns no actions.
+        """
         try:
             if not self._takes_state:
                 result = self._ask(given)
+                if type(result) is _ndarray and result.ndim < 2 and self._plain:
+                    return {"act": result}
             elif self._state_name:
                 result = self._ask(given, **{self._state_name: state})
             else:
@@ -92,16 +107,12 @@ class Actor(ABC):
             raise
 
     @abstractmethod
-    def _given(self, batch: Batch) -> Any:
-        """Return what the policy is called on."""
-
-    @abstractmethod
     def _note(self) -> str:
         """Word what the policy was called on, for errors that it raises."""
 
     def _decision(self, result: Any) -> Decision:
         if type(result) is _ndarray and self._plain:
-            return {"act": result if result.ndim < 2 else self._best(result)}
+            return {"act": self._best(result)}
         kind = KINDS[type(result)]
         if self._takes_state and isinstance(result, tuple) and len(result) == 2:
             return {**self._decision(result[0]), "state": result[1]}
@@ -151,9 +162,6 @@ class Actor(ABC):
 class BatchActor(Actor):
     """A policy that is called on batches: Tianshou's contract."""
 
-    def _given(self, batch: Batch) -> Any:
-        return batch
-
     def _note(self) -> str:
         return f"the policy was called on a Batch: its first parameter is {self._first!r}, not 'obs'"
 
@@ -161,8 +169,7 @@ class BatchActor(Actor):
 class ObservationActor(Actor):
     """A function of observations."""
 
-    def _given(self, batch: Batch) -> Any:
-        return batch.obs
+    takes_batch = False
 
     def _note(self) -> str:
         return f"the policy was called on observations: its first parameter is {self._first!r}, not 'batch'"
@@ -191,7 +198,8 @@ class BatchModuleActor(_Ungraded, BatchActor):
 class ModuleActor(_Ungraded, ObservationActor):
     """A torch module, or function of tensors, that is called on tensors of observations."""
 
-    def _given(self, batch: Batch) -> Any:
+    def decide(self, given: Any, state: Any = None) -> Decision:
+        """Ask for actions, given observations; see `Actor.decide`."""
         parameters = getattr(self.policy, "parameters", None)
         device, dtype = "cpu", None
         for parameter in parameters() if parameters is not None else ():
@@ -199,7 +207,7 @@ class ModuleActor(_Ungraded, ObservationActor):
             if parameter.dtype.is_floating_point:
                 dtype = parameter.dtype
                 break
-        return _tensors(batch.obs, device, dtype)
+        return super().decide(_tensors(given, device, dtype), state)
 
 
 def as_policy(

@@ -16,11 +16,11 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.names import TO_FLAT, TO_NESTED
 from samplebatch.rollout.choices import Choice, column_names
 from samplebatch.rollout.episode_hooks import EpisodeHook, call_on_buffer, call_on_rows
-from samplebatch.rollout.rows import Columns, GrowingRows
-from samplebatch.rollout.spaces import Layout
+from samplebatch.rollout.rows import Columns, GrowingRows, other_columns
+from samplebatch.rollout.spaces import Layout, Leaf
 from samplebatch.rollout.steps import Steps
-from samplebatch.rollout.vector_environments import Outcome
-from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, rows_of
+from samplebatch.rollout.vector_environments import Outcome, Outcomes
+from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, batch_of_steps, rows_of
 
 StepHook = Callable[[Batch, Batch], Any]
 """Called with every step of the environments: on what was decided (`act`, `act_normalized`, `policy_entry`, `dist`,
@@ -71,6 +71,7 @@ class Recorder:
         self.steps = Steps(num_envs, layouts)
         # Buffers need not look at the ids of rows that go to every ring in order.
         self._every_ring = None if getattr(buffer, "buffer_num", None) == num_envs else self._all
+        self._waiting = GrowingRows()
         self._plain = buffer is None and on_step is None
         self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
 
@@ -121,7 +122,7 @@ class Recorder:
             columns[name] = leaf
         return columns
 
-    def extend(self, decided_on: Sequence[Columns], outcomes: Sequence[Outcome], void: Rows | None) -> None:
+    def extend(self, decided_on: Sequence[Columns], outcomes: Outcomes, drop: Rows | None) -> None:
         """Take down several steps of all environments, where no hook wants to see them one by one.
 
         Parameters
@@ -129,49 +130,42 @@ class Recorder:
         decided_on
             What was known before each.
         outcomes
-            What each led to.
-        void
+            What they led to.
+        drop
             Rows of all of them, one step after the other, that do not count; None for none.
+
+        Raises
+        ------
+        ColumnMismatchError, ColumnLengthError
+            If the columns of the steps differ too much to be joined; see `GrowingRows.append`.
         """
-        parts = list(map(self._values, decided_on, outcomes))
-        infos = [outcome[4] for outcome in outcomes]
+        known = decided_on[0]
+        if set(map(len, decided_on)) != {len(known)} or any(columns.keys() != known.keys() for columns in decided_on):
+            raise other_columns(decided_on)
+        parts: dict[str, Sequence[Leaf]] = {name: [columns[name] for columns in decided_on] for name in known}
+        parts.update(zip(self._new_names, outcomes.new_obs, strict=True))
+        counted = dict(zip(_OUTCOMES, outcomes[1:4], strict=True))
+        parts.update(counted)
+        rows, leaves = outcomes.finals or (self._all, ())
+        later = {name: (rows, leaf) for name, leaf in zip(self._new_names, leaves, strict=False)}
         if self._buffer is None:
-            self.steps.extend(parts, infos, void)
-        elif void is None:
-            for values, said in zip(parts, infos, strict=True):
-                self._buffer.add(nested(values, said), buffer_ids=self._every_ring)
-            self.steps.extend([_outcomes(values) for values in parts], [])
-        else:
-            self._add_aligned(parts, infos, void)
-
-    def _add_aligned(self, parts: Sequence[Columns], infos: Sequence[Infos], void: Rows) -> None:
-        """Add steps to the buffer of which some rows do not count.
-
-        A buffer takes a row for each ring at once best, so the next row that counts of each environment goes in at
-        once, be they of one step or not, until an environment has no more.
-        """
-        n = len(self._all)
-        rows = GrowingRows()
-        rows.extend(parts, n)
-        columns = rows.columns()
-        said: list[dict[str, Any]] | None = None
-        if any(infos):
-            said = [row for one in infos for row in rows_of(one, n)]
-        kept = np.ones(rows.rows, np.bool_)
-        kept[void] = False
-        # By environment, then by time; the place of an environment's k-th row is `first[environment] + k`.
-        by_env = kept.reshape(-1, n).T
-        env_id, step = by_env.nonzero()
-        order = step * n + env_id
-        counts = by_env.sum(1)
-        first = counts.cumsum() - counts
-        for turn in range(int(counts.max(initial=0))):
-            envs = (counts > turn).nonzero()[0]
-            picked = order[first[envs] + turn]
-            values = {name: column[picked] for name, column in columns.items()}
-            one = [] if said is None else [said[row] for row in picked.tolist()]
-            self._buffer.add(nested(values, one), buffer_ids=self._every_ring if len(envs) == n else envs)
-        self.steps.extend([_outcomes(values) for values in parts], [], void)
+            self.steps.extend(parts, outcomes.infos, drop, later)
+            return
+        waiting, n = self._waiting, len(self._all)
+        waiting.clear()
+        waiting.extend(parts, n)
+        columns, envs = waiting.columns(), np.resize(self._all, waiting.rows)
+        for name, (where, values) in later.items():
+            columns[name][where] = values
+        infos = batch_of_steps(outcomes.infos, len(decided_on), n)
+        if drop is not None:
+            kept = np.delete(np.arange(waiting.rows), drop)
+            columns, envs = {name: column[kept] for name, column in columns.items()}, envs[kept]
+            infos = infos[kept] if infos.__dict__ else infos
+        transitions = nested(columns, {})
+        transitions.__dict__["info"] = infos
+        self._buffer.add(transitions, buffer_ids=envs)
+        self.steps.extend(counted, {}, drop)
 
     def _add(self, transitions: Batch, envs: Rows | None) -> None:
         """Add transitions to the buffer, and count them."""
@@ -202,17 +196,10 @@ class Recorder:
 
     def take(self, unroll_id: int) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start anew."""
-        batch, returns, lens = self.steps.take(batch=self._buffer is None)
-        if batch is not None:
-            batch[names.AGENT_INDEX] = np.zeros(len(batch), np.int64)
-            batch[names.UNROLL_ID] = np.full(len(batch), unroll_id)
-            if self._on_episode is not None:
-                call_on_rows(self._on_episode, batch)
+        batch, returns, lens = self.steps.take(batch=self._buffer is None, agent_index=0, unroll_id=unroll_id)
+        if batch is not None and self._on_episode is not None:
+            call_on_rows(self._on_episode, batch)
         return batch, returns, lens
-
-
-def _outcomes(values: Columns) -> Columns:
-    return {name: values[name] for name in _OUTCOMES}
 
 
 def nested(values: Columns, infos: Infos) -> Batch:

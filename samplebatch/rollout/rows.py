@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly, wider
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, near_names
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError
 from samplebatch.rollout.spaces import Leaf
 
 Columns = dict[str, Leaf]
@@ -78,33 +78,28 @@ class GrowingRows:
                 self._fit(name, given, count)[where] = given
         self.rows = stop
 
-    def extend(self, parts: Sequence[Columns], count: int) -> None:
-        """Write `count` rows of each of several parts, one after the other; as `append` does it one by one.
+    def extend(self, parts: Mapping[str, Sequence[Leaf]], count: int) -> None:
+        """Write `count` rows of each of several steps, given as a list of arrays by column.
 
         Raises
         ------
         ColumnMismatchError, ColumnLengthError
-            As `append` does; the parts before the one that is refused are there then.
+            As `append` does; the steps before the one that is refused are there then.
         """
-        start = self.rows
-        stop = start + count * len(parts)
+        start, steps = self.rows, len(next(iter(parts.values())))
+        stop = start + count * steps
         self.reserve(stop - start)
         columns = self._columns
-        if not start and columns.keys() != parts[0].keys():
-            columns = self._begin(parts[0])
+        if columns.keys() != parts.keys():
+            columns = self._begin({name: arrays[0] for name, arrays in parts.items()})
         try:
-            for name, column in columns.items():
+            for name, arrays in parts.items():
                 # Refused unless all agree in dtype and row shape, and have so many rows in all.
-                np.concatenate([part[name] for part in parts], 0, column[start:stop], casting="no")
-        except (KeyError, TypeError, ValueError):
-            alike = False
-        else:
-            alike = set(map(len, parts)) == {len(columns)}
-        if alike:
-            self.rows = stop
-            return
-        for part in parts:
-            self.append(part, count)
+                np.concatenate(arrays, 0, columns[name][start:stop], casting="no")
+        except (TypeError, ValueError):
+            for place in range(steps):
+                self.append({name: arrays[place] for name, arrays in parts.items()}, count)
+        self.rows = stop
 
     def columns(self) -> Columns:
         """View all rows, column by column."""
@@ -117,11 +112,7 @@ class GrowingRows:
     def _begin(self, values: Columns) -> Columns:
         """Make columns for values like these, unless there are rows in others."""
         if self.rows:
-            odd = next(iter(values.keys() ^ self._columns.keys()))
-            raise ColumnMismatchError(
-                f"all steps of a collection must have the same columns, some lack {odd!r}; "
-                f"{near_names(odd, self._columns)}"
-            )
+            raise other_columns([self._columns, values])
         self._columns = {name: _empty(self._capacity, given) for name, given in values.items()}
         return self._columns
 
@@ -160,6 +151,12 @@ class GrowingRows:
             f"column {name!r} must hold {column.dtype}, as in the steps before, got {given.dtype} that neither fits it "
             "nor allows a wider dtype without loss"
         )
+
+
+def other_columns(steps: Sequence[Columns]) -> ColumnMismatchError:
+    """Word the error for steps that have not all the same columns."""
+    odd = next(name for step in steps for name in step.keys() ^ steps[0].keys())
+    return ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
 
 
 def _empty(rows: int, like: npt.NDArray[Any]) -> Leaf:

@@ -15,13 +15,17 @@ from samplebatch.rollout import policy_state
 from samplebatch.rollout.choices import ActionMap, Choice, Chooser
 from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.rollout.episode_hooks import EpisodeHook
+from samplebatch.rollout.episode_quota import EpisodeQuota
 from samplebatch.rollout.recorder import Recorder, StepHook
 from samplebatch.rollout.spaces import Leaf
 from samplebatch.rollout.vector_environments import as_environments
 from samplebatch.rollout.vector_infos import Infos, Rows, batch_of
 
 _MOST_TURNS = 256
-"""Steps of the environments after which what they did is taken down at the latest."""
+_MOST_NBYTES = 1 << 25
+"""Steps of all environments, and bytes of observations, after which these are taken down at the latest."""
+
+_count = np.count_nonzero
 
 
 class Collector:
@@ -280,56 +284,65 @@ class Collector:
         steps = self._recorder.steps
         if self.buffer is None:
             steps.reserve(wanted + 2 * self.num_envs)
-        one_by_one = render is not None or self._recorder.looks_at_each_step
         while steps.kept < wanted:
-            # A state may have to begin anew after any step.
-            if one_by_one or self._state is not None:
-                self._step(self._choose(random=random), None, render=render)
-            else:
-                self._run(min(-((steps.kept - wanted) // self.num_envs), _MOST_TURNS), random=random)
+            self._go_on(-((steps.kept - wanted) // self.num_envs), None, random=random, render=render)
 
-    def _run(self, turns: int, *, random: bool) -> None:
-        """Step all environments so many times, before anything is taken down; fewer times if a state is carried."""
-        advance, choose = self._environments.advance, self._choose
+    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
+        quota = EpisodeQuota(self.num_envs, wanted)
+        while quota.left:
+            self._go_on(_MOST_TURNS, quota, random=random, render=render)
+        if self.num_envs > 1:
+            # They are in the middle of episodes that do not count.
+            self._obs = None
+
+    def _go_on(self, turns: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
+        """Step all environments, at most so many times and as long as there are episodes to finish."""
+        obs_nbytes = sum([leaf.nbytes for leaf in self._obs or ()])
+        turns = min(turns, _MOST_TURNS, _MOST_NBYTES // (2 * obs_nbytes + 1))
+        # A state may have to begin anew after any step.
+        if turns < 2 or render is not None or self._state is not None or self._recorder.looks_at_each_step:
+            self._step(self._choose(random=random), quota, render=render)
+        else:
+            self._run(turns, quota, random=random)
+
+    def _run(self, turns: int, quota: EpisodeQuota | None, *, random: bool) -> None:
+        """Step all environments, at most so many times, before anything is taken down; until a state is carried."""
+        choose, advance, following = self._choose, self._environments.advance, self._environments.next
         columns, steps = [], []
         choice = None
+        ended, enough = 0, None if quota is None else quota.left
         try:
             for _ in range(turns):
                 choice = choose(random=random)
                 if choice.state is not None:
                     break
-                step, self._obs, self._infos = advance(choice.actions)
+                step = advance(choice.actions)
                 columns.append(choice.columns)
                 steps.append(step)
+                self._obs, self._infos = following(step)
+                if quota is not None:
+                    ended += int(_count((step[2] | step[3]) & quota.running))
+                    if ended == enough:
+                        break
         finally:
             # What was done is taken down, even if the policy or an environment has failed by now.
             if steps:
-                self._recorder.extend(columns, *self._environments.settle(steps))
+                outcomes = self._environments.settle(steps)
+                beyond = None if quota is None else quota.spend(outcomes.ends())
+                self._recorder.extend(columns, outcomes, joined(outcomes.void, beyond))
         if choice is not None and choice.state is not None:
-            self._step(choice, None, render=None)
+            self._step(choice, quota, render=None)
 
-    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
-        running = np.arange(self.num_envs) < wanted
-        to_begin = wanted - int(running.sum())
-        idle = None if running.all() else (~running).nonzero()[0]
-        while running.any():
-            ended = self._step(self._choose(random=random), idle, render=render)
-            for env in () if ended is None else ended[running[ended]].tolist():
-                if to_begin:
-                    to_begin -= 1
-                else:
-                    running[env] = False
-                    idle = (~running).nonzero()[0]
-        if idle is not None and self.num_envs > 1:
-            self._obs = None
-
-    def _step(self, choice: Choice, idle: Rows | None, *, render: float | None) -> Rows | None:
-        """Step all environments once, take down what they did, but for idle ones, and return which ended episodes."""
+    def _step(self, choice: Choice, quota: EpisodeQuota | None, *, render: float | None) -> None:
+        """Step all environments once, and take down what they did."""
         step = self._environments.step(choice.actions)
-        drop = step.void
-        if idle is not None:
-            drop = idle if drop is None else np.union1d(idle, drop)
-        self._recorder.record(choice, step[:5], None, drop)
+        beyond = None
+        if quota is not None:
+            ends = np.zeros((1, self.num_envs), np.bool_)
+            if step.ended is not None:
+                ends[0, step.ended] = True
+            beyond = quota.spend(ends)
+        self._recorder.record(choice, step[:5], None, joined(step.void, beyond))
         self._obs, self._infos, state = step.obs, step.obs_infos, choice.state
         if state is not None:
             begun = step.void if self._environments.resets_later else step.ended
@@ -339,15 +352,23 @@ class Collector:
             self.env.render()
             if render > 0:
                 time.sleep(render)
-        return step.ended
 
     def _choose(self, *, random: bool) -> Choice:
-        obs = self._obs or ()
+        obs, chooser = self._obs or (), self._chooser
         if random:
-            return self._chooser.draw(obs, self.num_envs)
-        info = node(Batch, {}) if not self._infos else batch_of(self._infos)
-        info.__dict__["env_id"] = self._env_ids
-        return self._chooser.choose(obs, info, self._state, self.num_envs)
+            return chooser.draw(obs, self.num_envs)
+        info = None
+        if chooser.takes_batch:
+            info = node(Batch, {}) if not self._infos else batch_of(self._infos)
+            info.__dict__["env_id"] = self._env_ids
+        return chooser.choose(obs, info, self._state, self.num_envs)
+
+
+def joined(rows: Rows | None, others: Rows | None) -> Rows | None:
+    """Join rows of two kinds, ascending; None stands for none."""
+    if rows is None or others is None:
+        return others if rows is None else rows
+    return np.union1d(rows, others)
 
 
 def check_amounts(n_step: int | None, n_episode: int | None) -> None:

@@ -16,6 +16,8 @@ from samplebatch.rollout.steps import Steps
 from samplebatch.rollout.vector_environments import Environments
 from samplebatch.rollout.vector_infos import Infos, Rows, rows_of
 
+_NOTHING: Mapping[str, Any] = {}
+
 
 class Written(NamedTuple):
     """What is known of steps, n of all environments together, that were written to given arrays.
@@ -70,41 +72,50 @@ class SlotSteps(Steps):
 
     def append(self, values: Columns, infos: Infos, envs: Rows | None = None, drop: Rows | None = None) -> None:
         """Take down a step; see `Steps.append`."""
-        if envs is None and drop is None and self._write([values], [infos]):
+        parts = {name: [column] for name, column in values.items()}
+        if envs is None and drop is None and self._write(parts, {0: infos} if infos else {}):
             return
         self._leave()
         super().append(values, infos, envs, drop)
 
-    def extend(self, parts: Sequence[Columns], infos: Sequence[Infos], drop: Rows | None = None) -> None:
+    def extend(
+        self,
+        parts: Mapping[str, Sequence[Leaf]],
+        infos: Mapping[int, Infos],
+        drop: Rows | None = None,
+        later: Mapping[str, tuple[Rows, Leaf]] | None = None,
+    ) -> None:
         """Take down several steps; see `Steps.extend`."""
-        if drop is None and self._write(parts, infos):
+        if drop is None and self._write(parts, infos, later or {}):
             return
         self._leave()
-        super().extend(parts, infos, drop)
+        super().extend(parts, infos, drop, later)
 
-    def _write(self, parts: Sequence[Columns], infos: Sequence[Infos]) -> bool:
+    def _write(
+        self,
+        parts: Mapping[str, Sequence[Leaf]],
+        infos: Mapping[int, Infos],
+        later: Mapping[str, tuple[Rows, Leaf]] = _NOTHING,
+    ) -> bool:
         """Write steps to their places, and tell whether they fit there; if not, nothing is written."""
         views, at, count = self._views, self._at, len(self._all)
-        if views is None or at + len(parts) > self._length or not all(map(self._fits, parts)):
+        steps = len(parts[names.REWARDS])
+        if views is None or at + steps > self._length or parts.keys() != views.keys():
+            return False
+        if not all(self._fits(views[name], arrays) for name, arrays in parts.items()):
             return False
         for name, view in views.items():
-            np.stack([values[name] for values in parts], 1, out=view[:, at : at + len(parts)])
-        for place, said in enumerate(infos):
-            if said:
-                self._infos.append(((at + place) * count, rows_of(said, count)))
-        self._at = at + len(parts)
-        self.kept += count * len(parts)
+            np.stack(parts[name], 1, out=view[:, at : at + steps])
+        for name, (rows, values) in later.items():
+            views[name][rows % count, at + rows // count] = values
+        self._infos += [((at + place) * count, rows_of(said, count)) for place, said in infos.items()]
+        self._at = at + steps
+        self.kept += count * steps
         return True
 
-    def _fits(self, values: Columns) -> bool:
-        views, count = self._views or {}, len(self._all)
-        if len(values) != len(views):
-            return False
-        for name, given in values.items():
-            view = views.get(name)
-            if view is None or given.dtype != view.dtype or given.shape != (count, *view.shape[2:]):
-                return False
-        return True
+    def _fits(self, view: Leaf, arrays: Sequence[Leaf]) -> bool:
+        shape, dtype = (len(self._all), *view.shape[2:]), view.dtype
+        return all(array.shape == shape and array.dtype == dtype for array in arrays)
 
     def _leave(self) -> None:
         """Take what was written to given arrays out of them again."""
@@ -113,14 +124,14 @@ class SlotSteps(Steps):
             for at in range(self._at):
                 self._rows.append({name: view[:, at] for name, view in views.items()}, len(self._all))
 
-    def take(self, *, batch: bool = True) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any]]:
+    def take(self, *, batch: bool = True, **constants: int) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any]]:
         """Start anew, and return what `Steps.take` does, but no batch of steps that were written to given arrays."""
         views = self._views
         self.written = None
         if views is None or self._at != self._length:
             self._leave()
             self.recorded = tuple(self._rows.columns())
-            return super().take(batch=batch)
+            return super().take(batch=batch, **constants)
         self._views = None
         count, length = len(self._all), self._length
         flags = views[names.TERMINATEDS] | views[names.TRUNCATEDS]

@@ -27,6 +27,8 @@ _ORDER = (
     names.EPS_ID,
     names.ENV_ID,
     names.T,
+    names.AGENT_INDEX,
+    names.UNROLL_ID,
 )
 """The order of the columns that all batches have; the others follow."""
 
@@ -112,17 +114,25 @@ class Steps:
         if infos:
             self._infos.append((start, rows_of(infos, count)))
 
-    def extend(self, parts: Sequence[Columns], infos: Sequence[Infos], drop: Rows | None = None) -> None:
+    def extend(
+        self,
+        parts: Mapping[str, Sequence[Leaf]],
+        infos: Mapping[int, Infos],
+        drop: Rows | None = None,
+        later: Mapping[str, tuple[Rows, Leaf]] | None = None,
+    ) -> None:
         """Take down several steps of all environments, as `append` does it one by one.
 
         Parameters
         ----------
         parts
-            The columns of each step.
+            By column, the arrays of each step.
         infos
-            What the environments said in each.
+            What the environments said, by step.
         drop
-            Those rows of all of them, one after the other, that do not count; None for none.
+            Those rows of all of them, one step after the other, that do not count; None for none.
+        later
+            By column, rows of all of them, and what to write there in the end.
 
         Raises
         ------
@@ -131,14 +141,15 @@ class Steps:
         """
         start, count = self._rows.rows, len(self._all)
         self._rows.extend(parts, count)
-        self._envs.append(np.resize(self._all, len(parts) * count))
-        self.kept += len(parts) * count
+        rows = self._rows.rows - start
+        for name, (where, values) in (later or {}).items():
+            self._rows.columns()[name][where + start] = values
+        self._envs.append(np.resize(self._all, rows))
+        self.kept += rows
         if drop is not None:
             self._drops.append(drop + start)
             self.kept -= len(drop)
-        for place, said in enumerate(infos):
-            if said:
-                self._infos.append((start + place * count, rows_of(said, count)))
+        self._infos += [(start + place * count, rows_of(said, count)) for place, said in infos.items()]
 
     def count(self) -> tuple[Rows, npt.NDArray[np.int64]]:
         """Count the steps since the last count.
@@ -170,13 +181,17 @@ class Steps:
         self.count()
         self._count.begin()
 
-    def take(self, *, batch: bool = True) -> tuple[SampleBatch | None, npt.NDArray[Any], npt.NDArray[Any]]:
+    def take(
+        self, *, batch: bool = True, **constants: int
+    ) -> tuple[SampleBatch | None, npt.NDArray[Any], npt.NDArray[Any]]:
         """Start anew, and return the steps, those of an environment together, and the episodes that ended.
 
         Parameters
         ----------
         batch
             Whether to make a batch of the steps.
+        **constants
+            Further columns, of one number each.
 
         Returns
         -------
@@ -189,11 +204,11 @@ class Steps:
         portions = [counted for _, counted in self._portions]
         returns = _joined([counted.returns for counted in portions], np.float64)
         lens = _joined([counted.lens for counted in portions], np.int64)
-        made = self._batch() if batch else None
+        made = self._batch(constants) if batch else None
         self._start()
         return made, returns, lens
 
-    def _batch(self) -> SampleBatch:
+    def _batch(self, constants: Mapping[str, int]) -> SampleBatch:
         rows = _joined([rows for rows, _ in self._portions], np.intp)
         portions = [counted for _, counted in self._portions]
         env_id, eps_id, t = (
@@ -207,6 +222,7 @@ class Steps:
         whole = self._nested(data)
         whole[names.INFOS] = self._infos_of(rows)
         whole |= {names.EPS_ID: eps_id, names.ENV_ID: env_id, names.T: t}
+        whole |= {name: np.full(len(rows), number) for name, number in constants.items()}
         return SampleBatch({name: whole[name] for name in (*_ORDER, *whole) if name in whole})
 
     def _infos_of(self, rows: Rows) -> npt.NDArray[Any]:

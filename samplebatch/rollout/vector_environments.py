@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from samplebatch.errors import EnvironmentSpecError, require
 from samplebatch.rollout.spaces import Layout, Leaf
-from samplebatch.rollout.vector_infos import Infos, Rows, copied, replaced, with_finals, without_finals
+from samplebatch.rollout.vector_infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
 
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 _count = np.count_nonzero
@@ -61,8 +61,49 @@ class Transition(NamedTuple):
     obs_infos: Infos
 
 
-Outcome = tuple[Sequence[Leaf], npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], Infos]
-"""The first five of a `Transition`: what steps led to."""
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+Outcome = tuple[Sequence[Leaf], Floats, Flags, Flags, Any]
+"""The first five of a `Transition`: what a step led to."""
+
+
+class Outcomes(NamedTuple):
+    """What several steps of n environments led to, each as a list with an entry a step.
+
+    Attributes
+    ----------
+    new_obs
+        By leaf, arrays of shape (n, ...); not yet the last observations of episodes, where these are `finals`.
+    rewards, terminateds, truncateds
+        Arrays of shape (n,).
+    infos
+        What the environments said, by step; silent ones may be missing.
+    void
+        Rows of all steps, one after the other, that are no transitions; None for none.
+    finals
+        Rows, shape (e,), and by leaf what is there instead, shape (e, ...); None for none.
+    """
+
+    new_obs: Sequence[Sequence[Leaf]]
+    rewards: Sequence[Floats]
+    terminateds: Sequence[Flags]
+    truncateds: Sequence[Flags]
+    infos: dict[int, Any]
+    void: Rows | None
+    finals: tuple[Rows, Sequence[Leaf]] | None
+
+    def ends(self) -> Flags:
+        """Tell of each transition whether its episode ended with it, shape (steps, n)."""
+        ends = _ends(self.terminateds, self.truncateds)
+        if self.void is not None:
+            ends[self.void] = False
+        return ends.reshape(len(self.rewards), -1)
+
+
+def _ends(terminateds: Sequence[Flags], truncateds: Sequence[Flags]) -> Flags:
+    ends: Flags = np.concatenate(terminateds) | np.concatenate(truncateds)
+    return ends
 
 
 class Environments(ABC):
@@ -106,35 +147,29 @@ class Environments(ABC):
     def step(self, actions: Sequence[Leaf]) -> Transition:
         """Step every environment, given the leaves of the actions, each of shape (n, ...)."""
 
-    def advance(self, actions: Sequence[Leaf]) -> tuple[Any, Sequence[Leaf], Infos]:
-        """Step every environment, and leave for later what can wait.
+    def advance(self, actions: Sequence[Leaf]) -> Sequence[Any]:
+        """Step every environment, and leave for `settle` what can wait.
 
-        Returns
-        -------
-        step
-            What is to be given to `settle`.
-        obs, infos
-            What to act on next, as in a `Transition`.
+        Of what is returned, the third and the fourth part say which episodes were terminated or truncated; a void step
+        may say so, too.
         """
-        step = self.step(actions)
-        return step, step.obs, step.obs_infos
+        return self.step(actions)
 
-    def settle(self, steps: Sequence[Any]) -> tuple[Sequence[Outcome], Rows | None]:
+    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return what to act on after what `advance` returned, and what was said with it."""
+        return step.obs, step.obs_infos
+
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
         """Work out what steps that `advance` made led to.
 
         Parameters
         ----------
         steps
             What `advance` returned, of all steps since the last that `step` or `settle` knows of; not empty.
-
-        Returns
-        -------
-        outcomes
-            What each led to.
-        void
-            Rows of all of them, one step after the other, that are no transitions; None for none.
         """
-        return [step[:5] for step in steps], None
+        new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
+        spoken = {place: said for place, said in enumerate(infos) if any(said)}
+        return Outcomes(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
 
     def close(self) -> None:
         """Let go of what the environments hold."""
@@ -178,15 +213,17 @@ class VectorEnvironments(Environments):
         inner = getattr(env, "unwrapped", env)
         self._copies = getattr(inner, "copy", False) is not True
         self._seeds_each = hasattr(inner, "env_fns")
-        # What there is to look at in a step: one array of observations, of a dtype that is known, and one of actions.
         self._flat = self.observations.plain and self.actions.plain
-        self._obs_dtype = np.dtype(self.observation_space.dtype) if self._flat else None
+        # Whether nothing must be done to what the environment gives before it is acted on: known from a reset.
+        self._raw = False
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
         if seeds is not None:
             given.setdefault("seed", list(seeds) if self._seeds_each else seeds[0])
         obs, infos = self.env.reset(**given)
+        # An environment gives the same dtypes in every step; should it not, columns widen or refuse.
+        self._raw = self._flat and not self._copies and obs.dtype == self.observation_space.dtype
         return self._own(obs), infos
 
     def _own(self, obs: Any) -> Sequence[Leaf]:
@@ -199,22 +236,39 @@ class VectorEnvironments(Environments):
                 leaves[place] = leaf.copy()
         return leaves
 
-    def _stepped(self, actions: Sequence[Leaf]) -> tuple[Sequence[Leaf], Any, Any, Any, Any]:
-        obs, rewards, terminateds, truncateds, infos = self.env.step(
-            actions[0] if self._flat else self.actions.nest(actions)
-        )
-        if rewards.dtype is not _FLOAT or terminateds.dtype is not _BOOL or truncateds.dtype is not _BOOL:
-            rewards, terminateds, truncateds = (
-                rewards.astype(_FLOAT),
-                terminateds.astype(_BOOL),
-                truncateds.astype(_BOOL),
-            )
-        if self._copies:
-            rewards, terminateds, truncateds = rewards.copy(), terminateds.copy(), truncateds.copy()
-            infos = copied(infos)
-        elif self._flat and obs.dtype is self._obs_dtype:
-            return [obs], rewards, terminateds, truncateds, infos
-        return self._own(obs), rewards, terminateds, truncateds, infos
+    def _stepped(self, actions: Sequence[Leaf]) -> Outcome:
+        """Step every environment, and return what it gave: observations and flags of the usual dtypes, all our own."""
+        obs, *outcome, infos = self.env.step(actions[0] if self._flat else self.actions.nest(actions))
+        rewards, terminateds, truncateds = _typed(*outcome, copy=self._copies)
+        return self._own(obs), rewards, terminateds, truncateds, copied(infos) if self._copies else infos
+
+    def advance(self, actions: Sequence[Leaf]) -> Any:
+        """Step every environment; see `Environments.advance`."""
+        return self.env.step(actions[0]) if self._raw else self._stepped(actions)
+
+    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return what to act on; see `Environments.next`."""
+        obs, infos = step[0], step[4]
+        return (obs,) if self._raw else obs, self._said(infos) if infos else infos
+
+    def _said(self, infos: Infos) -> Infos:
+        """Return of infos that came with a step what a policy is told in the next one."""
+        return infos
+
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
+        """Bring what the environment gave into its usual form; see `Environments.settle`."""
+        obs, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
+        spoken = {place: said for place, said in enumerate(infos) if said}
+        if not self._raw:
+            return Outcomes(list(zip(*obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
+        if (rewards[0].dtype, terminateds[0].dtype, truncateds[0].dtype) != (_FLOAT, _BOOL, _BOOL):
+            typed = [_typed(*step, copy=False) for step in zip(rewards, terminateds, truncateds, strict=True)]
+            rewards, terminateds, truncateds = zip(*typed, strict=True)
+        return Outcomes([obs], rewards, terminateds, truncateds, spoken, None, None)
+
+
+def _typed(rewards: Any, terminateds: Any, truncateds: Any, *, copy: bool) -> tuple[Floats, Flags, Flags]:
+    return rewards.astype(_FLOAT, copy=copy), terminateds.astype(_BOOL, copy=copy), truncateds.astype(_BOOL, copy=copy)
 
 
 class NextStepEnvironments(VectorEnvironments):
@@ -238,25 +292,23 @@ class NextStepEnvironments(VectorEnvironments):
         ended = self._resetting = done.nonzero()[0] if _count(done) else None
         return Transition(obs, rewards, terminateds, truncateds, infos, ended, void, obs, infos)
 
-    def advance(self, actions: Sequence[Leaf]) -> tuple[Any, Sequence[Leaf], Infos]:
-        """Step every environment; see `Environments.advance`."""
-        step = self._stepped(actions)
-        return step, step[0], step[4]
-
-    def settle(self, steps: Sequence[Outcome]) -> tuple[Sequence[Outcome], Rows | None]:
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
         """Find the steps that were none; see `Environments.settle`."""
-        done = np.concatenate([step[2] for step in steps]) | np.concatenate([step[3] for step in steps])
+        outcomes = super().settle(steps)
+        ends = _ends(outcomes.terminateds, outcomes.truncateds).reshape(len(steps), self.num_envs)
         # Shifted by one step: an environment is reset in the step after the one that ended its episode.
-        void = np.zeros(len(done) + self.num_envs, np.bool_)
+        void = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
         if self._resetting is not None:
-            void[self._resetting] = True
-        by_step, ends = void.reshape(-1, self.num_envs), done.reshape(-1, self.num_envs)
-        for place in ends.any(1).nonzero()[0].tolist():
-            by_step[place + 1] = ends[place] & ~by_step[place]
-        last = by_step[-1].nonzero()[0]
+            void[0, self._resetting] = True
+        void[1:] = ends
+        if (ends & void[:-1]).any():
+            # An environment says of its reset, too, that the episode is over.
+            for place, over in enumerate(ends):
+                void[place + 1] = over & ~void[place]
+        last = void[-1].nonzero()[0]
         self._resetting = last if len(last) else None
-        rows = void[: len(done)].nonzero()[0]
-        return steps, rows if len(rows) else None
+        rows = void[:-1].ravel().nonzero()[0]
+        return outcomes._replace(void=rows) if len(rows) else outcomes
 
 
 class SameStepEnvironments(VectorEnvironments):
@@ -270,51 +322,59 @@ class SameStepEnvironments(VectorEnvironments):
         EnvironmentSpecError
             If an environment whose episode ended does not give its last observation.
         """
-        step = self._stepped(actions)
-        obs, rewards, terminateds, truncateds, infos = step
+        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
         done = terminateds | truncateds
         if not _count(done):
             return Transition(obs, rewards, terminateds, truncateds, infos, None, None, obs, infos)
         ended = done.nonzero()[0]
-        return Transition(*self._with_finals(step, ended), ended, None, obs, without_finals(infos))
+        finals = _finals(infos)
+        new_obs = [leaf.copy() for leaf in obs]
+        for leaf, values in zip(new_obs, self._leaves([finals[row] for row in ended.tolist()]), strict=True):
+            leaf[ended] = values
+        true, said = with_finals(infos, ended, self.num_envs), without_finals(infos)
+        return Transition(new_obs, rewards, terminateds, truncateds, true, ended, None, obs, said)
 
-    def advance(self, actions: Sequence[Leaf]) -> tuple[Any, Sequence[Leaf], Infos]:
-        """Step every environment; see `Environments.advance`."""
-        step = self._stepped(actions)
-        return step, step[0], without_finals(step[4]) if step[4] else step[4]
+    def _said(self, infos: Any) -> Infos:
+        return without_finals(infos)
 
-    def settle(self, steps: Sequence[Outcome]) -> tuple[Sequence[Outcome], Rows | None]:
-        """Put the last observations of episodes where they belong; see `Environments.settle`.
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
+        """Find the last observations of episodes, and what was said with them; see `Environments.settle`.
 
         Raises
         ------
         EnvironmentSpecError
             As `step` does.
         """
-        done = np.concatenate([step[2] for step in steps]) | np.concatenate([step[3] for step in steps])
-        done = done.reshape(len(steps), self.num_envs)
-        settled = list(steps)
-        for place in done.any(1).nonzero()[0].tolist():
-            settled[place] = self._with_finals(steps[place], done[place].nonzero()[0])
-        return settled, None
+        outcomes = super().settle(steps)
+        rows = _ends(outcomes.terminateds, outcomes.truncateds).nonzero()[0]
+        if not len(rows):
+            return outcomes
+        infos = outcomes.infos
+        places, envs = np.divmod(rows, self.num_envs)
+        finals = [_finals(infos.get(place))[env] for place, env in zip(places.tolist(), envs.tolist(), strict=True)]
+        for place in dict.fromkeys(places.tolist()):
+            if says_more(infos[place]):
+                infos[place] = with_finals(infos[place], envs[places == place], self.num_envs)
+            else:
+                del infos[place]
+        return outcomes._replace(finals=(rows, self._leaves(finals)))
 
-    def _with_finals(self, step: Outcome, ended: Rows) -> Outcome:
-        """Return what a step led to, with the last observations and infos of the episodes that ended."""
-        obs, rewards, terminateds, truncateds, infos = step
-        if not isinstance(infos, dict) or (finals := infos.get("final_obs")) is None:
-            raise EnvironmentSpecError(
-                "a vector environment that resets in the same step must give the last observations of episodes as "
-                "infos['final_obs'], and gave none"
-            )
-        new_obs = [leaf.copy() for leaf in obs]
+    def _leaves(self, values: Sequence[Any]) -> Sequence[Leaf]:
+        """Take observations of single environments apart, into one array for each leaf."""
         if self._flat:
-            for row in ended.tolist():
-                new_obs[0][row] = finals[row]
-        else:
-            for row in ended.tolist():
-                for leaf, final in zip(new_obs, self.observations.flatten_one(finals[row]), strict=True):
-                    leaf[row] = final[0]
-        return new_obs, rewards, terminateds, truncateds, with_finals(infos, ended, self.num_envs)
+            shape = self.observation_space.shape
+            return [np.concatenate(values).reshape(-1, *shape) if shape else np.array(values)]
+        return [np.concatenate(leaf) for leaf in zip(*map(self.observations.flatten_one, values), strict=True)]
+
+
+def _finals(infos: Any) -> Any:
+    finals = infos.get("final_obs") if isinstance(infos, dict) else None
+    if finals is None:
+        raise EnvironmentSpecError(
+            "a vector environment that resets in the same step must give the last observations of episodes as "
+            "infos['final_obs'], and gave none"
+        )
+    return finals
 
 
 class DisabledEnvironments(VectorEnvironments):
@@ -331,6 +391,18 @@ class DisabledEnvironments(VectorEnvironments):
         begun = self._own(begun)
         said = replaced(infos, said, ended, self.num_envs)
         return Transition(obs, rewards, terminateds, truncateds, infos, ended, None, begun, said)
+
+    def advance(self, actions: Sequence[Leaf]) -> Any:
+        """Step every environment; see `Environments.advance`."""
+        return self.step(actions)
+
+    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return what to act on; see `Environments.next`."""
+        return Environments.next(self, step)
+
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
+        """Return what the steps led to; see `Environments.settle`."""
+        return Environments.settle(self, steps)
 
 
 _BY_MODE: dict[str, type[VectorEnvironments]] = {

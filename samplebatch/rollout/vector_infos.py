@@ -7,6 +7,7 @@ list in both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,15 @@ def copied(infos: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def says_more(infos: dict[str, Any]) -> bool:
+    """Tell whether infos hold more than the last observations of episodes."""
+    return bool(infos.get("final_info")) or not infos.keys() <= _FINALS
+
+
 def without_finals(infos: dict[str, Any]) -> dict[str, Any]:
     """Leave out what Gymnasium puts among the infos about episodes that ended in the same step."""
+    if infos.keys() <= _FINALS:
+        return {}
     return {key: value for key, value in infos.items() if key not in _FINALS}
 
 
@@ -138,3 +146,45 @@ def batch_of(infos: Infos) -> Batch:
             if not _is_mask(key, infos)
         },
     )
+
+
+def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
+    """Return a batch of what `count` environments said in several steps, the rows of a step after the other's.
+
+    Parameters
+    ----------
+    infos
+        By step; those in which nothing was said may be missing.
+
+    Examples
+    --------
+    >>> batch_of_steps({1: {"lives": np.array([3, 2])}}, steps=3, count=2).lives
+    array([0, 0, 3, 2, 0, 0])
+    """
+    said = {step: one for step, one in infos.items() if isinstance(one, dict)}
+    joined = _joined(said, steps, count) if len(said) == len(infos) else None
+    if joined is not None:
+        return joined
+    return batch_of([row for step in range(steps) for row in rows_of(infos.get(step, {}), count)])
+
+
+def _joined(said: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
+    """Join what was said of each key; None if that is of different kinds or shapes."""
+    data: dict[str, Any] = {}
+    for key in dict.fromkeys([key for one in said.values() for key in one if not _is_mask(key, one)]):
+        values = {step: one[key] for step, one in said.items() if key in one}
+        if all(isinstance(value, dict) for value in values.values()):
+            inner = _joined(values, steps, count)
+            if inner is None:
+                return None
+            data[key] = inner
+            continue
+        arrays = {step: np.asarray(value) for step, value in values.items()}
+        alike = {(array.shape, array.dtype) for array in arrays.values()}
+        if len(alike) > 1:
+            return None
+        ((shape, dtype),) = alike
+        whole = np.full((steps, *shape), None if dtype.hasobject else 0, dtype)
+        whole[list(arrays)] = list(arrays.values())
+        data[key] = whole.reshape(steps * count, *shape[1:])
+    return node(Batch, data)

@@ -113,7 +113,7 @@ def test_buffer_ids_of_a_plain_buffer() -> None:
     assert buf.add(steps([8]), buffer_ids=np.array([0]))[0].tolist() == [1]
     assert buf.add(step(9))[0].tolist() == [2]
     assert buf.obs.tolist() == [7, 8, 9, 0]
-    for rows, ids in ((steps([7]), [1]), (steps([7, 8]), [0]), (steps([7, 8]), [0, 0])):
+    for rows, ids in ((steps([7]), [1]), (steps([7, 8]), [0]), (steps([7, 8]), [0, 1]), (steps([7]), [])):
         with pytest.raises(ValueError, match=r"buffer_ids|rows"):
             buf.add(rows, buffer_ids=ids)
     assert len(buf) == 3
