@@ -28,8 +28,8 @@ class Series:
         The slot of each step, shape (k,).
     lasting
         The steps that no later one is written over, shape (l,), ascending; None for all.
-    newest
-        The newest step of each ring that has one, by ring.
+    rings, newest
+        The rings that get steps, ascending, and the newest step of each.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Series:
     """
 
     def __init__(self, rings: Rings, numbers: Ints) -> None:
-        self._rings = rings
+        self._all = rings
         # NumPy sorts short integers by radix, in linear time.
         key = numbers.astype(np.uint16) if rings.n <= 1 << 16 else numbers
         self._order: Ints = key.argsort(kind="stable")
@@ -55,7 +55,8 @@ class Series:
         places = (cursors[self._ring] + self._rank) % maxsizes[self._ring]
         self.slots: Ints = np.empty(len(numbers), _INTP)
         self.slots[self._order] = rings.bases[self._ring] + places
-        self.newest: Ints = self._order[self._stops[self._counts > 0] - 1]
+        self.rings: Ints = self._counts.nonzero()[0]
+        self.newest: Ints = self._order[self._stops[self.rings] - 1]
         self.lasting: Ints | None = None
         if (self._counts > maxsizes).any():
             self.lasting = np.sort(self._order[self._rank >= (self._counts - maxsizes)[self._ring]])
@@ -70,7 +71,7 @@ class Series:
         rew
             Rewards, shape (k, ...).
         """
-        rings, order, ring = self._rings, self._order, self._ring
+        rings, order, ring = self._all, self._order, self._ring
         state = rings.state()
         done, rew, slots = done[order], rew[order], self.slots[order]
         written = state["writes"][ring] + self._rank

@@ -145,7 +145,7 @@ class Table:
             As `add_one` does.
         """
         values, obs_next = self._completed(held, n, single=single)
-        if rings is not None and len(set(rings.tolist())) < n:
+        if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
             return self._add_series(values, obs_next, rings)
         found = self._add(values, obs_next, n, rings, single=single)
         if rings is None and not single:
@@ -163,28 +163,29 @@ class Table:
         """Add several steps to some rings, one after the other."""
         if not self.rings.maxsizes[numbers].all():
             raise RingError("a buffer must have slots to take steps, one of these has none; give it a size")
-        self._fit(values, obs_next, len(numbers))
         series = Series(self.rings, numbers)
         rew, done, slots, newest = values["rew"], values["done"], series.slots, series.newest
         cut = values["truncated"] & ~values["terminated"]
+        if series.lasting is not None or self.finals is not None:
+            self._fit(values, obs_next, len(numbers))
         if series.lasting is not None:
             lasting = series.lasting
             kept = Batch(now=values, after=obs_next)[lasting]
             values, obs_next = kept.now.__dict__, kept.after
             slots, cut, newest = slots[lasting], cut[lasting], np.searchsorted(lasting, newest)
         ready = self.columns.fit(values, len(slots))
-        finals = self.finals if obs_next is not None else None
-        rings = np.unique(numbers)
-        self._begin(slots, rings, int(_count(cut)))
+        ends = cut.nonzero()[0]
+        self._begin(slots, series.rings, len(ends))
         if self.finals is not None:
             self.finals.release(slots)
         self._put(ready, slots, rew.shape[1:])
-        if finals is not None:
-            latest = finals.fit(rows_at(obs_next, newest), len(newest), single=False)
-            finals.write(latest, rings, slots[newest], np.zeros(len(newest), np.bool_))
-            ends = cut.nonzero()[0]
+        if self.finals is not None and obs_next is not None:
+            # What takes room must do so before stores are made for as many rows as there are.
+            self.finals.rows_for(len(ends))
+            latest = self.finals.fit(rows_at(obs_next, newest), len(newest), single=False)
+            self.finals.write(latest, series.rings, slots[newest], np.zeros(len(newest), np.bool_))
             if len(ends):
-                finals.keep(finals.fit(rows_at(obs_next, ends), len(ends), single=False), slots[ends])
+                self.finals.keep(self.finals.fit(rows_at(obs_next, ends), len(ends), single=False), slots[ends])
         found = series.advance(done, rew)
         self._told(slots)
         return found

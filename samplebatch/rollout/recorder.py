@@ -140,12 +140,16 @@ class Recorder:
             If the columns of the steps differ too much to be joined; see `GrowingRows.append`.
         """
         known = decided_on[0]
-        if set(map(len, decided_on)) != {len(known)} or any(columns.keys() != known.keys() for columns in decided_on):
+        parts: dict[str, Sequence[Leaf]] = {}
+        try:
+            for name in known:
+                parts[name] = [columns[name] for columns in decided_on]
+        except KeyError:
+            raise other_columns(decided_on) from None
+        if max(map(len, decided_on)) > len(known):
             raise other_columns(decided_on)
-        parts: dict[str, Sequence[Leaf]] = {name: [columns[name] for columns in decided_on] for name in known}
         parts.update(zip(self._new_names, outcomes.new_obs, strict=True))
-        counted = dict(zip(_OUTCOMES, outcomes[1:4], strict=True))
-        parts.update(counted)
+        parts.update(zip(_OUTCOMES, outcomes[1:4], strict=True))
         rows, leaves = outcomes.finals or (self._all, ())
         later = {name: (rows, leaf) for name, leaf in zip(self._new_names, leaves, strict=False)}
         if self._buffer is None:
@@ -154,7 +158,7 @@ class Recorder:
         waiting, n = self._waiting, len(self._all)
         waiting.clear()
         waiting.extend(parts, n)
-        columns, envs = waiting.columns(), np.resize(self._all, waiting.rows)
+        columns, envs = waiting.columns(), np.broadcast_to(self._all, (len(decided_on), n)).ravel()
         for name, (where, values) in later.items():
             columns[name][where] = values
         infos = batch_of_steps(outcomes.infos, len(decided_on), n)
@@ -165,7 +169,7 @@ class Recorder:
         transitions = nested(columns, {})
         transitions.__dict__["info"] = infos
         self._buffer.add(transitions, buffer_ids=envs)
-        self.steps.extend(counted, {}, drop)
+        self.steps.append({name: columns[name] for name in _OUTCOMES}, {}, envs)
 
     def _add(self, transitions: Batch, envs: Rows | None) -> None:
         """Add transitions to the buffer, and count them."""

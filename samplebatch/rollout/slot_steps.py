@@ -14,7 +14,7 @@ from samplebatch.rollout.single_agent import Collector
 from samplebatch.rollout.spaces import Layout, Leaf
 from samplebatch.rollout.steps import Steps
 from samplebatch.rollout.vector_environments import Environments
-from samplebatch.rollout.vector_infos import Infos, Rows, rows_of
+from samplebatch.rollout.vector_infos import Infos, Rows, nothing_said, rows_of
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -136,7 +136,7 @@ class SlotSteps(Steps):
         count, length = len(self._all), self._length
         flags = views[names.TERMINATEDS] | views[names.TRUNCATEDS]
         counted = self._count.add(self._all.repeat(length), flags.ravel(), views[names.REWARDS].ravel())
-        infos = np.fromiter([{} for _ in range(count * length)], object, count * length)
+        infos = nothing_said(count * length)
         for start, said in self._infos:
             infos[start : start + len(said)] = said
         self.written = Written(

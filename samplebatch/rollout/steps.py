@@ -14,7 +14,7 @@ from samplebatch.column import memory
 from samplebatch.rollout.episode_count import Counted, EpisodeCount
 from samplebatch.rollout.rows import Columns, GrowingRows
 from samplebatch.rollout.spaces import Layout, Leaf
-from samplebatch.rollout.vector_infos import Infos, Rows, rows_of
+from samplebatch.rollout.vector_infos import Infos, Rows, nothing_said, rows_of
 
 _ORDER = (
     names.OBS,
@@ -227,8 +227,8 @@ class Steps:
 
     def _infos_of(self, rows: Rows) -> npt.NDArray[Any]:
         if not self._infos:
-            return np.fromiter([{} for _ in range(len(rows))], object, len(rows))
-        infos = np.fromiter([{} for _ in range(self._rows.rows)], object, self._rows.rows)
+            return nothing_said(len(rows))
+        infos = nothing_said(self._rows.rows)
         for start, said in self._infos:
             infos[start : start + len(said)] = said
         return infos[rows]

@@ -8,6 +8,7 @@ list in both.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,12 @@ def rows_of(infos: Infos, rows: int) -> list[dict[str, Any]]:
         for row in range(rows) if mask is None else np.flatnonzero(mask).tolist():
             made[row][key] = items[row]
     return made
+
+
+def nothing_said(rows: int) -> npt.NDArray[Any]:
+    """Return an empty dict a row, shape (rows,)."""
+    # The fastest of the ways to make many.
+    return np.fromiter(map(dict.copy, repeat({}, rows)), object, rows)
 
 
 def _items(values: Any) -> list[Any]:
