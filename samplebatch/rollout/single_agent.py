@@ -320,7 +320,7 @@ class Collector:
                 columns.append(choice.columns)
                 steps.append(step)
                 self._obs, self._infos = following(step)
-                if quota is not None:
+                if quota is not None and (_count(step[2]) or _count(step[3])):
                     ended += int(_count((step[2] | step[3]) & quota.running))
                     if ended == enough:
                         break

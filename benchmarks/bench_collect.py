@@ -1,0 +1,152 @@
+"""`collect.*`: from a vector of CartPoles to what a learner takes, in microseconds for 256 steps of all of them.
+
+Everybody steps the same environments. `bare` steps Gymnasium's own vector environment with the same policy and keeps
+nothing: what is above it is what collecting costs. RLlib's runner acts at random, which costs it least.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Row, Way, row
+
+TURNS = 256
+"""Steps of all environments that a call makes, or is converted to where it makes more or fewer."""
+EPISODES = 256
+
+
+def policy(obs: Any) -> Any:
+    """Push the cart to where the pole leans."""
+    return (obs[:, 2] > 0).astype(np.int64)
+
+
+def made(num_envs: int, mode: str) -> Any:
+    """Make Gymnasium's vector environment, which counts its steps."""
+    import gymnasium
+
+    class Counted(gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
+        turns = 0
+
+        def step(self, actions: Any) -> Any:
+            self.turns += 1
+            return super().step(actions)
+
+    return Counted([cartpole] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
+
+
+def cartpole() -> Any:
+    """Make one environment."""
+    import gymnasium
+
+    return gymnasium.make("CartPole-v1")
+
+
+def bare(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
+    """Step, and keep nothing."""
+    env = made(*data)
+    obs, _ = env.reset(seed=0)
+
+    def step_on() -> float:
+        nonlocal obs
+        began = perf_counter()
+        for _ in range(TURNS):
+            obs, *_ = env.step(policy(obs))
+        return perf_counter() - began
+
+    return step_on
+
+
+def ours(lib: Any, data: tuple[int, str], *, buffer: bool = False, episodes: int | None = None) -> Callable[[], float]:
+    """Collect with our collector."""
+    from samplebatch import Collector, VectorReplayBuffer
+
+    num_envs, _ = data
+    env = made(*data)
+    collector = Collector(policy, env, VectorReplayBuffer(20_000, num_envs) if buffer else None, seed=0)
+    wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
+
+    def collect() -> float:
+        before = env.turns
+        began = perf_counter()
+        collector.collect(**wanted)
+        return (perf_counter() - began) * TURNS / (env.turns - before)
+
+    return collect
+
+
+def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None) -> Callable[[], float]:
+    """Collect with Tianshou's collector, on its own vector environment and into its buffer, as it always does."""
+    from tianshou.algorithm.algorithm_base import Policy
+    from tianshou.data import Batch, Collector
+    from tianshou.env import DummyVectorEnv
+
+    class Push(Policy):  # type: ignore[misc]
+        def forward(self, batch: Any, state: Any = None, **_: Any) -> Any:
+            return Batch(act=policy(batch.obs))
+
+    num_envs, _ = data
+    spaces = cartpole()
+    push = Push(action_space=spaces.action_space, observation_space=spaces.observation_space)
+    collector = Collector(push, DummyVectorEnv([cartpole] * num_envs), lib.VectorReplayBuffer(20_000, num_envs))
+    collector.reset()
+    wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
+
+    def collect() -> float:
+        began = perf_counter()
+        stats = collector.collect(**wanted)
+        return (perf_counter() - began) * TURNS * num_envs / stats.n_collected_steps
+
+    return collect
+
+
+def rllib(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
+    """Collect with RLlib's environment runner."""
+    num_envs, _ = data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.rllib.algorithms.ppo import PPOConfig
+        from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=num_envs)
+        runner = SingleAgentEnvRunner(config=config)
+
+    def sample() -> float:
+        began = perf_counter()
+        episodes = runner.sample(num_timesteps=TURNS * num_envs, random_actions=True)
+        return (perf_counter() - began) * TURNS * num_envs / sum(map(len, episodes))
+
+    return sample
+
+
+def clocked(setup: Callable[..., Any], **given: Any) -> Way:
+    """Declare a way that measures itself, because calls do not all make equally many steps."""
+    return Way(partial(setup, **given), clocked=True)
+
+
+def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
+    """Declare the rows of so many environments."""
+    found = []
+    for mode in modes:
+        name = f"collect.cartpole{num_envs}" + (".same_step" if mode == "SameStep" else "")
+        data = partial(tuple[int, str], (num_envs, mode))
+        peers = {"tianshou": clocked(tianshou)}
+        found += [
+            row(f"{name}.steps", data, ours=clocked(ours), rllib=clocked(rllib), **peers, bare=clocked(bare),
+                view=None, bar=bar),
+            row(f"{name}.buffer", data, ours=clocked(ours, buffer=True), **peers, bare=clocked(bare), view=None,
+                bar=bar),
+            row(f"{name}.episodes", data, ours=clocked(ours, episodes=EPISODES),
+                tianshou=clocked(tianshou, episodes=EPISODES), bare=clocked(bare), view=None, bar=bar),
+        ]  # fmt: skip
+    return found
+
+
+ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep"), *rows_of(1, 2.5, "SameStep")]
