@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,34 +14,53 @@ from samplebatch import names
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.rollout.choices import Chooser, column_names
 from samplebatch.rollout.policy_state import put, taken
-from samplebatch.rollout.runs import Decision, Run, Waiting
 from samplebatch.rollout.spaces import Layout, Leaf
+from samplebatch.rollout.teams import Key, Team
 
 _MASK = "action_mask"
-_NONE: dict[str, Any] = {}
 
-Key = tuple[int, Any]
-"""What tells an agent from those of other environments: `env_id` and the agent's id."""
+Noise = bool | Callable[[Any, Any], Any]
+"""Whether a policy's `add_exploration_noise` is called; or what is called, on actions and batch, in its place."""
 
 
-class Asked(NamedTuple):
-    """An agent that is to act, and the run it acts in."""
+class Decided(NamedTuple):
+    """What n agents do.
 
-    run: Run
-    waiting: Waiting
+    Attributes
+    ----------
+    actions
+        The action of each, as the environment takes it.
+    kept
+        The action of each as its row has it, as the policy gave it; None if they are a column.
+    columns
+        What else its row has, such as the action's probability, by dotted name: arrays of shape (n, ...).
+    """
 
-    @property
-    def key(self) -> Key:
-        """What tells the agent from all others."""
-        return self.run.env_id, self.waiting.agent
+    actions: Sequence[Any]
+    kept: Sequence[Any] | None
+    columns: dict[str, Leaf]
+
+    def row(self, place: int) -> tuple[Any, dict[str, Any]]:
+        """Return the action of one agent, as its row has it, and the further columns."""
+        further = {name: column[place] for name, column in self.columns.items()}
+        action = further.pop(names.ACTIONS) if self.kept is None else self.kept[place]
+        return action, _tree(further) if further else further
 
 
 class Decider(ABC):
     """Decides for all agents of one policy."""
 
     @abstractmethod
-    def decide(self, asked: Sequence[Asked]) -> list[Decision]:
-        """Decide what each of the agents does."""
+    def decide(self, teams: Sequence[Team], seen: Leaf | None) -> Decided:
+        """Decide what each of the agents does.
+
+        Parameters
+        ----------
+        teams
+            The agents, one team after the other.
+        seen
+            Their observations, where these are numbers and lie together already.
+        """
 
     def forget(self, env_id: int) -> None:
         """Forget what agents of an environment carry, in which an episode begins."""
@@ -63,18 +83,23 @@ class RandomDecider(Decider):
         self._seeds = seeds
         self._spaces: dict[Key, Any] = {}
 
-    def decide(self, asked: Sequence[Asked]) -> list[Decision]:
+    def decide(self, teams: Sequence[Team], seen: Leaf | None) -> Decided:
         """Draw an action for each of the agents."""
-        actions = [_drawn(self._space(one), _mask(one.waiting)) for one in asked]
-        return [Decision(action, action, _NONE) for action in actions]
+        actions = []
+        for team in teams:
+            for place, key in enumerate(team.keys):
+                space = self._spaces.get(key)
+                if space is None:
+                    space = self._spaces[key] = self._space(team, team.agents[place])
+                mask = _mask(team.observations[place], team.infos[place])
+                # Spaces of one's own may know nothing of masks.
+                actions.append(space.sample() if mask is None else space.sample(mask))
+        return Decided(actions, actions, {})
 
-    def _space(self, one: Asked) -> Any:
-        space = self._spaces.get(one.key)
-        if space is None:
-            # A copy: agents may share the space, and the environment may draw from it too.
-            space = copy.deepcopy(one.run.environment.action_space(one.waiting.agent))
-            space.seed(seed_number(self._seeds[one.run.env_id].spawn(1)[0]))
-            self._spaces[one.key] = space
+    def _space(self, team: Team, agent: Any) -> Any:
+        # A copy: agents may share the space, and the environment may draw from it too.
+        space = copy.deepcopy(team.run.environment.action_space(agent))
+        space.seed(seed_number(self._seeds[team.run.env_id].spawn(1)[0]))
         return space
 
 
@@ -90,10 +115,13 @@ class PolicyDecider(Decider):
         Whatever `as_policy` takes.
     seed
         Seed of the draws, where the policy is a space.
+    exploration_noise
+        As for `Chooser`.
     """
 
-    def __init__(self, policy: Any, seed: np.random.SeedSequence) -> None:
+    def __init__(self, policy: Any, seed: np.random.SeedSequence, *, exploration_noise: Noise = False) -> None:
         self._policy = policy
+        self._noise = exploration_noise
         self._seed = seed
         self._states = _States()
         self._chooser: Chooser | None = None
@@ -102,47 +130,47 @@ class PolicyDecider(Decider):
         """Forget what agents of an environment carry, in which an episode begins."""
         self._states.forget(env_id)
 
-    def decide(self, asked: Sequence[Asked]) -> list[Decision]:
+    def decide(self, teams: Sequence[Team], seen: Leaf | None) -> Decided:
         """Ask the policy what the agents do."""
         chooser = self._chooser
         if chooser is None:
-            chooser = self._chooser = self._made(asked[0])
-        count = len(asked)
-        observations = _stacked([one.waiting.observation for one in asked], self._observations)
-        # Agents need not tell the same of themselves: an array of dicts.
-        infos: Any = np.empty(count, object)
-        infos[:] = [one.waiting.info or {} for one in asked]
-        keys = [one.key for one in asked]
-        state = self._states.of(keys, [one.waiting.begins for one in asked])
-        choice = chooser.choose(observations, infos, state, count)
+            chooser = self._chooser = self._made(teams[0])
+        if seen is None or not self._observations.plain:
+            observations = _stacked([value for team in teams for value in team.observations], self._observations)
+        else:
+            observations = [seen]
+        count = len(observations[0])
+        infos: Any = None
+        if chooser.takes_batch:
+            # Agents need not tell the same of themselves: an array of dicts.
+            infos = np.fromiter([info or {} for team in teams for info in team.infos], object, count)
+        choice = chooser.choose(observations, infos, self._states.of(teams, count), count)
         if choice.state is not None:
-            self._states.keep(keys, choice.state)
-        layout, columns = self._actions, choice.columns
-        kept = [columns[name] for name in self._action_names]
-        extras = [(name.split("."), column) for name, column in columns.items() if name not in self._known]
-        return [
-            Decision(
-                layout.nest([leaf[row] for leaf in choice.actions]),
-                layout.nest([leaf[row] for leaf in kept]),
-                _tree([(path, column[row]) for path, column in extras]),
-            )
-            for row in range(count)
-        ]
+            self._states.keep([key for team in teams for key in team.keys], choice.state)
+        layout, columns = self._actions, {n: c for n, c in choice.columns.items() if n not in self._seen_names}
+        if layout.plain:
+            return Decided(list(choice.actions[0]), None, columns)
+        leaves = [columns.pop(name) for name in self._action_names]
+        taken_apart = (choice.actions, leaves)
+        actions, own = ([layout.nest([leaf[row] for leaf in of]) for row in range(count)] for of in taken_apart)
+        return Decided(actions, own, columns)
 
-    def _made(self, first: Asked) -> Chooser:
-        environment, agent = first.run.environment, first.waiting.agent
+    def _made(self, first: Team) -> Chooser:
+        environment, agent = first.run.environment, first.agents[0]
         space_of = getattr(environment, "observation_space", None)
         if space_of is None:
             raise EnvironmentSpecError(
                 f"an environment must tell the observation space of an agent that a policy acts for, and {agent!r} has "
                 "none"
             )
-        self._observations = Layout(space_of(agent))
+        self._observations = observations = Layout(space_of(agent))
         action_space = environment.action_space(agent)
-        self._actions = Layout(action_space)
-        self._action_names = column_names(names.ACTIONS, self._actions)
-        self._known = {*self._action_names, *column_names(names.OBS, self._observations)}
-        return Chooser(self._policy, self._observations, self._actions, action_space, seed=self._seed)
+        self._actions = actions = Layout(action_space)
+        self._action_names = column_names(names.ACTIONS, actions)
+        self._seen_names = frozenset(column_names(names.OBS, observations))
+        return Chooser(
+            self._policy, observations, actions, action_space, seed=self._seed, exploration_noise=self._noise
+        )
 
 
 class _States:
@@ -151,18 +179,23 @@ class _States:
     def __init__(self) -> None:
         self._held: dict[Key, tuple[Any, int]] = {}
 
-    def of(self, keys: Sequence[Key], begins: Sequence[bool]) -> Any:
+    def of(self, teams: Sequence[Team], count: int) -> Any:
         """Return the state of the agents, zero for those that begin; None if that is all of them."""
+        held = self._held
+        if not held:
+            return None
         sources: dict[int, tuple[Any, list[int], list[int]]] = {}
-        for place, (key, begin) in enumerate(zip(keys, begins, strict=True)):
-            if not begin and key in self._held:
-                state, row = self._held[key]
+        asked = [pair for team in teams for pair in zip(team.keys, team.begins or repeat(False), strict=False)]
+        for place, (key, begins) in enumerate(asked):
+            found = None if begins else held.get(key)
+            if found is not None:
+                state, row = found
                 _, places, rows = sources.setdefault(id(state), (state, [], []))
                 places.append(place)
                 rows.append(row)
         joined: Any = None
         for state, places, rows in sources.values():
-            joined = put(joined, np.array(places), taken(state, np.array(rows)), len(keys))
+            joined = put(joined, np.array(places), taken(state, np.array(rows)), count)
         return joined
 
     def keep(self, keys: Sequence[Key], state: Any) -> None:
@@ -180,8 +213,7 @@ def seed_number(seeds: np.random.SeedSequence) -> int:
     return int(seeds.generate_state(1)[0])
 
 
-def _mask(waiting: Waiting) -> Any:
-    observation, info = waiting.observation, waiting.info
+def _mask(observation: Any, info: Any) -> Any:
     mask = observation.get(_MASK) if isinstance(observation, dict) else None
     if mask is None and isinstance(info, dict):
         mask = info.get(_MASK)
@@ -196,17 +228,13 @@ def _stacked(observations: Sequence[Any], layout: Layout) -> list[Leaf]:
     return [np.concatenate(parts) for parts in zip(*leaves, strict=True)]
 
 
-def _tree(leaves: Sequence[tuple[list[str], Any]]) -> dict[str, Any]:
-    """Nest values by their paths."""
+def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest values by their dotted names."""
     tree: dict[str, Any] = {}
-    for (*folders, name), value in leaves:
+    for path, value in values.items():
+        *folders, name = path.split(".")
         folder = tree
         for part in folders:
             folder = folder.setdefault(part, {})
         folder[name] = value
     return tree
-
-
-def _drawn(space: Any, mask: Any) -> Any:
-    # Spaces of one's own may know nothing of masks.
-    return space.sample() if mask is None else space.sample(mask)

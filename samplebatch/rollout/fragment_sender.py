@@ -38,7 +38,9 @@ class FragmentSender:
     Attributes
     ----------
     in_place, copied
-        Fragments that were made in slots, and others.
+        Fragments that went in the slots that they were made in, and others.
+    moved_nbytes
+        Bytes of the former that did not lie in their slot, and were copied into it.
     """
 
     def __init__(self, producer: Producer, line: Any) -> None:
@@ -46,7 +48,7 @@ class FragmentSender:
         self._line = line
         self._like: Fragment | None = None
         self._row_nbytes = 0.0
-        self.in_place = self.copied = 0
+        self.in_place = self.copied = self.moved_nbytes = 0
 
     def reserve(self, rows: int | Mapping[str, int]) -> Reservation | None:
         """Take a slot for so many rows, by policy if there are several; None if there can be none.
@@ -77,8 +79,8 @@ class FragmentSender:
             The slot that columns of it may lie in; it is used up.
         """
         steps = fragment.env_steps()
-        if slot is not None and self._fits(fragment):
-            _fill(slot, fragment)
+        if slot is not None and self._fits(fragment, slot):
+            self.moved_nbytes += _fill(slot, fragment)
             self.in_place += 1
         else:
             if slot is not None:
@@ -104,13 +106,16 @@ class FragmentSender:
         batches = like.as_multi_agent().policy_batches.values()
         self._like = None if any(map(_has_nested_objects, batches)) else like
 
-    def _fits(self, fragment: Fragment) -> bool:
-        """Tell whether a fragment has the columns of the slots that are handed out."""
+    def _fits(self, fragment: Fragment, slot: Reservation) -> bool:
+        """Tell whether a fragment has the columns of a slot, and no more rows."""
         like = self._like
         if type(fragment) is not type(like) or like is None:
             return False
         own, others = fragment.as_multi_agent().policy_batches, like.as_multi_agent().policy_batches
-        return own.keys() == others.keys() and all(_alike(own[policy], others[policy]) for policy in own)
+        rooms = slot.rows if isinstance(fragment, MultiAgentBatch) else dict.fromkeys(own, slot.rows)
+        return own.keys() == others.keys() and all(
+            steps.count <= rooms[policy] and _alike(steps, others[policy]) for policy, steps in own.items()
+        )
 
 
 def _has_nested_objects(steps: SampleBatch) -> bool:
@@ -118,7 +123,7 @@ def _has_nested_objects(steps: SampleBatch) -> bool:
 
 
 def _alike(steps: SampleBatch, like: SampleBatch) -> bool:
-    if set(steps.column_names) != set(like.column_names):
+    if set(steps.column_names) != set(like.column_names) or steps._nested != like._nested:
         return False
     for name in like.column_names:
         column, other = steps.column(name), like.column(name)
@@ -129,24 +134,27 @@ def _alike(steps: SampleBatch, like: SampleBatch) -> bool:
     return True
 
 
-def _fill(slot: Reservation, fragment: Fragment) -> None:
-    """Copy the columns into a slot that do not lie there yet, and send it."""
+def _fill(slot: Reservation, fragment: Fragment) -> int:
+    """Copy the columns into a slot that do not lie there yet, and send it; return how many bytes these were."""
+    nbytes = 0
     if isinstance(fragment, MultiAgentBatch):
         extra: dict[str, Any] = {}
         rows: Any = {}
         for policy, steps in fragment.policy_batches.items():
             rows[policy] = steps.count
-            extra[policy] = _fill_columns(slot[policy], steps)
+            extra[policy], own = _fill_columns(slot[policy], steps)
+            nbytes += own
         slot.commit(rows, env_steps=fragment.count, extra=extra if any(extra.values()) else None)
     else:
-        extra = _fill_columns(slot, fragment)
+        extra, nbytes = _fill_columns(slot, fragment)
         slot.commit(fragment.count, extra=extra or None)
+    return nbytes
 
 
-def _fill_columns(columns: Any, steps: SampleBatch) -> dict[str, Any]:
-    """Copy columns into their places, and return those that have none."""
+def _fill_columns(columns: Any, steps: SampleBatch) -> tuple[dict[str, Any], int]:
+    """Copy columns into their places; return those that have none, and how many bytes were copied."""
     extra: dict[str, Any] = {}
-    places = set(columns)
+    places, nbytes = set(columns), 0
     for name in steps.column_names:
         if name not in places:
             extra[name] = steps[name]
@@ -154,4 +162,5 @@ def _fill_columns(columns: Any, steps: SampleBatch) -> dict[str, Any]:
         values, place = np.asarray(steps.column(name).values), columns[name][: steps.count]
         if values.ctypes.data != place.ctypes.data:
             place[...] = values
-    return extra
+            nbytes += values.nbytes
+    return extra, nbytes

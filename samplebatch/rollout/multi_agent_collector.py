@@ -9,17 +9,19 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder, PolicyMapping
-from samplebatch.errors import PolicyNotFoundError, near_names
+from samplebatch.batch.multi_agent_builder import PolicyMapping
+from samplebatch.errors import PolicyNotFoundError, PolicySpecError, near_names
 from samplebatch.rollout.agents import policy_by_kind
-from samplebatch.rollout.deciding import Asked, Decider, Key, PolicyDecider, RandomDecider, seed_number
+from samplebatch.rollout.deciding import Decider, Noise, PolicyDecider, RandomDecider, seed_number
 from samplebatch.rollout.environments import make_environment
+from samplebatch.rollout.fragment_rows import FragmentRows
+from samplebatch.rollout.places import Forecast
 from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.runs import Decision, Run, run_of
+from samplebatch.rollout.runs import Run, run_of
+from samplebatch.rollout.teams import Key, Team
 
-_DTYPES = {names.REWARDS: np.float64, names.TERMINATEDS: np.bool_, names.TRUNCATEDS: np.bool_}
-"""Fixed, so that a reward of 0 in one fragment and 0.5 in the next can be joined."""
 _RANDOM = "random"
+_NO_ROWS = FragmentRows(Forecast(None, {}, {}))
 
 
 class MultiAgentCollector:
@@ -55,6 +57,10 @@ class MultiAgentCollector:
         `policy_by_kind`).
     envs
         How many environments to make, where a name or a function is given.
+    exploration_noise
+        Whether a policy's `add_exploration_noise` is called on what it decided; or what is called, on actions and
+        batch, in its place; or one of these by policy id, where those that are not named get no noise. Policies that
+        are `"random"` get none in any case.
     seed
         Seed of environments and actions; the same seed gives the same data, `eps_id` aside. What happens in the
         environment of one `env_id` does not depend on how many others there are, as long as policies see to it.
@@ -69,6 +75,10 @@ class MultiAgentCollector:
     ------
     EnvironmentSpecError
         If there is no such environment, or it is none of several agents.
+    PolicyNotFoundError
+        If `exploration_noise` names a policy that `policies` lacks.
+    PolicySpecError
+        If `exploration_noise` names a policy that is `"random"`.
     ValueError
         If `envs` is not positive.
 
@@ -91,6 +101,7 @@ class MultiAgentCollector:
         policies: Mapping[str, Any] | Any = _RANDOM,
         policy_mapping: PolicyMapping | None = None,
         envs: int = 1,
+        exploration_noise: Noise | Mapping[str, Noise] = False,
         seed: int | np.random.SeedSequence | None = None,
         hooks: Sequence[Hook] = (),
         first_unroll_id: int = 0,
@@ -100,16 +111,22 @@ class MultiAgentCollector:
         made = _made(environment, envs)
         self._policy_seeds, random_seeds, environment_seeds = (_child(seeds, place) for place in range(3))
         numbers = range(first_env_id, first_env_id + len(made))
+        self._mapping = policy_by_kind(made[0]) if policy_mapping is None else policy_mapping
         self._runs = [
-            run_of(one, number, seed_number(_child(environment_seeds, number)))
+            run_of(one, number, seed_number(_child(environment_seeds, number)), self._mapped)
             for one, number in zip(made, numbers, strict=True)
         ]
+        self._all_together = all(run.together for run in self._runs)
         self._random = RandomDecider({number: _child(random_seeds, number) for number in numbers})
         self._policies = policies
-        self._mapping = policy_by_kind(made[0]) if policy_mapping is None else policy_mapping
-        self._policy_of: dict[Key, str] = {}
+        self._noise = _noise_by_policy(exploration_noise, policies)
         self._deciders: dict[str, Decider] = {}
-        self._builder = MultiAgentBatchBuilder(self._policy_of, dtypes=_DTYPES)
+        self._is_open = False
+        self._rows = _NO_ROWS
+        self._ranks: dict[int, int] = {}
+        self._last: dict[str, dict[Key, int]] = {}
+        self._written = dict.fromkeys(numbers, 0)
+        self._last_written: dict[int, int] = {}
         self._hooks = tuple(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
@@ -157,23 +174,64 @@ class MultiAgentCollector:
         given = [number for number in (env_steps, episodes) if number is not None]
         if len(given) != 1 or given[0] < 1:
             raise ValueError(f"one of env_steps and episodes must be given, at least 1, got {env_steps} and {episodes}")
-        if env_steps is not None:
-            self._collect_steps(env_steps)
-        else:
-            self._collect_episodes(given[0])
-        batch = self._builder.build_and_reset()
-        for steps in batch.policy_batches.values():
-            steps[names.UNROLL_ID] = np.full(len(steps), self._unroll_id)
-        self._unroll_id += 1
+        if not self._is_open:
+            self._rows = self._opened(Forecast(self._shares(env_steps), self._last, self._last_written))
+            self._is_open = True
+            for run in self._runs:
+                for team in run.teams:
+                    team.owner = None
+        try:
+            self._ranks = {run.env_id: rank for rank, run in enumerate(self._runs)}
+            if env_steps is not None:
+                self._collect_steps(env_steps)
+            else:
+                self._collect_episodes(given[0])
+        finally:
+            for run in self._runs:
+                run.keep()
+        batch = self._batch(by_environment=env_steps is None)
         if not self._hooks:
             return batch
         agents = {(run.env_id, index): agent for run in self._runs for index, agent in enumerate(run.agents)}
         return postprocess(batch, self._hooks, agents=agents)
 
+    def _opened(self, forecast: Forecast) -> FragmentRows:
+        """Begin a batch."""
+        return FragmentRows(forecast)
+
+    def _stamps(self) -> dict[str, int]:
+        """Return what is the same in all rows of the batch."""
+        return {names.UNROLL_ID: self._unroll_id}
+
+    def _batch(self, *, by_environment: bool) -> MultiAgentBatch:
+        """Make a batch of what is written down; agents in the order in which they acted, or by environment."""
+        rows, written = self._rows, self._written
+        for run in self._runs:
+            # Those of an environment that raised, and was not stepped since.
+            written[run.env_id] += run.written
+            run.written = 0
+        self._is_open, self._rows, self._written = False, _NO_ROWS, dict.fromkeys(written, 0)
+        self._last, self._last_written = rows.counts(), written
+        batch = MultiAgentBatch(
+            rows.build(self._stamps(), self._ranks if by_environment else None), sum(written.values())
+        )
+        self._unroll_id += 1
+        return batch
+
+    def _shares(self, env_steps: int | None) -> dict[int, int] | None:
+        """Share steps out to the environments, which take turns; None if it is not known how many there are."""
+        if env_steps is None:
+            return None
+        count = len(self._runs)
+        return {
+            run.env_id: (env_steps + count - 1 - (place - self._next) % count) // count
+            for place, run in enumerate(self._runs)
+        }
+
     def _collect_steps(self, env_steps: int) -> None:
         runs = self._runs
         left = env_steps - self._deliver(runs, env_steps)
-        while left:
+        while left > 0:
             count = min(left, len(runs))
             chosen = [runs[(self._next + i) % len(runs)] for i in range(count)]
             self._next = (self._next + count) % len(runs)
@@ -187,6 +245,7 @@ class MultiAgentCollector:
         # Those under way began first.
         chosen = sorted(self._runs, key=lambda run: not run.in_episode)[:episodes]
         begun = len(chosen)
+        self._ranks = {run.env_id: rank for rank, run in enumerate(chosen)}
         for run in chosen:
             if not run.in_episode:
                 self._begin(run)
@@ -207,31 +266,54 @@ class MultiAgentCollector:
 
     def _step(self, runs: Sequence[Run]) -> None:
         """Let all agents of some runs act that are to."""
-        by_policy: dict[str, list[Asked]] = {}
+        self._place(runs)
+        groups: dict[str, list[Team]] = {}
         for run in runs:
-            for waiting in run.waiting:
-                asked = Asked(run, waiting)
-                policy_id = self._policy_of.get(asked.key)
-                if policy_id is None:
-                    policy_id = self._policy_of[asked.key] = self._mapped(waiting.agent)
-                by_policy.setdefault(policy_id, []).append(asked)
-        decisions: dict[int, dict[Any, Decision]] = {run.env_id: {} for run in runs}
-        for policy_id, group in by_policy.items():
-            decider = self._deciders.get(policy_id) or self._decider(policy_id)
-            for asked, decision in zip(group, decider.decide(group), strict=True):
-                decisions[asked.run.env_id][asked.waiting.agent] = decision
+            for team in run.teams:
+                group = groups.get(team.policy_id)
+                if group is None:
+                    groups[team.policy_id] = [team]
+                else:
+                    group.append(team)
+        for policy_id, teams in groups.items():
+            self._decide(policy_id, teams)
         for run in runs:
-            run.act(decisions[run.env_id])
+            run.act()
+
+    def _place(self, runs: Sequence[Run]) -> None:
+        """Find rows for those who act together and have none yet."""
+        new = [team for run in runs if run.together for team in run.teams if team.owner is None]
+        if new:
+            self._rows.place(sorted(new, key=lambda team: self._ranks[team.run.env_id]))
+
+    def _decide(self, policy_id: str, teams: list[Team]) -> None:
+        """Let the agents of one policy decide, and write down what they see and do if they act together."""
+        together = teams
+        if not self._all_together:
+            together = [team for team in teams if team.run.together]
+            teams = [*together, *(team for team in teams if not team.run.together)]
+        seen = self._rows.of(policy_id).begin(together) if together else None
+        decider = self._deciders.get(policy_id) or self._decider(policy_id)
+        decided = decider.decide(teams, seen if len(together) == len(teams) else None)
+        at, actions = 0, decided.actions
+        for team in teams:
+            team.decided, team.at = decided, at
+            at += len(team.agents)
+            team.actions = actions[team.at : at]
+        if together:
+            self._rows.of(policy_id).decided(decided)
 
     def _deliver(self, runs: Sequence[Run], most: int | None = None) -> int:
-        """Add steps that are whole to the batch, and return how many these were."""
-        builder, delivered = self._builder, 0
+        """Count the steps that were written down, write down those that are whole by now, and return how many."""
+        delivered = 0
         for run in runs:
-            while run.whole and delivered != most:
-                for agent, row in run.whole.popleft():
-                    builder.add_values((run.env_id, agent), **row)
-                builder.end_env_step()
-                delivered += 1
+            steps, run.written = run.written, 0
+            while run.whole and delivered + steps != most:
+                team, row = run.whole.popleft()
+                self._rows.of(team.policy_id).add(team.keys[0], row)
+                steps += 1
+            self._written[run.env_id] += steps
+            delivered += steps
         return delivered
 
     def _mapped(self, agent: Any) -> str:
@@ -253,7 +335,8 @@ class MultiAgentCollector:
         if isinstance(policy, str) and policy == _RANDOM:
             made: Decider = self._random
         else:
-            made = PolicyDecider(policy, _child(self._policy_seeds, *policy_id.encode()))
+            noise = self._noise.get(policy_id, False) if isinstance(self._noise, Mapping) else self._noise
+            made = PolicyDecider(policy, _child(self._policy_seeds, *policy_id.encode()), exploration_noise=noise)
         self._deciders[policy_id] = made
         return made
 
@@ -266,6 +349,20 @@ def _made(environment: Any, envs: int) -> list[Any]:
     if isinstance(environment, (str, type)) or not hasattr(environment, "step"):
         return [make_environment(environment) for _ in range(envs)]
     return [environment]
+
+
+def _noise_by_policy(noise: Noise | Mapping[str, Noise], policies: Any) -> Noise | Mapping[str, Noise]:
+    """Check that all policies that are to explore are there, and are none that act at random."""
+    if isinstance(noise, Mapping):
+        for policy_id, wanted in noise.items():
+            if isinstance(policies, Mapping) and policy_id not in policies:
+                raise PolicyNotFoundError(
+                    f"exploration_noise must name policies, got {policy_id!r}; {near_names(policy_id, policies)}"
+                )
+            policy = policies[policy_id] if isinstance(policies, Mapping) else policies
+            if wanted and isinstance(policy, str) and policy == _RANDOM:
+                raise PolicySpecError(f"policy {policy_id!r} must decide by itself to explore, and acts at random")
+    return noise
 
 
 def _child(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequence:

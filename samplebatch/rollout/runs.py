@@ -1,7 +1,8 @@
 """Runs: one multi-agent environment each, its episode under way, and the steps that are whole.
 
-A step is whole once every agent that acted in it has seen what came of it. Where agents act together that is at once;
-where they take turns, an agent sees it at its next turn. Steps are handed out whole and in order.
+A step is whole once every agent that acted in it has seen what came of it. Where agents act together that is at once,
+and it is written down at once; where they take turns, an agent sees it at its next turn, and until then its row is kept
+here. Steps are handed out whole and in order.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from samplebatch.errors import EnvironmentSpecError
 from samplebatch.rollout.agents import agent_positions
 from samplebatch.rollout.environments import AECEnvironment, ParallelEnvironment, environment_kind
 from samplebatch.rollout.episode_ends import EPS_DONE
+from samplebatch.rollout.teams import Outcome, Team
 
 Row = dict[str, Any]
 """What one agent saw and did in one step, by column."""
@@ -26,26 +28,7 @@ Row = dict[str, Any]
 _OPEN: Any = object()
 """Stands in a row for what the agent has not seen yet."""
 
-
-class Waiting(NamedTuple):
-    """An agent that is to act."""
-
-    agent: Any
-    observation: Any
-    info: Any
-    begins: bool
-    """Whether it has not acted yet, since the episode began or it came back to life."""
-
-
-class Decision(NamedTuple):
-    """What an agent does."""
-
-    action: Any
-    """The action as the environment takes it."""
-    kept: Any
-    """The action as the row has it: as the policy gave it."""
-    extras: dict[str, Any]
-    """Further columns, such as the action's probability."""
+_NOTHING: dict[str, Any] = {}
 
 
 class Run(ABC):
@@ -59,24 +42,34 @@ class Run(ABC):
         Its number, which its rows carry.
     seed
         Seed of its first reset. Its generator then runs on, so that no two episodes are alike.
+    policy_of
+        The policy that acts for an agent.
 
     Attributes
     ----------
-    waiting
-        The agents that are to act; none unless an episode is under way.
+    teams
+        The agents that are to act, by policy; none unless an episode is under way.
     whole
-        The steps that are whole, in order: the row of every agent that acted in them.
+        The rows that are whole and not written down, in order, with their agents' teams.
+    written
+        Steps that were written down since somebody set it to zero.
+    eps_id, t
+        The episode, and the environment steps since it began.
     """
 
-    def __init__(self, environment: Any, env_id: int, seed: int) -> None:
+    together: bool
+    """Whether agents act together, rather than take turns."""
+
+    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> None:
         self.environment = environment
         self.env_id = env_id
-        self.waiting: list[Waiting] = []
-        self.whole: deque[list[tuple[Any, Row]]] = deque()
+        self.teams: list[Team] = []
+        self.whole: deque[tuple[Team, Row]] = deque()
+        self.written = self.eps_id = self.t = 0
         self._seed: int | None = seed
         self._positions = agent_positions(environment)
-        self._eps_id = 0
-        self._t = 0
+        self._policy_of = policy_of
+        self._policies: dict[Any, str] = {}
 
     @property
     def agents(self) -> list[Any]:
@@ -86,7 +79,7 @@ class Run(ABC):
     @property
     def in_episode(self) -> bool:
         """Whether an episode is under way."""
-        return bool(self.waiting)
+        return bool(self.teams)
 
     def begin(self) -> None:
         """Begin an episode.
@@ -97,24 +90,29 @@ class Run(ABC):
             If there is nobody to act in it.
         """
         seed, self._seed = self._seed, None
-        self._eps_id = secrets.randbits(63)
-        self._t = 0
+        self.eps_id = secrets.randbits(63)
+        self.t = 0
         self._reset(seed)
-        if not self.waiting:
+        if not self.teams:
             raise EnvironmentSpecError("an environment must have agents after reset, and it has none")
 
     def abandon(self) -> None:
         """Forget the episode that is under way, and what no batch has of it."""
-        self.waiting = []
+        self.teams = []
         self.whole.clear()
+
+    def keep(self) -> None:
+        """Copy the last observations, which the environment may write over."""
+        for team in self.teams:
+            team.observations = list(map(kept, team.observations))
 
     @abstractmethod
     def _reset(self, seed: int | None) -> None:
         """Reset the environment, and find out who is to act."""
 
     @abstractmethod
-    def act(self, decisions: Mapping[Any, Decision]) -> None:
-        """Let every agent that is waiting act.
+    def act(self) -> None:
+        """Let every team act.
 
         Raises
         ------
@@ -122,74 +120,91 @@ class Run(ABC):
             If the environment does not keep to its interface; names the agent.
         """
 
-    def _row(self, waiting: Waiting, decision: Decision) -> Row:
-        """Begin an agent's row."""
-        position = self._positions.setdefault(waiting.agent, len(self._positions))
-        return {
-            names.OBS: waiting.observation,
-            names.NEXT_OBS: _OPEN,
-            names.ACTIONS: decision.kept,
-            names.REWARDS: _OPEN,
-            names.TERMINATEDS: _OPEN,
-            names.TRUNCATEDS: _OPEN,
-            names.INFOS: _OPEN,
-            **decision.extras,
-            names.EPS_ID: self._eps_id,
-            names.ENV_ID: self.env_id,
-            names.AGENT_INDEX: position,
-            names.T: self._t,
-            EPS_DONE: False,
-        }
+    def _teams(
+        self,
+        agents: Iterable[Any],
+        observations: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+        going_on: Collection[Any],
+    ) -> list[Team]:
+        """Put agents together whose policy is the same; who is not going on begins."""
+        policies, positions = self._policies, self._positions
+        by_policy: dict[str, list[Any]] = {}
+        for agent in agents:
+            policy_id = policies.get(agent)
+            if policy_id is None:
+                policy_id = policies[agent] = self._policy_of(agent)
+                positions.setdefault(agent, len(positions))
+            by_policy.setdefault(policy_id, []).append(agent)
+        teams = []
+        for policy_id, own in by_policy.items():
+            team = Team(self, policy_id, own, [positions[agent] for agent in own])
+            team.observations = [observations[agent] for agent in own]
+            team.infos = [infos.get(agent, {}) for agent in own]
+            begins = [agent not in going_on for agent in own]
+            team.begins = begins if any(begins) else None
+            teams.append(team)
+        return teams
 
 
 class ParallelRun(Run):
     """A run of an environment whose agents act together."""
 
     environment: ParallelEnvironment
+    together = True
+    _agents: Sequence[Any] = ()
 
     def _reset(self, seed: int | None) -> None:
         observations, infos = self.environment.reset(seed=seed)
-        self._wait(self.environment.agents, observations, infos, ())
+        self._wait(list(self.environment.agents), observations, infos, ())
 
     def _wait(
-        self,
-        agents: Iterable[Any],
-        observations: Mapping[Any, Any],
-        infos: Mapping[Any, Any],
-        going_on: Collection[Any],
+        self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]
     ) -> None:
-        agents = list(agents)
         _check("an observation", observations, agents)
-        self.waiting = [
-            Waiting(agent, _kept(observations[agent]), infos.get(agent, {}), agent not in going_on) for agent in agents
-        ]
+        self._agents = agents
+        self.teams = self._teams(agents, observations, infos, going_on)
 
-    def act(self, decisions: Mapping[Any, Decision]) -> None:
-        """Let every agent act at once."""
-        environment, waiting = self.environment, self.waiting
-        agents = [waits.agent for waits in waiting]
-        actions = {agent: decisions[agent].action for agent in agents}
+    def act(self) -> None:
+        """Let every team act at once, and write down what came of it."""
+        environment, agents, teams = self.environment, self._agents, self.teams
+        if len(teams) == 1:
+            actions = dict(zip(agents, teams[0].actions, strict=True))
+        else:
+            decided = {agent: action for team in teams for agent, action in zip(team.agents, team.actions, strict=True)}
+            # The environment may look at them in its order.
+            actions = {agent: decided[agent] for agent in agents}
         observations, rewards, terminations, truncations, infos = environment.step(actions)
-        _check("an observation", observations, agents)
-        _check("a reward", rewards, agents)
-        _check("a termination flag", terminations, agents)
-        _check("a truncation flag", truncations, agents)
-        rows = []
-        staying = environment.agents
-        going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
-        ended = not staying or (not going_on and set(staying) <= set(agents))
-        for agent, waits in zip(agents, waiting, strict=True):
-            row = self._row(waits, decisions[agent])
-            row[names.NEXT_OBS] = _kept(observations[agent])
-            row[names.REWARDS] = rewards[agent]
-            row[names.TERMINATEDS] = bool(terminations[agent])
-            row[names.TRUNCATEDS] = bool(truncations[agent])
-            row[names.INFOS] = infos.get(agent, {})
-            row[EPS_DONE] = ended
-            rows.append((agent, row))
-        self.whole.append(rows)
-        self._t += 1
-        self._wait(() if ended else staying, observations, infos, going_on)
+        try:
+            ended = any(terminations[agent] or truncations[agent] for agent in agents)
+            seen = [[observations[agent] for agent in team.agents] for team in teams]
+            paid = [[rewards[agent] for agent in team.agents] for team in teams]
+        except KeyError:
+            _check("an observation", observations, agents)
+            _check("a reward", rewards, agents)
+            _check("a termination flag", terminations, agents)
+            _check("a truncation flag", truncations, agents)
+            raise
+        said = [[infos.get(agent, _NOTHING) for agent in team.agents] for team in teams]
+        staying = list(environment.agents)
+        goes_on = not ended and staying == agents
+        over = False
+        if not goes_on:
+            going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
+            over = not staying or (not going_on and set(staying) <= set(agents))
+        for team, own, pay, infos_of in zip(teams, seen, paid, said, strict=True):
+            gone, cut = (
+                [bool(flags[agent]) for agent in team.agents] if ended else None
+                for flags in (terminations, truncations)
+            )
+            team.owner.finish(team, Outcome(own, pay, gone, cut, infos_of, over))
+        self.t += 1
+        self.written += 1
+        if goes_on:
+            for team, own, infos_of in zip(teams, seen, said, strict=True):
+                team.observations, team.infos, team.begins = own, infos_of, None
+        else:
+            self._wait([] if over else staying, observations, infos, going_on)
 
 
 class AECRun(Run):
@@ -201,10 +216,11 @@ class AECRun(Run):
     """
 
     environment: AECEnvironment
+    together = False
 
-    def __init__(self, environment: AECEnvironment, env_id: int, seed: int) -> None:
-        super().__init__(environment, env_id, seed)
-        self._steps: deque[tuple[Any, Row]] = deque()
+    def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> None:
+        super().__init__(environment, env_id, seed, policy_of)
+        self._steps: deque[tuple[Team, Row]] = deque()
         self._open: dict[Any, Row] = {}
         self._early: dict[Any, Any] = {}
 
@@ -219,22 +235,37 @@ class AECRun(Run):
         self.environment.reset(seed=seed)
         self._go_on()
 
-    def act(self, decisions: Mapping[Any, Decision]) -> None:
+    def act(self) -> None:
         """Let the agent act whose turn it is."""
-        (waits,) = self.waiting
-        decision = decisions[waits.agent]
-        row = self._row(waits, decision)
-        self.environment.step(decision.action)
-        self._open[waits.agent] = row
-        self._steps.append((waits.agent, row))
-        self._t += 1
+        (team,) = self.teams
+        (agent,) = team.agents
+        action, further = team.decided.row(team.at)
+        row = {
+            names.OBS: team.observations[0],
+            names.NEXT_OBS: _OPEN,
+            names.ACTIONS: action,
+            names.REWARDS: _OPEN,
+            names.TERMINATEDS: _OPEN,
+            names.TRUNCATEDS: _OPEN,
+            names.INFOS: _OPEN,
+            **further,
+            names.EPS_ID: self.eps_id,
+            names.ENV_ID: self.env_id,
+            names.AGENT_INDEX: team.indices[0],
+            names.T: self.t,
+            EPS_DONE: False,
+        }
+        self.environment.step(team.actions[0])
+        self._open[agent] = row
+        self._steps.append((team, row))
+        self.t += 1
         self._go_on()
 
     def _go_on(self) -> None:
         """Take the dead out, and find out whose turn it is."""
         environment = self.environment
-        self.waiting = []
-        while environment.agents and not self.waiting:
+        self.teams = []
+        while environment.agents and not self.teams:
             agent = environment.agent_selection
             observation, reward, terminated, truncated, info = environment.last()
             if observation is None:
@@ -242,25 +273,25 @@ class AECRun(Run):
                     f"an environment must give an observation for every agent whose turn it is, and gave none for "
                     f"{agent!r}"
                 )
-            observation = _kept(observation)
+            observation = kept(observation)
             begins = not self._close(agent, observation, reward, bool(terminated), bool(truncated), info)
             if not (terminated or truncated):
-                self.waiting = [Waiting(agent, observation, info, begins)]
+                self.teams = self._teams([agent], {agent: observation}, {agent: info}, () if begins else (agent,))
                 break
             environment.step(None)
             if agent in environment.agents:
                 raise EnvironmentSpecError(
                     f"an environment must take a dead agent out when it is stepped with None, and kept {agent!r}"
                 )
-        if not self.waiting and self._open:
+        if not self.teams and self._open:
             raise EnvironmentSpecError(
                 "an environment must let every agent that acted see what came of it before the episode ends, and did "
                 f"not let {next(iter(self._open))!r}"
             )
-        if not self.waiting and self._steps:
+        if not self.teams and self._steps:
             self._steps[-1][1][EPS_DONE] = True
         while self._steps and self._steps[0][1][names.NEXT_OBS] is not _OPEN:
-            self.whole.append([self._steps.popleft()])
+            self.whole.append(self._steps.popleft())
 
     def _close(self, agent: Any, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> bool:
         """Complete the row of an agent's last action; if there is none, say so, and keep the reward for the first."""
@@ -276,7 +307,7 @@ class AECRun(Run):
         return True
 
 
-def run_of(environment: Any, env_id: int, seed: int) -> Run:
+def run_of(environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> Run:
     """Make the run of an environment.
 
     Raises
@@ -286,23 +317,23 @@ def run_of(environment: Any, env_id: int, seed: int) -> Run:
     """
     kind = environment_kind(environment)
     if kind == "parallel":
-        return ParallelRun(environment, env_id, seed)
+        return ParallelRun(environment, env_id, seed, policy_of)
     if kind == "aec":
-        return AECRun(environment, env_id, seed)
+        return AECRun(environment, env_id, seed, policy_of)
     raise EnvironmentSpecError(
         f"an environment of several agents must have one of PettingZoo's interfaces, got a "
         f"{type(environment).__name__}, which Collector steps"
     )
 
 
-def _kept(value: Any) -> Any:
+def kept(value: Any) -> Any:
     """Copy observations that the environment may overwrite in its next step."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {key: _kept(item) for key, item in value.items()}
+        return {key: kept(item) for key, item in value.items()}
     if type(value) is tuple or type(value) is list:
-        return type(value)(_kept(item) for item in value)
+        return type(value)(kept(item) for item in value)
     return value
 
 

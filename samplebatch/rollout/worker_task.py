@@ -20,10 +20,10 @@ from samplebatch.rollout.deciding import seed_number
 from samplebatch.rollout.environments import Environment, environment_kind, make_environment
 from samplebatch.rollout.episode_ends import run_starts
 from samplebatch.rollout.policy_source import load_weights, made_policy
-from samplebatch.rollout.postprocessing import TrajectoryColumns, postprocess
+from samplebatch.rollout.postprocessing import postprocess
 from samplebatch.rollout.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.run_summary import WEIGHTS_VERSION
-from samplebatch.rollout.slot_builder import Reserve, SlotMultiAgentCollector
+from samplebatch.rollout.slot_multi_agent import Reserve, SlotMultiAgentCollector
 from samplebatch.rollout.slot_steps import SlotCollector
 from samplebatch.rollout.vector_environments import Environments, as_environments
 from samplebatch.rollout.worker_plan import Plan, seeds_at
@@ -198,13 +198,12 @@ class MultiAgentTask(Task):
             self._policy = {policy: made_policy(one, *_spaces(first, mapping, policy)) for policy, one in given.items()}
         else:
             self._policy = made_policy(given, *_spaces(first, mapping, None))
-        self._stamp = _Stamp()
         self._collector = SlotMultiAgentCollector(
             [_Counted(environment, made) for environment in environments],
             policies=self._policy,
             policy_mapping=mapping,
             seed=plan.seed,
-            hooks=(self._stamp, *plan.hooks) if plan.hooks else (),
+            hooks=plan.hooks,
             first_unroll_id=plan.first_unroll_id,
             first_env_id=plan.index * plan.envs,
         )
@@ -214,8 +213,8 @@ class MultiAgentTask(Task):
         """Make the next fragment; see `Task.next`."""
         if self._steps_left == 0 or self._episodes_left == 0:
             return None
-        self._stamp.version = self._version
-        self._collector.builder.reserve = reserve
+        self._collector.weights_version = self._version
+        self._collector.reserve = reserve
         if self._episodes_left is not None:
             episodes = min(self._episodes_left, self._plan.envs)
             batch = self._collector.collect(episodes=episodes)
@@ -225,10 +224,7 @@ class MultiAgentTask(Task):
             batch = self._collector.collect(length if self._steps_left is None else min(length, self._steps_left))
             if self._steps_left is not None:
                 self._steps_left -= batch.count
-        if not self._plan.hooks:
-            for policy, steps in batch.policy_batches.items():
-                steps[WEIGHTS_VERSION] = self._stamp.columns(policy, steps)[WEIGHTS_VERSION]
-        return Fragment(batch, self._collector.builder.slot)
+        return Fragment(batch, self._collector.slot)
 
     def close(self) -> None:
         """Close the environments."""
@@ -260,16 +256,6 @@ def task_of(plan: Plan, made: Made) -> Task:
         with contextlib.suppress(Exception):
             first.close()
         raise
-
-
-class _Stamp(TrajectoryColumns):
-    """Notes the version of the weights with every step, before other hooks."""
-
-    version = 0
-
-    def columns(self, policy_id: str, steps: SampleBatch, last: Any = None) -> Mapping[str, npt.NDArray[np.int64]]:
-        """Make the column."""
-        return {WEIGHTS_VERSION: np.full(steps.count, self.version, np.int64)}
 
 
 class _Counted:

@@ -1,0 +1,410 @@
+"""PlacedRows: the rows of a policy's agents, written where they stay.
+
+The columns lie in a slot that the fragment will be sent from, or else in memory of their own. Every value is written
+once, to the row where it belongs, as soon as it is there: observations before the policy is asked, what it decides
+before the environment is stepped, the rest after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names, unflatten
+from samplebatch.column import memory
+from samplebatch.column.casting import cast_exactly
+from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.rollout.deciding import Decided
+from samplebatch.rollout.episode_ends import EPS_DONE
+from samplebatch.rollout.places import Place, Places
+from samplebatch.rollout.spaces import Leaf
+from samplebatch.rollout.teams import Acted, Key, Outcome, Team
+
+DTYPES = {names.REWARDS: np.dtype(np.float64), names.TERMINATEDS: np.dtype(bool), names.TRUNCATEDS: np.dtype(bool)}
+"""Fixed, so that a reward of 0 in one fragment and 0.5 in the next can be joined."""
+
+_FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.INFOS)
+_LAST = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, EPS_DONE)
+_FLAGS = (names.TERMINATEDS, names.TRUNCATEDS, EPS_DONE)
+_INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
+_NUMBERS = frozenset("?bBhHiIlLqQefdFD")
+_PYTHON: dict[np.dtype[Any], type] = {
+    _BOOL: bool,
+    _INT64: int,
+    np.dtype(np.float64): float,
+    np.dtype(np.complex128): complex,
+}
+_ndarray = np.ndarray
+
+
+class Misfit(Exception):
+    """There is a value that the columns cannot hold as it is. Nothing was made of what was asked for."""
+
+
+class PlacedRows:
+    """The rows of a policy's agents, each in its place.
+
+    A column is made when its first value is there, which also says its dtype.
+
+    Parameters
+    ----------
+    room
+        How many rows an agent will have.
+    rows
+        How many rows there will be, as far as is known; where there are columns, as many as they have.
+    columns
+        Where rows are written, by dotted name; None for memory of their own.
+
+    Attributes
+    ----------
+    places
+        Which rows are whose.
+    acting
+        The teams that have begun a step and not finished it.
+    """
+
+    def __init__(self, room: Callable[[Key], int], rows: int, columns: Mapping[str, Any] | None) -> None:
+        self._given = columns
+        self._expected = rows
+        self._capacity = 0 if columns is None else rows
+        self.places = Places(room, self._make_room, self._capacity)
+        self.acting: dict[Team, None] = {}
+        self._columns: dict[str, Leaf] = {}
+        self._scalars: dict[str, frozenset[type]] = {}
+        self._nested: dict[str, Structure] = {}
+        self._infos: list[Any] = [None] * self._capacity
+        self._order: list[str] = []
+        self._known: tuple[str, ...] | None = None
+        self._marked: dict[str, list[int]] = {name: [] for name in _FLAGS}
+        self._rows: npt.NDArray[np.intp] = np.empty(0, np.intp)
+
+    def place(self, teams: Sequence[Team]) -> None:
+        """Give places to agents that have none yet, in their order."""
+        if not self._capacity:
+            self.places.expect([key for team in teams for key in team.keys])
+        for team in teams:
+            team.places = list(map(self.places.of, team.keys, team.indices))
+            self._open(team)
+
+    def begin(self, teams: Sequence[Team]) -> Leaf | None:
+        """Write what agents see before they act.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            The observations one under the other, where they are numbers of one shape.
+
+        Raises
+        ------
+        Misfit
+            If there is no place for one.
+        """
+        self.acting = dict.fromkeys(teams)
+        rows: list[int] = []
+        for team in teams:
+            if team.begins is not None:
+                self._open(team)
+            for place in team.places:
+                if place.row == place.stop:
+                    self._move_on(place, team)
+                rows.append(place.row)
+        seen, at = self._columns.get(names.OBS), 0
+        for team in teams:
+            for value in team.observations:
+                if (
+                    seen is not None
+                    and type(value) is _ndarray
+                    and value.dtype is seen.dtype
+                    and value.shape == seen.shape[1:]
+                ):
+                    seen[rows[at]] = value
+                else:
+                    self._put(rows[at], names.OBS, value)
+                    seen = self._columns.get(names.OBS)
+                at += 1
+        self._rows = np.array(rows, np.intp)
+        return None if seen is None else seen.take(self._rows, 0)
+
+    def decided(self, decided: Decided) -> None:
+        """Write what those agents do about whom `begin` was called, the first of the decision.
+
+        Raises
+        ------
+        Misfit
+            If there is no place for it.
+        """
+        rows = self._rows
+        if self._known != tuple(decided.columns):
+            self._learn(decided.columns)
+        for name, values in decided.columns.items():
+            column = self._columns[name]
+            if values.dtype != column.dtype or values.shape[1:] != column.shape[1:]:
+                raise Misfit
+            column[rows] = values[: len(rows)]
+        if decided.kept is not None:
+            for row, action in zip(rows.tolist(), decided.kept, strict=False):
+                self._put(row, names.ACTIONS, action)
+
+    def finish(self, team: Team, outcome: Outcome) -> None:
+        """Write what came of a team's actions, which makes its rows whole.
+
+        Raises
+        ------
+        Misfit
+            If there is no place for it.
+        """
+        seen, rewards, infos = self._columns.get(names.NEXT_OBS), self._columns.get(names.REWARDS), self._infos
+        numbers = self._scalars.get(names.REWARDS, frozenset())
+        given = zip(team.places, outcome.observations, outcome.rewards, outcome.infos, strict=True)
+        for place, value, reward, info in given:
+            row = place.row
+            if (
+                seen is not None
+                and type(value) is _ndarray
+                and value.dtype is seen.dtype
+                and value.shape == seen.shape[1:]
+            ):
+                seen[row] = value
+            else:
+                self._put(row, names.NEXT_OBS, value)
+                seen = self._columns.get(names.NEXT_OBS)
+            if rewards is not None and type(reward) in numbers:
+                rewards[row] = reward
+            else:
+                self._put(row, names.REWARDS, reward)
+            infos[row] = info.copy() if type(info) is dict else _kept(info)
+        for name, flags in zip(_FLAGS, (outcome.terminateds, outcome.truncateds), strict=False):
+            if flags is not None:
+                self._marked[name] += [place.row for place, flag in zip(team.places, flags, strict=True) if flag]
+        if outcome.eps_done:
+            self._marked[EPS_DONE] += [place.row for place in team.places]
+        for place in team.places:
+            place.row += 1
+        del self.acting[team]
+
+    def add(self, key: Key, row: Mapping[str, Any]) -> None:
+        """Write a row that is whole.
+
+        Raises
+        ------
+        Misfit
+            If there is no place for it.
+        """
+        if not self._capacity:
+            self.places.expect([key])
+        place = self.places.of(key, row[names.AGENT_INDEX])
+        if place.row == place.stop:
+            self.places.more(place)
+        order = list(row)
+        if self._order != order:
+            if self._order:
+                raise Misfit
+            self._order = order
+        for name, value in row.items():
+            self._put(place.row, name, value)
+        place.row += 1
+
+    def build(self, stamps: Mapping[str, int], order: Callable[[Key], int] | None) -> SampleBatch:
+        """Return the rows that are whole, one agent after the other, and columns that have one value each.
+
+        Agents are in the order in which they came, sorted by `order`.
+        """
+        self._settle()
+        for name in stamps:
+            self._column(name, _INT64, ())
+        count, moves, rest = self.places.moves(order)
+        if moves or rest is not None:
+            self._move(count, moves, rest)
+        for name, value in stamps.items():
+            self._columns[name][:count] = value
+        return self._batch([*self._order, *stamps], count)
+
+    def parts(self) -> Iterator[tuple[Key, list[SampleBatch]]]:
+        """Yield what each agent has made, in the order in which they first acted."""
+        self._settle()
+        is_empty = not any(place.ranges() for place in self.places.by_key.values())
+        steps = SampleBatch() if is_empty else self._batch(self._order, self._capacity)
+        for key, place in self.places.by_key.items():
+            yield key, [steps.slice(start, stop) for start, stop in place.ranges()]
+
+    def acted(self, team: Team) -> list[Acted]:
+        """Return what a team's agents saw and did in a step that is not finished."""
+        further = [name for name in self._order if name not in _FIRST and name not in _LAST]
+        return [
+            Acted(
+                self._value(names.OBS, place.row),
+                self._value(names.ACTIONS, place.row),
+                {name: self._value(name, place.row) for name in further},
+            )
+            for place in team.places
+        ]
+
+    def _value(self, name: str, row: int) -> Any:
+        return unflatten(name, self._nested.get(name), lambda leaf: self._columns[leaf][row])
+
+    def _batch(self, order: Iterable[str], count: int) -> SampleBatch:
+        """Put the first rows of columns together."""
+        columns: dict[str, Column] = {}
+        for name in order:
+            for leaf in leaf_names(name, self._nested.get(name)):
+                if leaf == names.INFOS:
+                    columns[leaf] = ObjectColumn.from_rows(self._infos[:count])
+                    continue
+                values = self._columns[leaf][:count]
+                # A short column must not keep a long one's memory alive.
+                keeps = self._given is not None or 2 * count >= self._capacity
+                columns[leaf] = TensorColumn(values if keeps else memory.copy_of(values))
+        return SampleBatch._of(columns, {name: self._nested[name] for name in order if name in self._nested})
+
+    # -- where rows lie ------------------------------------------------------------------------------------------------
+
+    def _open(self, team: Team) -> None:
+        """Note where episodes of a team's agents begin, or go on from another fragment."""
+        run = team.run
+        for place, begins in zip(team.places, team.begins or [False] * len(team.places), strict=True):
+            if begins or place.since is None:
+                self._close([place])
+                place.since, place.eps_id, place.t = place.row, run.eps_id, run.t
+
+    def _move_on(self, place: Place, team: Team) -> None:
+        """Give an agent more rows."""
+        self._close([place])
+        self.places.more(place)
+        place.since, place.t = place.row, team.run.t
+
+    def _close(self, places: Iterable[Place]) -> None:
+        """Write what is the same in all steps of an episode, or counts on."""
+        for place in places:
+            since, row = place.since, place.row
+            if since is None or since == row:
+                continue
+            own = (place.eps_id, place.key[0], place.index, np.arange(place.t, place.t + row - since))
+            for name, value in zip(_LAST, own, strict=False):
+                self._column(name, _INT64, ())[since:row] = value
+            for name in _FLAGS:
+                self._column(name, _BOOL, ())[since:row] = False
+            place.since, place.t = row, place.t + row - since
+
+    def _settle(self) -> None:
+        """Write what was put off until now."""
+        self._close(self.places.by_key.values())
+        for name, rows in self._marked.items():
+            if rows:
+                self._columns[name][rows] = True
+                rows.clear()
+
+    def _move(self, count: int, moves: Sequence[tuple[int, int, int]], rest: npt.NDArray[np.intp] | None) -> None:
+        """Close the gaps; see `Places.moves`."""
+        columns: list[Any] = [*self._columns.values(), self._infos]
+        for column in columns:
+            last: Any = None
+            if rest is not None:
+                last = column.take(rest, 0) if isinstance(column, _ndarray) else [column[row] for row in rest]
+            for start, stop, target in moves:
+                column[target : target + stop - start] = column[start:stop]
+            if last is not None:
+                column[count - len(last) : count] = last
+
+    def _make_room(self, rows: int) -> int:
+        """Make room for so many rows, in memory of their own."""
+        self._leave(max(rows, 2 * self._capacity if self._capacity else self._expected))
+        return self._capacity
+
+    def _leave(self, capacity: int) -> None:
+        """Go on in memory of their own."""
+        self._given = None
+        used = min(self.places.end, self._capacity)
+        for name, column in self._columns.items():
+            self._columns[name] = grown = memory.empty((capacity, *column.shape[1:]), column.dtype)
+            grown[:used] = column[:used]
+        self._infos += [None] * (capacity - len(self._infos))
+        self._capacity = capacity
+
+    # -- what rows hold ------------------------------------------------------------------------------------------------
+
+    def _learn(self, columns: Mapping[str, Leaf]) -> None:
+        """Make columns for what is decided, as far as it lies in arrays."""
+        further = dict.fromkeys(name.partition(".")[0] for name in columns if name != names.ACTIONS)
+        order = [*_FIRST, *further, *_LAST]
+        if self._known is not None or (self._order and self._order != order):
+            raise Misfit
+        for name, values in columns.items():
+            self._column(name, values.dtype, values.shape[1:])
+            top, *folders, leaf = name.split(".") if "." in name else ("", name)
+            if top:
+                tree: Any = self._nested.setdefault(top, {})
+                for folder in folders:
+                    tree = tree.setdefault(folder, {})
+                tree[leaf] = None
+        self._known, self._order = tuple(columns), order
+
+    def _column(self, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> Leaf:
+        """Return a column; if it is new, make it, or find it in the slot."""
+        column = self._columns.get(name)
+        if column is not None:
+            return column
+        if dtype.char not in _NUMBERS or not dtype.isnative:
+            raise Misfit
+        if self._given is not None:
+            column = self._given.get(name)
+            if not isinstance(column, _ndarray) or column.dtype != dtype or column.shape[1:] != row_shape:
+                self._leave(self._capacity)
+                column = None
+        if column is None:
+            column = memory.empty((self._capacity, *row_shape), dtype)
+        self._columns[name] = column
+        scalars = {dtype.type, _PYTHON.get(dtype, dtype.type)}
+        self._scalars[name] = frozenset() if row_shape else frozenset(scalars)
+        return column
+
+    def _put(self, row: int, name: str, value: Any) -> None:
+        """Write one value of any kind."""
+        if name == names.INFOS:
+            self._infos[row] = _kept(value)
+        elif is_nested(value):
+            structure, leaves = flatten(name, value)
+            if self._nested.setdefault(name, structure) != structure or name in self._columns:
+                raise Misfit
+            for leaf, part in leaves:
+                self._put_leaf(row, leaf, part)
+        elif name in self._nested:
+            raise Misfit
+        else:
+            self._put_leaf(row, name, value)
+
+    def _put_leaf(self, row: int, name: str, value: Any) -> None:
+        column = self._columns.get(name)
+        if column is not None and type(value) in self._scalars[name]:
+            try:
+                column[row] = value
+            except OverflowError:
+                raise Misfit from None
+            return
+        if value is None or isinstance(value, (str, bytes)):
+            raise Misfit
+        try:
+            array: Leaf | None = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError):
+            raise Misfit from None
+        dtype = DTYPES.get(name)
+        if array is not None and dtype is not None and array.dtype.char in _NUMBERS:
+            array = cast_exactly(array, dtype)
+        if array is None:
+            raise Misfit
+        if column is None:
+            column = self._column(name, array.dtype, array.shape)
+        if array.dtype != column.dtype or array.shape != column.shape[1:]:
+            raise Misfit
+        column[row] = array
+
+
+def _kept(info: Any) -> Any:
+    """Copy an info one level deep, as environments reuse them."""
+    return info.copy() if type(info) in (dict, list, _ndarray) else info
