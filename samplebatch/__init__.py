@@ -51,6 +51,7 @@ _HOMES = {
     "enable_shared_pickling": "samplebatch.transport.shared_pickling",
     "disable_shared_pickling": "samplebatch.transport.shared_pickling",
     "Collector": "samplebatch.rollout.single_agent",
+    "AsyncCollector": "samplebatch.rollout.async_collector",
     "CollectStats": "samplebatch.rollout.collect_statistics",
     "RandomPolicy": "samplebatch.rollout.random_policy",
     "as_policy": "samplebatch.rollout.policies",
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from samplebatch.rollout.advantages import GAE as GAE
     from samplebatch.rollout.advantages import NStepReturns as NStepReturns
     from samplebatch.rollout.aggregate import Aggregator as Aggregator
+    from samplebatch.rollout.async_collector import AsyncCollector as AsyncCollector
     from samplebatch.rollout.collect_statistics import CollectStats as CollectStats
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
     from samplebatch.rollout.policies import as_policy as as_policy

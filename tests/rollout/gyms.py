@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import gymnasium
@@ -124,3 +125,27 @@ class Walk(gymnasium.Env):
         self.made.append(np.array(action))
         self._place += 1 if self.np_random.random() < 0.5 else -1
         return np.array([float(self._place)]), float(action[0]), abs(self._place) == 3, False, {}
+
+
+class Watched(Ladder):
+    """A ladder whose steps are counted where other processes see it; it waits with each until its gate is open.
+
+    Nothing is locked, so that its process can be killed at any time.
+    """
+
+    def __init__(
+        self, *args: Any, steps: Any = None, renders: Any = None, gate: Any = None, pause_s: float = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._steps, self._rendered, self._gate, self._pause_s = steps, renders, gate, pause_s
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        while self._gate is not None and not self._gate.value:
+            time.sleep(0.001)
+        time.sleep(self._pause_s)
+        if self._steps is not None:
+            self._steps[self._number] += 1
+        return super().step(action)
+
+    def render(self) -> None:
+        self._rendered[self._number] += 1

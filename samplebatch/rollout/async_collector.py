@@ -1,0 +1,268 @@
+"""AsyncCollector: lets a policy act in those environments that are ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.rollout import policy_state
+from samplebatch.rollout.async_environments import Answers, AsyncEnvironments
+from samplebatch.rollout.choices import ActionMap
+from samplebatch.rollout.collect_statistics import CollectStats
+from samplebatch.rollout.episode_hooks import EpisodeHook
+from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.pending_choices import PendingChoices
+from samplebatch.rollout.recorder import StepHook
+from samplebatch.rollout.single_agent import Collector
+from samplebatch.rollout.vector_infos import Infos, batch_of, rows_of
+
+
+class AsyncCollector(Collector):
+    """Let a policy act in environments that take long, or unequally long, to step: in each as soon as it is ready.
+
+    The environments are those of a `gymnasium.vector.AsyncVectorEnv`, each in a process of its own. `Collector` waits
+    in every step for the slowest. Here whoever has answered is decided for and goes on, while the others are still
+    under way. The policy gets a row for each environment that is ready, and `batch.info.env_id` says which those are;
+    what it carries from step to step is kept for each environment.
+
+    Steps that are under way when `collect` returns go on meanwhile, and count in a later call. They were decided by
+    the policy as it was then.
+
+    What is collected is what `Collector` collects: the same columns and, by environment, the same trajectories. But
+    faster environments make more steps.
+
+    Parameters
+    ----------
+    policy, exploration_noise, on_episode_done_hook, map_action, seed, first_unroll_id
+        As for `Collector`.
+    env
+        A `gymnasium.vector.AsyncVectorEnv` in any autoreset mode, not wrapped: a wrapper around it would not see the
+        steps of single environments. Wrap these instead. While environments are under way, leave it alone: Gymnasium
+        refuses to ask them anything then, and `close` of the collector closes it.
+    buffer
+        A `VectorReplayBuffer` with a ring for each environment.
+    on_step_hook
+        As for `Collector`, but called on environments that were decided for at the same time.
+    wait_num
+        How many environments to wait for before the policy is asked again, those that begin an episode included; all
+        that are ready by then are taken. By default 1, so that nobody waits for another; all, if there is a
+        `timeout_s`. More of them make larger batches for the policy.
+    timeout_s
+        Seconds after which fewer are enough, but at least one.
+
+    Attributes
+    ----------
+    policy, env, buffer, num_envs, collect_step, collect_episode, collect_time
+        As for `Collector`.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If `env` is no AsyncVectorEnv, or one whose environments cannot be stepped one by one.
+    PolicySpecError
+        If the policy cannot be asked for actions.
+    ValueError
+        If `wait_num` is not from 1 to the number of environments, or `timeout_s` is negative.
+
+    Examples
+    --------
+    >>> import gymnasium
+    >>> env = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="async")
+    >>> collector = AsyncCollector(lambda obs: (obs[:, 2] > 0).astype(int), env, seed=1)
+    >>> stats = collector.collect(n_episode=6)
+    >>> stats.n_collected_episodes, stats.batch["new_obs"].shape == (stats.lens.sum(), 4)
+    (6, True)
+    >>> collector.close()
+    """
+
+    _environments: AsyncEnvironments
+
+    def __init__(
+        self,
+        policy: Any,
+        env: Any,
+        buffer: Any = None,
+        *,
+        exploration_noise: bool | Callable[[Any, Batch], Any] = False,
+        on_episode_done_hook: EpisodeHook | None = None,
+        on_step_hook: StepHook | None = None,
+        map_action: ActionMap | None = None,
+        seed: int | np.random.SeedSequence | None = None,
+        first_unroll_id: int = 0,
+        wait_num: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        environments = AsyncEnvironments(env)
+        super().__init__(
+            policy,
+            environments,
+            buffer,
+            exploration_noise=exploration_noise,
+            on_episode_done_hook=on_episode_done_hook,
+            on_step_hook=on_step_hook,
+            map_action=map_action,
+            seed=seed,
+            first_unroll_id=first_unroll_id,
+        )
+        self.env = env
+        if wait_num is not None and not 1 <= wait_num <= self.num_envs:
+            raise ValueError(f"wait_num must be from 1 to {self.num_envs}, the number of environments, got {wait_num}")
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ValueError(f"timeout_s must not be negative, got {timeout_s}")
+        self._wait_num = wait_num or (1 if timeout_s is None else self.num_envs)
+        self._timeout_s = timeout_s
+        self._pending = PendingChoices(self.num_envs, whole=on_step_hook is not None)
+        self._ready = np.zeros(self.num_envs, np.bool_)
+        self._said: list[dict[str, Any]] = []
+
+    def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
+        """Start an episode in every environment, and return the observations and what was said with them.
+
+        Steps that are under way are waited for, and count in the next call of `collect`. Then the episodes are cut off:
+        in a buffer, their last steps become truncated.
+
+        Parameters
+        ----------
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`: `seed`, `options`. Where an environment begins another episode
+            later, they are not used again.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            If the collector has been closed.
+        WorkerError
+            If an environment fails.
+        """
+        self._ready[:] = False
+        while not self._closed and self._environments.under_way:
+            self._take_down(self._environments.wait(self.num_envs))
+        self._pending.clear()
+        returned = super().reset_env(gym_reset_kwargs)
+        # What was returned shall stay as it is.
+        self._obs = [leaf.copy() for leaf in self._obs or ()]
+        self._said = rows_of(returned[1], self.num_envs)
+        self._ready[:] = True
+        return returned
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        random: bool = False,
+        render: float | None = None,
+        reset_before_collect: bool = False,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> CollectStats:
+        """Collect at least so many steps, or exactly so many episodes.
+
+        With `n_step`, environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.
+
+        With `n_episode`, the first `n_episode` environments begin an episode each, or go on in theirs, and whichever of
+        them ends one begins another as long as fewer than wanted have been begun. Every one that is begun is kept,
+        whatever its length: those that end first would mostly be short ones. Environments with nothing left to do rest,
+        at the beginning of an episode; those beyond the first `n_episode` rest where they are. Nothing is dropped, and
+        nothing is reset before the next call.
+
+        Parameters
+        ----------
+        n_step, n_episode
+            How much; one of the two.
+        random
+            Whether to act at random, instead of as the policy says.
+        render
+            Seconds to wait after each turn, once the environments that are ready have been rendered.
+        reset_before_collect
+            Whether to reset the environments first, without emptying the buffer. The first call always does.
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`, for that.
+
+        Raises
+        ------
+        ValueError
+            If not exactly one of `n_step` and `n_episode` is positive.
+        EnvironmentSpecError
+            If the collector has been closed.
+        PolicySpecError
+            If the policy gives no actions that fit.
+        WorkerError
+            If an environment fails or its process ends, as every later call does then: Gymnasium does not start it
+            again. Steps made until then are in the buffer, if there is one.
+        """
+        return super().collect(n_step, n_episode, random, render, reset_before_collect, gym_reset_kwargs)
+
+    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
+        steps = self._recorder.steps
+        if self.buffer is None:
+            steps.reserve(wanted + self.num_envs)
+        while steps.kept < wanted:
+            self._turn(None, random=random, render=render)
+
+    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
+        quota = EpisodeQuota(self.num_envs, wanted)
+        while quota.left:
+            ended = self._turn(quota.running, random=random, render=render)
+            if len(ended):
+                ends = np.zeros((1, self.num_envs), np.bool_)
+                ends[0, ended] = True
+                quota.spend(ends)
+
+    def _turn(
+        self, running: npt.NDArray[np.bool_] | None, *, random: bool, render: float | None
+    ) -> npt.NDArray[np.intp]:
+        """Let those environments step that are ready, take down what others did, and return whose episodes ended."""
+        environments = self._environments
+        self._send(running, random=random)
+        answers = environments.wait(self._wait_num, self._timeout_s, running)
+        self._take_down(answers)
+        if render is not None:
+            environments.render(answers.ready)
+            if render > 0:
+                time.sleep(render)
+        return answers.ended
+
+    def _send(self, running: npt.NDArray[np.bool_] | None, *, random: bool) -> None:
+        envs = (self._ready if running is None else self._ready & running).nonzero()[0]
+        if not len(envs):
+            return
+        obs, chooser = [leaf[envs] for leaf in self._obs or ()], self._chooser
+        if random:
+            choice = chooser.draw(obs, len(envs))
+        else:
+            info = None
+            if chooser.takes_batch:
+                said = [self._said[env] for env in envs.tolist()]
+                info = batch_of(said) if any(said) else node(Batch, {})
+                info.__dict__["env_id"] = envs
+            choice = chooser.choose(obs, info, policy_state.taken(self._state, envs), len(envs))
+        self._pending.put(choice, envs)
+        if choice.state is not None:
+            self._state = policy_state.put(self._state, envs, choice.state, self.num_envs)
+        self._ready[envs] = False
+        self._environments.send(choice.actions, envs)
+
+    def _take_down(self, answers: Answers) -> None:
+        """Take down what environments did, and remember what to act on."""
+        for choice, places in self._pending.take(answers.envs):
+            new_obs, rewards, terminateds, truncateds, infos = answers.outcome
+            outcome = (
+                [leaf[places] for leaf in new_obs],
+                rewards[places],
+                terminateds[places],
+                truncateds[places],
+                [infos[place] for place in places.tolist()],
+            )
+            self._recorder.record(choice, outcome, answers.envs[places])
+        for leaf, seen in zip(self._obs or (), answers.obs, strict=False):
+            leaf[answers.ready] = seen
+        for env, said in zip(answers.ready.tolist(), answers.infos, strict=True):
+            self._said[env] = said
+        if len(answers.ended):
+            self._state = policy_state.begun_anew(self._state, answers.ended)
+        self._ready[answers.ready] = True

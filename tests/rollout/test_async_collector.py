@@ -1,0 +1,691 @@
+"""A collector of environments that are ready keeps every step that was made, once, and waits for nobody it need not."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import gyms
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from samplebatch import AsyncCollector, Batch, Collector, ReplayBuffer, SampleBatch, VectorReplayBuffer, concat_samples
+from samplebatch.errors import ColumnMismatchError, EnvironmentSpecError, PolicySpecError
+
+MODES = ["NextStep", "SameStep", "Disabled"]
+CONTEXT = multiprocessing.get_context("fork")
+COMPARED = ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "infos", "env_id", "t", "agent_index")
+
+
+def stay(obs: Any) -> Any:
+    return np.zeros(len(obs), int)
+
+
+def lean(obs: Any) -> Any:
+    return (obs[:, 2] + obs[:, 3] > 0).astype(int)
+
+
+def vector(makers: list[Any], mode: str = "NextStep", **given: Any) -> Any:
+    return AsyncVectorEnv(makers, autoreset_mode=mode, context="fork", **given)
+
+
+def ladders(
+    lengths: list[int], mode: str = "NextStep", kind: Any = gyms.Ladder, memory: bool = True, **given: Any
+) -> Any:
+    makers = [lambda n=n, length=length: kind(n, length, **given) for n, length in enumerate(lengths)]
+    return vector(makers, mode, shared_memory=memory)
+
+
+def cart_poles(count: int, mode: str = "NextStep", kind: Any = AsyncVectorEnv, **given: Any) -> Any:
+    given |= {"context": "fork"} if kind is AsyncVectorEnv else {}
+    return kind([lambda: gymnasium.make("CartPole-v1", max_episode_steps=30)] * count, autoreset_mode=mode, **given)
+
+
+@contextmanager
+def gated(policy: Any, lengths: list[int], shut: list[int], **given: Any) -> Iterator[tuple[AsyncCollector, Any, Any]]:
+    """Let a policy climb ladders, some of which wait with every step until a gate is opened.
+
+    Yields
+    ------
+    The collector, the gate, and the steps that were made, an environment a number.
+    """
+    gate, steps = CONTEXT.RawValue("b", 0), CONTEXT.RawArray("i", len(lengths))
+    makers = [
+        lambda n=n, length=length: gyms.Watched(n, length, steps=steps, gate=gate if n in shut else None)
+        for n, length in enumerate(lengths)
+    ]
+    collector = AsyncCollector(policy, vector(makers), **given)
+    try:
+        yield collector, gate, steps
+    finally:
+        gate.value = 1
+        collector.close()
+
+
+def check_trajectories(batch: SampleBatch) -> None:
+    """Check that a batch holds trajectories one after the other, each whole from where it begins."""
+    changed = np.flatnonzero(np.diff(batch["eps_id"])) + 1
+    bounds = [0, *changed.tolist(), len(batch)]
+    assert len(np.unique(batch["eps_id"])) == len(bounds) - 1
+    env_id = batch["env_id"]
+    assert (np.diff(env_id) >= 0).all()
+    for start, stop in itertools.pairwise(bounds):
+        one = batch[start:stop]
+        assert len(np.unique(one["env_id"])) == 1
+        assert one["t"].tolist() == list(range(one["t"][0], one["t"][0] + len(one)))
+        assert (one["new_obs"][:-1] == one["obs"][1:]).all()
+        assert not one["dones"][:-1].any()
+        continues = stop < len(batch) and env_id[stop] == env_id[start]
+        assert one["dones"][-1] or not continues
+
+
+def joined(batches: list[SampleBatch]) -> SampleBatch:
+    """Join what several calls collected, the steps of an environment together."""
+    whole = concat_samples(batches)
+    return whole[np.lexsort((np.arange(len(whole)), whole["env_id"]))]
+
+
+# Who waits for whom
+
+
+def test_nobody_waits_for_an_environment_that_takes_long() -> None:
+    buffer = VectorReplayBuffer(9000, 3)
+    with gated(stay, [4, 4, 4], [0], buffer=buffer) as (collector, gate, steps):
+        counted = sum(collector.collect(n_step=30).n_collected_steps for _ in range(3))
+        assert counted >= 90
+        assert not len(buffer.buffers[0])
+        gate.value = 1
+        while not len(buffer.buffers[0]):
+            counted += collector.collect(n_step=1).n_collected_steps
+        collector.reset_env()
+        # Every step that was made is there: those under way while nobody waited for them, too.
+        assert [len(ring) for ring in buffer.buffers] == list(steps)
+        counted += collector.collect(n_step=1).n_collected_steps
+        assert counted == collector.collect_step == len(buffer)
+    for ring in buffer.buffers:
+        assert ring[:].obs[:, 2].tolist()[: len(ring) - 1] == [t % 4 for t in range(len(ring) - 1)]
+
+
+def test_environments_make_steps_as_fast_as_they_can() -> None:
+    makers = [lambda n=n, s=s: gyms.Watched(n, 5, pause_s=s) for n, s in enumerate([0.05, 0.002, 0.002])]
+    with AsyncCollector(stay, vector(makers)) as collector:
+        counts = np.bincount(collector.collect(n_step=100).batch["env_id"], minlength=3)
+    # The slow one takes 25 times as long.
+    assert counts[0] * 5 < counts[1]
+    assert counts[0] * 5 < counts[2]
+
+
+def test_the_policy_is_asked_once_enough_are_ready() -> None:
+    for shut, wait_num, expected in (([0], 2, [3, 2, 2, 2]), ([], 3, [3, 3, 3]), ([0, 1], 1, [3, 1, 1, 1])):
+        seen: list[int] = []
+
+        def policy(obs: Any, seen: list[int] = seen) -> Any:
+            seen.append(len(obs))
+            return stay(obs)
+
+        with gated(policy, [9, 9, 9], shut, wait_num=wait_num) as (collector, _, _):
+            collector.collect(n_step=(3 - len(shut)) * len(expected))
+            assert seen == expected
+
+
+def test_after_some_time_fewer_are_enough() -> None:
+    seen = []
+
+    def policy(obs: Any) -> Any:
+        seen.append(obs[:, 0].tolist())
+        return stay(obs)
+
+    with gated(policy, [9, 9, 9], [0], timeout_s=0.05) as (collector, _, _):
+        collector.collect(n_step=4)
+    assert seen[0] == [0, 1, 2]
+    assert len(seen) > 1
+    assert not any(0 in envs for envs in seen[1:])
+    # However short the time: there must be one.
+    with AsyncCollector(stay, vector([lambda: gyms.Watched(0, 4, pause_s=0.05)]), timeout_s=0.0) as collector:
+        assert collector.collect(n_step=1).n_collected_steps == 1
+
+
+# The same as Collector
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_trajectories_are_those_of_a_collector_that_waits_for_all(mode: str, memory: bool) -> None:
+    with Collector(lean, cart_poles(3, mode, SyncVectorEnv), seed=4) as collector:
+        expected = collector.collect(n_step=300).batch
+    with AsyncCollector(lean, cart_poles(3, mode, shared_memory=memory), seed=4) as collector:
+        found = joined([collector.collect(n_step=steps).batch for steps in (100, 1, 199)])
+    assert found.column_names == expected.column_names
+    check_trajectories(found)
+    both = 0
+    for env in range(3):
+        one, other = expected[expected["env_id"] == env], found[found["env_id"] == env]
+        least = min(len(one), len(other))
+        both += least
+        for name in COMPARED:
+            assert one[name].dtype == other[name].dtype
+            assert one[name][:least].tolist() == other[name][:least].tolist(), name
+    assert both > 100
+    assert found["truncateds"].any()
+
+
+def test_one_step_of_all_is_one_step_of_all() -> None:
+    columns = []
+    for kind, given in ((Collector, {}), (AsyncCollector, {"wait_num": 3})):
+        with kind(lean, cart_poles(3), seed=4, **given) as collector:
+            batch = collector.collect(n_step=3).batch
+            columns.append({name: batch[name].tolist() for name in batch.column_names if name != "eps_id"})
+            obs, _ = collector.reset(gym_reset_kwargs={"seed": 3})
+            columns[-1]["begun"] = obs.tolist()
+            collector.collect(n_step=9)
+            assert obs.tolist() == columns[-1]["begun"]
+    assert columns[0] == columns[1]
+
+
+# Episodes
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("lengths", "wanted"), [([2, 5, 9], 3), ([2, 5, 9], 7), ([7, 2], 1)])
+def test_every_episode_that_is_begun_is_kept_and_no_more_are_begun(mode: str, lengths: list[int], wanted: int) -> None:
+    steps = CONTEXT.RawArray("i", len(lengths))
+    env = ladders(lengths, mode, gyms.Watched, steps=steps)
+    with AsyncCollector(stay, env) as collector:
+        for _ in range(3):
+            stats = collector.collect(n_episode=wanted)
+            assert stats.n_collected_episodes == wanted
+            assert stats.n_collected_steps == len(stats.batch) == stats.lens.sum()
+            assert stats.batch["dones"].sum() == wanted
+            assert stats.batch["t"][0] == 0
+            check_trajectories(stats.batch)
+            assert set(stats.lens.tolist()) == set(lengths[:wanted])
+        # Nothing was done that is not there.
+        assert sum(steps) == collector.collect_step
+
+
+def test_episodes_that_are_under_way_are_among_those_wanted_or_wait() -> None:
+    with gated(stay, [6, 6, 6], [2]) as (collector, gate, steps):
+        first = collector.collect(n_step=4).batch
+        second = collector.collect(n_episode=2)
+        assert second.lens.tolist() == [6, 6]
+        gate.value = 1
+        third = collector.collect(n_episode=3)
+        assert third.lens.tolist() == [6, 6, 6]
+        batches = [first, second.batch, third.batch]
+        assert sum(map(len, batches)) == sum(steps) == 30
+    check_trajectories(joined(batches))
+
+
+def test_long_episodes_count_as_much_as_short_ones() -> None:
+    class Coin(gymnasium.Env):
+        """Episodes of 1 or 20 steps, as a coin says."""
+
+        observation_space = spaces.Box(0, 1, (1,))
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            self._left = 1 if self.np_random.random() < 0.5 else 20
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self._left -= 1
+            return np.zeros(1, np.float32), 1.0, self._left == 0, False, {}
+
+    with AsyncCollector(stay, vector([Coin] * 4), seed=4) as collector:
+        lens = np.concatenate([collector.collect(n_episode=5).lens for _ in range(100)])
+    assert len(lens) == 500
+    # To take the first five that end would give 75 % short ones; the standard error is 2.2 %.
+    assert abs((lens == 1).mean() - 0.5) < 0.09
+
+
+def test_statistics_are_those_of_the_batch() -> None:
+    env = cart_poles(3)
+    with AsyncCollector(env.single_action_space, env, seed=2) as collector:
+        first = collector.collect(n_step=100)
+        stats = collector.collect(n_step=200)
+        whole = concat_samples([first.batch, stats.batch])
+        ended = whole["eps_id"][whole["dones"] & (whole["unroll_id"] == 1)]
+        lens = [int((whole["eps_id"] == one).sum()) for one in ended.tolist()]
+        assert sorted(stats.lens.tolist()) == sorted(lens)
+        assert stats.returns.tolist() == stats.lens.tolist()
+        assert stats.n_collected_steps == len(stats.batch) >= 200
+        assert stats.n_collected_steps <= 202
+        assert stats.n_collected_episodes == len(ended) > 2
+        assert collector.collect_step == len(whole)
+        assert collector.collect_episode == whole["dones"].sum()
+        assert collector.collect_time == pytest.approx(first.collect_time + stats.collect_time)
+        collector.reset_stat()
+        assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
+
+
+def test_the_final_observation_of_an_episode_is_kept_and_no_reset_is_a_step() -> None:
+    for mode, memory in itertools.product(MODES, (True, False)):
+        with AsyncCollector(stay, ladders([2, 3], mode, memory=memory, truncates=True, says=True)) as collector:
+            batches = [collector.collect(n_step=20).batch, collector.collect(n_episode=5).batch]
+            collector.reset_env()
+            batches.append(collector.collect(n_step=20).batch)
+        for batch in batches:
+            last = batch["truncateds"]
+            assert batch["new_obs"][last][:, 2].tolist() == [[2.0, 3.0][env] for env in batch["env_id"][last]]
+            assert (batch["new_obs"][:, 1] == batch["obs"][:, 1]).all()
+            assert (batch["new_obs"][:, 2] == batch["obs"][:, 2] + 1).all()
+            assert (batch["rewards"] == 100 * batch["env_id"] + batch["new_obs"][:, 2]).all()
+            said = [{"step": t + 1, "name": f"step {t + 1}"} for t in batch["t"].tolist()]
+            assert batch["infos"].tolist() == said
+        assert (np.concatenate([batch["t"] == batch["obs"][:, 2] for batch in batches])).all()
+
+
+# Spaces
+
+
+def test_nested_observations_and_actions() -> None:
+    space = gyms.Nested(0).action_space
+    with AsyncCollector(space, ladders([2, 3], kind=gyms.Nested, memory=False), seed=1) as collector:
+        batch = collector.collect(n_step=8).batch
+    eye, step = batch["obs"]["eyes"]
+    assert eye[:, 0].tolist() == batch["env_id"].tolist()
+    assert step.tolist() == batch["t"].tolist()
+    assert batch["obs"]["mouth"].tolist() == [f"{env}/{t}" for env, t in zip(batch["env_id"], batch["t"], strict=True)]
+    assert batch["new_obs"]["eyes"][1].tolist() == (batch["t"] + 1).tolist()
+    assert batch["actions"]["hands"].shape == (len(batch), 2)
+    assert batch["actions"]["feet"][0].dtype == np.float32
+
+
+class Seeing(gyms.Nested):
+    """A nested ladder whose observations are all numbers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.observation_space = spaces.Dict(eyes=self.observation_space["eyes"])
+
+    def _observe(self) -> Any:
+        return {"eyes": super()._observe()["eyes"]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nested_observations_in_shared_memory(mode: str) -> None:
+    buffer = VectorReplayBuffer(60, 2)
+
+    def policy(batch: Batch) -> Batch:
+        rows = len(batch.obs.eyes["1"])
+        feet = Batch({"0": np.zeros((rows, 2), np.float32), "1": np.ones(rows, int)})
+        return Batch(act=Batch(hands=np.zeros((rows, 2), int), feet=feet))
+
+    with AsyncCollector(policy, ladders([2, 3], mode, Seeing), buffer) as collector:
+        collector.collect(n_step=20)
+    for env, length in enumerate([2, 3]):
+        held = buffer.buffers[env][:]
+        steps = np.arange(len(held)) % length
+        assert held.obs.eyes["1"].tolist() == steps.tolist()
+        assert held.obs_next.eyes["1"].tolist() == (steps + 1).tolist()
+        assert held.obs.eyes["0"][:, 0].tolist() == [env] * len(held)
+        assert held.act.feet["1"].tolist() == [1] * len(held)
+
+
+class Word(gymnasium.Space):
+    """A space of Gymnasium's that it knows nothing about."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "word"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Word)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Speaking(gyms.Ladder):
+    """A ladder that says where one is, and is climbed by word."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.observation_space = Word()
+        self.action_space = Word()
+
+    def _observe(self) -> Any:
+        return f"{self._number}/{self._step}"
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action == "up"
+        return super().step(action)
+
+
+def test_spaces_that_gymnasium_knows_nothing_about() -> None:
+    def policy(batch: Batch) -> Batch:
+        return Batch(act=np.array(["up"] * len(batch.obs), object))
+
+    with AsyncCollector(policy, ladders([2, 3], kind=Speaking, memory=False)) as collector:
+        batch = collector.collect(n_step=10).batch
+    assert batch["obs"].tolist() == [f"{env}/{t}" for env, t in zip(batch["env_id"], batch["t"], strict=True)]
+    assert set(batch["actions"].tolist()) == {"up"}
+
+
+def test_what_gymnasium_does_not_read_from_shared_memory_is_refused() -> None:
+    env = ladders([2, 3], kind=gyms.Nested)
+    with pytest.raises(EnvironmentSpecError, match=r"'mouth' is of a Text, .* with shared_memory=False"):
+        AsyncCollector(stay, env)
+    env.close()
+
+
+# Policies
+
+
+@pytest.mark.parametrize("form", ["array", "tensor", "tuple", "batch"])
+def test_a_recurrent_state_is_kept_for_each_environment(form: str) -> None:
+    """The state counts the steps, so the one that was given is `t`, and the one that was returned `t + 1`."""
+    make = {
+        "array": lambda count: count[:, None],
+        "tensor": lambda count: torch.from_numpy(count[:, None].copy()),
+        "tuple": lambda count: (count.copy(), torch.from_numpy(count.copy())),
+        "batch": lambda count: Batch(h=count.copy(), deep=Batch(c=count[:, None].copy())),
+    }[form]
+    read = {
+        "array": lambda state: state[:, 0],
+        "tensor": lambda state: state[:, 0].numpy(),
+        "tuple": lambda state: state[0],
+        "batch": lambda state: state.h,
+    }[form]
+    names = {"tuple": ["state_in_0", "state_in_1"], "batch": ["state_in.h", "state_in.deep.c"]}.get(
+        form, ["state_in_0"]
+    )
+
+    def policy(batch: Batch, state: Any) -> dict[str, Any]:
+        before = np.zeros(len(batch.obs), int) if state is None else read(state)
+        return {"act": np.zeros(len(batch.obs), int), "state": make(before + 1)}
+
+    makers = [lambda n=n: gyms.Watched(n, 2 + n, pause_s=0.002 * (n == 1)) for n in range(3)]
+    for mode in MODES:
+        with AsyncCollector(policy, vector(makers, mode)) as collector:
+            for wanted in ({"n_step": 30}, {"n_episode": 2}, {"n_step": 10, "reset_before_collect": True}):
+                batch = collector.collect(**wanted).batch
+                for name in names:
+                    assert batch[name].reshape(-1).tolist() == batch["t"].tolist()
+    buffer = VectorReplayBuffer(200, 3)
+    with AsyncCollector(policy, vector(makers), buffer) as collector:
+        collector.collect(n_step=40)
+    kept = buffer[:].policy.hidden_state
+    kept = kept if form in ("array", "tensor") else kept["0"] if form == "tuple" else kept.h
+    assert np.asarray(kept).reshape(-1).tolist() == buffer[:].obs_next[:, 2].tolist()
+
+
+def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
+    seen = []
+
+    def policy(batch: Batch) -> Batch:
+        info = batch.info
+        seen.extend(
+            (env, said, step)
+            for env, said, step in zip(
+                info.env_id.tolist(), info.get("step", np.zeros(len(batch.obs))), batch.obs[:, 2], strict=True
+            )
+        )
+        assert info.env_id.tolist() == batch.obs[:, 0].tolist()
+        return Batch(act=np.zeros(len(batch.obs), int))
+
+    with AsyncCollector(policy, ladders([2, 3], "SameStep", says=True)) as collector:
+        collector.collect(n_step=30)
+    assert all(said == step for _, said, step in seen)
+    assert {env for env, _, _ in seen} == {0, 1}
+
+
+def test_what_a_policy_wants_kept_is_kept_and_may_widen() -> None:
+    calls = itertools.count()
+
+    def policy(batch: Batch) -> Batch:
+        t = batch.obs[:, 2].astype(int)
+        act = (t + 300).astype(np.int32) if next(calls) % 2 else t.astype(np.uint8)
+        return Batch(act=act, policy=Batch(env=batch.obs[:, 0]), action_logp=-batch.obs[:, 2])
+
+    with AsyncCollector(policy, ladders([3, 3, 3])) as collector:
+        batch = collector.collect(n_step=60).batch
+    assert (batch["actions"] % 300).tolist() == batch["t"].tolist()
+    assert set((batch["actions"] // 300).tolist()) == {0, 1}
+    assert batch["actions"].dtype == np.int32
+    assert batch["policy"]["env"].tolist() == batch["env_id"].tolist()
+    assert batch["action_logp"].tolist() == (-batch["t"]).tolist()
+
+
+def test_what_is_kept_must_be_kept_at_every_step() -> None:
+    calls = itertools.count()
+
+    def policy(obs: Any) -> Any:
+        return {"act": stay(obs), **({"policy": {"a": np.zeros(len(obs))}} if next(calls) == 0 else {})}
+
+    with (
+        AsyncCollector(policy, ladders([9, 9])) as collector,
+        pytest.raises(ColumnMismatchError, match=r"some lack 'policy\.a'"),
+    ):
+        collector.collect(n_step=20)
+
+
+def test_noise_mapping_and_random_actions() -> None:
+    class Noisy:
+        def __call__(self, batch: Batch) -> Batch:
+            return Batch(act=np.full((len(batch.obs), 2), 3.0))
+
+        def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
+            assert len(batch.obs) == len(act)
+            return act + 0.5
+
+    given = {"exploration_noise": True, "map_action": "clip", "seed": 3}
+    with AsyncCollector(Noisy(), vector([gyms.Walk] * 2), **given) as collector:
+        batch = collector.collect(n_step=10).batch
+        assert batch["actions"].tolist() == [[3.5, 3.5]] * len(batch)
+        # A step pays what the first action says.
+        assert batch["rewards"].tolist() == [2.0] * len(batch)
+        drawn = collector.collect(n_step=10, random=True).batch
+        # Two were under way.
+        assert (drawn["actions"] != 3.5).any(1).sum() >= len(drawn) - 2
+        assert drawn["unroll_id"].tolist() == [1] * len(drawn)
+
+
+# Buffers and hooks
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_buffer_is_filled_with_the_steps_of_each_environment(mode: str) -> None:
+    buffer = VectorReplayBuffer(300, 3)
+    with AsyncCollector(stay, ladders([2, 5, 9], mode, says=True), buffer) as collector:
+        stats = [collector.collect(n_step=20), collector.collect(n_episode=4), collector.collect(n_step=20)]
+    assert all(one.batch is None for one in stats)
+    assert sum(one.n_collected_steps for one in stats) == len(buffer)
+    assert sum(one.n_collected_episodes for one in stats) == buffer[:].done.sum()
+    for env, length in enumerate([2, 5, 9]):
+        held = buffer.buffers[env][:]
+        number = np.arange(len(held))
+        expected = np.stack([np.full(len(held), env), number // length, number % length], 1)
+        assert held.obs.tolist() == expected.tolist()
+        assert held.obs_next.tolist() == (expected + np.array([0, 0, 1])).tolist()
+        assert held.rew.tolist() == (100 * env + held.obs_next[:, 2]).tolist()
+        assert held.done.tolist() == (held.obs_next[:, 2] == length).tolist()
+        assert held.info.step.tolist() == held.obs_next[:, 2].tolist()
+
+
+def test_episodes_that_are_cut_off_are_truncated_in_the_buffer() -> None:
+    buffer = VectorReplayBuffer(60, 2)
+    with AsyncCollector(stay, ladders([9, 9]), buffer) as collector:
+        counted = collector.collect(n_step=6).n_collected_steps
+        collector.reset(reset_buffer=False)
+        held = [one[:] for one in buffer.buffers]
+        assert all(one.truncated.tolist() == [False] * (len(one) - 1) + [True] for one in held)
+        # What was under way is there, and is counted.
+        assert collector.collect_step == 0
+        assert collector.collect(n_step=1).n_collected_steps == len(buffer) - counted
+        collector.reset()
+        assert (len(buffer), collector.collect_step) == (0, 0)
+    with pytest.raises(ValueError, match="a ring for each of 2 environments, got 1"):
+        AsyncCollector(stay, ladders([2, 3]), ReplayBuffer(50))
+
+
+def test_resets_pass_arguments_on() -> None:
+    class Told(gyms.Ladder):
+        """A ladder that begins at what it was told."""
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            return np.array([seed or -1, (options or {}).get("level", -1), 0], np.float32), {}
+
+    with AsyncCollector(stay, ladders([9, 9], kind=Told), seed=1) as collector:
+        obs, infos = collector.reset(gym_reset_kwargs={"options": {"level": 3}})
+        assert obs[:, 1].tolist() == [3, 3]
+        assert (obs[:, 0] != obs[::-1, 0]).all()
+        assert infos == [{}, {}]
+        assert collector.reset_env()[0].tolist() == [[-1, -1, 0]] * 2
+        assert collector.reset_env({"seed": 11})[0][:, 0].tolist() == [11, 12]
+        assert collector.reset_env({"seed": [7, 5]})[0][:, 0].tolist() == [7, 5]
+        for given, words in (
+            ({"seed": [7]}, "a seed for each of 2 environments, got 1"),
+            ({"options": {"reset_mask": np.array([True, False])}}, "have a 'reset_mask'"),
+            ({"level": 3}, "by seed and options, got 'level'"),
+        ):
+            with pytest.raises(EnvironmentSpecError, match=words):
+                collector.reset_env(given)
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_the_step_hook_sees_decisions_and_transitions_and_may_add_columns(buffered: bool) -> None:
+    rows = []
+
+    def hook(action_batch: Batch, rollout_batch: Batch) -> None:
+        assert action_batch.act.tolist() == rollout_batch.act.tolist() == rollout_batch.obs[:, 2].tolist()
+        assert action_batch.act_normalized.tolist() == action_batch.act.tolist()
+        assert action_batch.policy_entry.env.tolist() == rollout_batch.obs[:, 0].tolist()
+        assert action_batch.dist.probs[:, 0].tolist() == rollout_batch.obs[:, 0].tolist()
+        assert action_batch.hidden_state[0].tolist() == rollout_batch.obs[:, 0].tolist()
+        assert rollout_batch.info.step.tolist() == rollout_batch.obs_next[:, 2].tolist()
+        rollout_batch.doubled = rollout_batch.rew * 2
+        rows.append(len(rollout_batch.rew))
+
+    def policy(batch: Batch) -> dict[str, Any]:
+        env = batch.obs[:, 0]
+        dist = torch.distributions.Categorical(torch.stack([torch.tensor(env), 1 - torch.tensor(env)], 1))
+        return {"act": batch.obs[:, 2].astype(int), "policy": {"env": env}, "dist": dist, "state": (env, env)}
+
+    buffer = VectorReplayBuffer(200, 2) if buffered else None
+    with AsyncCollector(policy, ladders([3, 9], says=True), buffer, on_step_hook=hook) as collector:
+        stats = collector.collect(n_step=50)
+    assert sum(rows) == stats.n_collected_steps
+    kept, rewards = (buffer[:].doubled, buffer[:].rew) if buffered else (stats.batch["doubled"], stats.batch["rewards"])
+    assert kept.tolist() == (rewards * 2).tolist()
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_the_episode_hook_adds_columns(buffered: bool) -> None:
+    def to_go(episode: Batch) -> dict[str, Any]:
+        assert episode.done.tolist() == [False] * (len(episode) - 1) + [True]
+        assert len(episode) == (2 if episode.obs[0, 0] == 0 else 5)
+        return {"to_go": np.cumsum(episode.rew[::-1])[::-1]}
+
+    buffer = VectorReplayBuffer(100, 2) if buffered else None
+    with AsyncCollector(stay, ladders([2, 5]), buffer, on_episode_done_hook=to_go) as collector:
+        stats = collector.collect(n_episode=9)
+    found = (buffer[:].obs[:, 2], buffer[:].to_go) if buffered else (stats.batch["t"], stats.batch["to_go"])
+    assert sorted(found[1][found[0] == 0].tolist()) == sorted(stats.returns.tolist())
+
+
+def test_rendering() -> None:
+    renders = CONTEXT.RawArray("i", 2)
+    with AsyncCollector(stay, ladders([9, 9], kind=gyms.Watched, renders=renders), wait_num=2) as collector:
+        batch = collector.collect(n_step=6, render=0.001).batch
+    assert len(batch) == 6
+    assert list(renders) == [3, 3]
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("amounts", [{}, {"n_step": 3, "n_episode": 1}, {"n_step": 0}, {"n_episode": -1}])
+def test_exactly_one_amount_is_asked_for(amounts: dict[str, int]) -> None:
+    with AsyncCollector(stay, ladders([2])) as collector, pytest.raises(ValueError, match="exactly one of n_step and"):
+        collector.collect(**amounts)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"wait_num": 0}, "wait_num must be from 1 to 2, the number of environments, got 0"),
+        ({"wait_num": 3}, "wait_num must be from 1 to 2, the number of environments, got 3"),
+        ({"timeout_s": -1.0}, "timeout_s must not be negative, got -1.0"),
+        ({"timeout_s": float("nan")}, "timeout_s must not be negative, got nan"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(given: dict[str, Any], words: str) -> None:
+    env = ladders([2, 2])
+    with pytest.raises(ValueError, match=words):
+        AsyncCollector(stay, env, **given)
+    env.close()
+
+
+def test_a_number_of_actions_that_does_not_fit_is_refused() -> None:
+    with (
+        AsyncCollector(lambda obs: np.zeros(3, int), ladders([2, 2])) as collector,
+        pytest.raises(PolicySpecError, match=r"each of 2 environments, got actions of shape \(3,\)"),
+    ):
+        collector.collect(n_step=2)
+
+
+def test_a_closed_collector_refuses() -> None:
+    for begun in (False, True):
+        collector = AsyncCollector(stay, ladders([2]))
+        if begun:
+            collector.collect(n_step=1)
+        collector.close()
+        collector.close()
+        with pytest.raises(EnvironmentSpecError, match="has been closed"):
+            collector.collect(n_step=1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError])
+def test_a_policy_that_raises_costs_no_step(error: type[BaseException]) -> None:
+    steps = CONTEXT.RawArray("i", 2)
+    calls = itertools.count()
+    buffer = VectorReplayBuffer(900, 2)
+
+    def policy(obs: Any) -> Any:
+        if next(calls) == 9:
+            raise error
+        return stay(obs)
+
+    with AsyncCollector(policy, ladders([5, 5], kind=gyms.Watched, steps=steps), buffer) as collector:
+        with pytest.raises(error):
+            collector.collect(n_step=40)
+        # The environments are reset before they go on, and what was done until then is there.
+        assert collector.collect(n_step=40).n_collected_steps == len(buffer)
+        collector.reset_env()
+        assert len(buffer) == sum(steps)
+    for ring in buffer.buffers:
+        obs = ring[:].obs
+        begins = np.flatnonzero(np.diff(obs[:, 1])) + 1
+        assert (obs[begins, 2] == 0).all()
+        assert ring[:].truncated[begins - 1].sum() <= 1
+        assert ring[:].done[begins - 1].all()
+
+
+def test_steps_from_before_an_interrupt_are_in_the_next_batch() -> None:
+    calls = itertools.count()
+
+    def policy(obs: Any) -> Any:
+        if next(calls) == 9:
+            raise KeyboardInterrupt
+        return stay(obs)
+
+    with AsyncCollector(policy, ladders([5, 5])) as collector:
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(n_step=40)
+        batch = collector.collect(n_step=40).batch
+    assert (batch["t"] == batch["obs"][:, 2]).all()
+    assert batch["obs"][0].tolist() == [0, 0, 0]
+    for env in range(2):
+        obs = batch["obs"][batch["env_id"] == env]
+        assert (obs[np.flatnonzero(np.diff(obs[:, 1])) + 1, 2] == 0).all()
