@@ -310,7 +310,7 @@ class Collector:
         choose, advance, following = self._choose, self._environments.advance, self._environments.next
         columns, steps = [], []
         choice = None
-        ended, enough = 0, None if quota is None else quota.left
+        ended, enough = 0, 0 if quota is None else quota.left
         try:
             for _ in range(turns):
                 choice = choose(random=random)
@@ -322,7 +322,7 @@ class Collector:
                 self._obs, self._infos = following(step)
                 if quota is not None and (_count(step[2]) or _count(step[3])):
                     ended += int(_count((step[2] | step[3]) & quota.running))
-                    if ended == enough:
+                    if ended >= enough:
                         break
         finally:
             # What was done is taken down, even if the policy or an environment has failed by now.

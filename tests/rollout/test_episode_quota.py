@@ -1,0 +1,105 @@
+"""Which episodes count, and that steps taken down many at once are those taken down one by one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gyms
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samplebatch import VectorReplayBuffer
+from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.single_agent import Collector
+
+
+def stay(obs: Any) -> Any:
+    return np.zeros(len(obs), int)
+
+
+lengths_of = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+amounts_of = st.lists(st.tuples(st.sampled_from(["n_step", "n_episode"]), st.integers(1, 30)), min_size=1, max_size=3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    ends=st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=40)
+    ),
+    wanted=st.integers(1, 9),
+    cuts=st.lists(st.integers(1, 40), max_size=3),
+)
+def test_each_episode_that_is_begun_counts_to_its_end(
+    ends: list[tuple[bool, ...]], wanted: int, cuts: list[int]
+) -> None:
+    flags = np.array(ends, bool).reshape(len(ends), -1)
+    count = flags.shape[1]
+    quota = EpisodeQuota(count, wanted)
+    # As one would count by hand, step by step.
+    running = [env < wanted for env in range(count)]
+    begun = sum(running)
+    dropped = []
+    for step, over in enumerate(ends):
+        for env, ended in enumerate(over):
+            if not running[env]:
+                dropped.append(step * count + env)
+            elif ended and begun < wanted:
+                begun += 1
+            elif ended:
+                running[env] = False
+    bounds = sorted({0, len(flags), *(cut for cut in cuts if cut < len(flags))})
+    found: list[int] = []
+    for start, stop in itertools.pairwise(bounds):
+        rows = quota.spend(flags[start:stop])
+        found += [] if rows is None else (rows + start * count).tolist()
+    assert found == dropped
+    assert quota.running.tolist() == running
+    assert quota.left == sum(running) + wanted - begun
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=lengths_of,
+    mode=st.sampled_from(["NextStep", "SameStep", "Disabled"]),
+    amounts=amounts_of,
+    says=st.booleans(),
+    truncates=st.booleans(),
+    slots=st.sampled_from([None, 3, 50]),
+)
+def test_many_at_once_or_one_by_one(
+    lengths: list[int],
+    mode: str,
+    amounts: list[tuple[str, int]],
+    says: bool,
+    truncates: bool,
+    slots: int | None,
+) -> None:
+    def collected(**hooks: Any) -> list[Any]:
+        makers = [
+            lambda n=n, length=length: gyms.Ladder(n, length, says=says, truncates=truncates)
+            for n, length in enumerate(lengths)
+        ]
+        count = len(lengths)
+        buffer = None if slots is None else VectorReplayBuffer(slots * count, count, ignore_obs_next=slots == 50)
+        env = SyncVectorEnv(makers, autoreset_mode=mode)
+        found: list[Any] = []
+        with Collector(stay, env, buffer, seed=1, **hooks) as collector:
+            for name, amount in amounts:
+                stats = collector.collect(**{name: amount})
+                found.append([stats.n_collected_steps, stats.returns.tolist(), stats.lens.tolist()])
+                if name == "n_episode":
+                    assert stats.n_collected_episodes == amount
+                if stats.batch is not None:
+                    assert stats.n_collected_steps == len(stats.batch)
+                    found.append({k: np.asarray(stats.batch[k]).tolist() for k in stats.batch if k != "eps_id"})
+        if buffer is not None:
+            rows = buffer[:]
+            found.append([rows.obs.tolist(), rows.obs_next.tolist(), rows.rew.tolist(), rows.done.tolist()])
+            found.append([buffer.last_index.tolist(), buffer.unfinished_index().tolist()])
+            found.append(rows.info.step.tolist() if says else [])
+        return found
+
+    assert collected() == collected(on_step_hook=lambda decided, transitions: None)
