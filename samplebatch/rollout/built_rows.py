@@ -63,15 +63,15 @@ class BuiltRows:
         ColumnMismatchError, ColumnTypeError
             As `SampleBatchBuilder.add_values` does.
         """
-        run, nobody = team.run, [False] * len(team.agents)
+        run = team.run
         given = zip(
             team.keys,
             team.indices,
             team.places,
             outcome.observations,
             outcome.rewards,
-            outcome.terminateds or nobody,
-            outcome.truncateds or nobody,
+            outcome.terminateds,
+            outcome.truncateds,
             outcome.infos,
             strict=True,
         )
@@ -81,8 +81,8 @@ class BuiltRows:
                 names.NEXT_OBS: seen,
                 names.ACTIONS: acted.action,
                 names.REWARDS: reward,
-                names.TERMINATEDS: terminated,
-                names.TRUNCATEDS: truncated,
+                names.TERMINATEDS: bool(terminated),
+                names.TRUNCATEDS: bool(truncated),
                 names.INFOS: info,
                 **acted.further,
                 names.EPS_ID: run.eps_id,

@@ -147,7 +147,9 @@ class PolicyDecider(Decider):
         choice = chooser.choose(observations, infos, self._states.of(teams, count), count)
         if choice.state is not None:
             self._states.keep([key for team in teams for key in team.keys], choice.state)
-        layout, columns = self._actions, {n: c for n, c in choice.columns.items() if n not in self._seen_names}
+        layout, columns = self._actions, choice.columns
+        for name in self._seen_names:
+            del columns[name]
         if layout.plain:
             return Decided(list(choice.actions[0]), None, columns)
         leaves = [columns.pop(name) for name in self._action_names]
@@ -167,7 +169,7 @@ class PolicyDecider(Decider):
         action_space = environment.action_space(agent)
         self._actions = actions = Layout(action_space)
         self._action_names = column_names(names.ACTIONS, actions)
-        self._seen_names = frozenset(column_names(names.OBS, observations))
+        self._seen_names = column_names(names.OBS, observations)
         return Chooser(
             self._policy, observations, actions, action_space, seed=self._seed, exploration_noise=self._noise
         )

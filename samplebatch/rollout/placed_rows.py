@@ -108,27 +108,28 @@ class PlacedRows:
         """
         self.acting = dict.fromkeys(teams)
         rows: list[int] = []
+        seen = self._columns.get(names.OBS)
+        row_shape = None if seen is None else seen.shape[1:]
         for team in teams:
             if team.begins is not None:
                 self._open(team)
-            for place in team.places:
+            for place, value in zip(team.places, team.observations, strict=True):
                 if place.row == place.stop:
                     self._move_on(place, team)
-                rows.append(place.row)
-        seen, at = self._columns.get(names.OBS), 0
-        for team in teams:
-            for value in team.observations:
+                    seen = self._columns.get(names.OBS)
+                row = place.row
+                rows.append(row)
                 if (
                     seen is not None
                     and type(value) is _ndarray
                     and value.dtype is seen.dtype
-                    and value.shape == seen.shape[1:]
+                    and value.shape == row_shape
                 ):
-                    seen[rows[at]] = value
+                    seen[row] = value
                 else:
-                    self._put(rows[at], names.OBS, value)
+                    self._put(row, names.OBS, value)
                     seen = self._columns.get(names.OBS)
-                at += 1
+                    row_shape = None if seen is None else seen.shape[1:]
         self._rows = np.array(rows, np.intp)
         return None if seen is None else seen.take(self._rows, 0)
 
@@ -161,33 +162,30 @@ class PlacedRows:
             If there is no place for it.
         """
         seen, rewards, infos = self._columns.get(names.NEXT_OBS), self._columns.get(names.REWARDS), self._infos
-        numbers = self._scalars.get(names.REWARDS, frozenset())
-        given = zip(team.places, outcome.observations, outcome.rewards, outcome.infos, strict=True)
-        for place, value, reward, info in given:
+        numbers = self._scalars.get(names.REWARDS, ())
+        row_shape = None if seen is None else seen.shape[1:]
+        observations, paid, terminateds, truncateds, said, ended, eps_done = outcome
+        for place, value, reward, info in zip(team.places, observations, paid, said, strict=True):
             row = place.row
-            if (
-                seen is not None
-                and type(value) is _ndarray
-                and value.dtype is seen.dtype
-                and value.shape == seen.shape[1:]
-            ):
+            if seen is not None and type(value) is _ndarray and value.dtype is seen.dtype and value.shape == row_shape:
                 seen[row] = value
             else:
                 self._put(row, names.NEXT_OBS, value)
-                seen = self._columns.get(names.NEXT_OBS)
-            if rewards is not None and type(reward) in numbers:
+            if type(reward) in numbers and rewards is not None:
                 rewards[row] = reward
             else:
                 self._put(row, names.REWARDS, reward)
             infos[row] = info.copy() if type(info) is dict else _kept(info)
-        for name, flags in zip(_FLAGS, (outcome.terminateds, outcome.truncateds), strict=False):
-            if flags is not None:
-                self._marked[name] += [place.row for place, flag in zip(team.places, flags, strict=True) if flag]
-        if outcome.eps_done:
-            self._marked[EPS_DONE] += [place.row for place in team.places]
+        if ended or eps_done:
+            self._mark(names.TERMINATEDS, team.places, terminateds)
+            self._mark(names.TRUNCATEDS, team.places, truncateds)
+            self._mark(EPS_DONE, team.places, [eps_done] * len(team.places))
         for place in team.places:
             place.row += 1
         del self.acting[team]
+
+    def _mark(self, name: str, places: Sequence[Place], flags: Sequence[Any]) -> None:
+        self._marked[name] += [place.row for place, flag in zip(places, flags, strict=True) if flag]
 
     def add(self, key: Key, row: Mapping[str, Any]) -> None:
         """Write a row that is whole.

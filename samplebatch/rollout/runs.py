@@ -175,35 +175,35 @@ class ParallelRun(Run):
             # The environment may look at them in its order.
             actions = {agent: decided[agent] for agent in agents}
         observations, rewards, terminations, truncations, infos = environment.step(actions)
+        ended, came = False, []
         try:
-            ended = any(terminations[agent] or truncations[agent] for agent in agents)
-            seen = [[observations[agent] for agent in team.agents] for team in teams]
-            paid = [[rewards[agent] for agent in team.agents] for team in teams]
+            for team in teams:
+                of_each = team.of_each
+                gone, cut = of_each(terminations), of_each(truncations)
+                ended = ended or any(gone) or any(cut)
+                came.append((of_each(observations), of_each(rewards), gone, cut))
         except KeyError:
             _check("an observation", observations, agents)
             _check("a reward", rewards, agents)
             _check("a termination flag", terminations, agents)
             _check("a truncation flag", truncations, agents)
             raise
-        said = [[infos.get(agent, _NOTHING) for agent in team.agents] for team in teams]
         staying = list(environment.agents)
         goes_on = not ended and staying == agents
         over = False
         if not goes_on:
             going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
             over = not staying or (not going_on and set(staying) <= set(agents))
-        for team, own, pay, infos_of in zip(teams, seen, paid, said, strict=True):
-            gone, cut = (
-                [bool(flags[agent]) for agent in team.agents] if ended else None
-                for flags in (terminations, truncations)
-            )
-            team.owner.finish(team, Outcome(own, pay, gone, cut, infos_of, over))
+        for team, (seen, paid, gone, cut) in zip(teams, came, strict=True):
+            try:
+                said = team.of_each(infos)
+            except KeyError:
+                said = tuple(infos.get(agent, _NOTHING) for agent in team.agents)
+            team.owner.finish(team, Outcome(seen, paid, gone, cut, said, ended=ended, eps_done=over))
+            team.observations, team.infos, team.begins = seen, said, None
         self.t += 1
         self.written += 1
-        if goes_on:
-            for team, own, infos_of in zip(teams, seen, said, strict=True):
-                team.observations, team.infos, team.begins = own, infos_of, None
-        else:
+        if not goes_on:
             self._wait([] if over else staying, observations, infos, going_on)
 
 

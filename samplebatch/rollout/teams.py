@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Team:
         Who they are, k of them.
     indices
         The `agent_index` of each.
+    of_each
+        Takes what belongs to them out of a mapping by agent: a tuple.
     observations, infos
         What each saw last, as the environment gave it, which may write over it in its next step.
     begins
@@ -49,6 +52,7 @@ class Team:
         "infos",
         "keys",
         "observations",
+        "of_each",
         "owner",
         "places",
         "policy_id",
@@ -61,6 +65,7 @@ class Team:
         self.agents = agents
         self.keys: list[Key] = [(run.env_id, agent) for agent in agents]
         self.indices = indices
+        self.of_each: Callable[[Any], tuple[Any, ...]] = itemgetter(*agents) if len(agents) > 1 else _only(agents[0])
         self.observations: Sequence[Any] = ()
         self.infos: Sequence[Any] = ()
         self.begins: list[bool] | None = None
@@ -76,10 +81,11 @@ class Outcome(NamedTuple):
 
     observations: Sequence[Any]
     rewards: Sequence[Any]
-    terminateds: Sequence[Any] | None
-    """None if nobody's episode ended."""
-    truncateds: Sequence[Any] | None
+    terminateds: Sequence[Any]
+    truncateds: Sequence[Any]
     infos: Sequence[Any]
+    ended: bool
+    """Whether any agent of the environment is terminated or truncated."""
     eps_done: bool
     """Whether the episode is over for all agents."""
 
@@ -91,3 +97,7 @@ class Acted(NamedTuple):
     action: Any
     further: dict[str, Any]
     """Further columns of its row."""
+
+
+def _only(agent: Any) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda by_agent: (by_agent[agent],)

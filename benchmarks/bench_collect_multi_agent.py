@@ -1,0 +1,132 @@
+"""`collect.multi.*`: from PettingZoo environments to what a learner takes, in microseconds for 200 of their steps.
+
+Everybody steps the same environments, three agents each, and one policy acts for all of them. `bare` asks the policy,
+steps, and keeps nothing: what is above it is what collecting costs. `random` is the same with actions that are drawn,
+by everybody in his own way.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Row, Way, row
+
+STEPS = 200
+"""Environment steps that a call makes, or is converted to where it makes more."""
+
+AGENTS = ("agent_0", "agent_1", "agent_2")
+
+
+def policy(obs: Any) -> Any:
+    """Move by where the first landmark lies."""
+    return np.where(obs[:, 4] > 0, 2, 1)
+
+
+def spread(_: Any = None) -> Any:
+    """Make one environment."""
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env(continuous_actions=False)
+
+
+def bare(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
+    """Ask, step, and keep nothing."""
+    num_envs, at_random = data
+    environments = [spread() for _ in range(num_envs)]
+    seen = [environment.reset(seed=0)[0] for environment in environments]
+    generator = np.random.default_rng(0)
+
+    def decided(count: int) -> Any:
+        if at_random:
+            return generator.integers(5, size=count)
+        return policy(np.stack([obs for own in seen for obs in own.values()]))
+
+    def step_on() -> float:
+        began = perf_counter()
+        for _ in range(STEPS // num_envs):
+            actions = list(decided(num_envs * len(AGENTS)))
+            for place, environment in enumerate(environments):
+                own = actions[place * len(AGENTS) : (place + 1) * len(AGENTS)]
+                seen[place] = environment.step(dict(zip(AGENTS, own, strict=True)))[0]
+                if not environment.agents:
+                    seen[place] = environment.reset()[0]
+        return perf_counter() - began
+
+    return step_on
+
+
+def ours(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
+    """Collect with our collector."""
+    from samplebatch import MultiAgentCollector
+
+    num_envs, at_random = data
+    given = {} if at_random else {"policies": {"agent": policy}}
+    collector = MultiAgentCollector(spread, envs=num_envs, seed=0, **given)
+
+    def collect() -> float:
+        began = perf_counter()
+        collector.collect(STEPS)
+        return perf_counter() - began
+
+    return collect
+
+
+def rllib(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
+    """Collect with RLlib's environment runner."""
+    num_envs, at_random = data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        from ray.rllib.algorithms.ppo import PPOConfig
+        from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
+        from ray.rllib.core.rl_module.torch import TorchRLModule
+        from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+        from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
+        from ray.tune.registry import register_env
+
+        class Fixed(TorchRLModule):  # type: ignore[misc]
+            def _forward(self, batch: Any, **_: Any) -> Any:
+                return {"actions": torch.from_numpy(policy(batch["obs"].numpy()))}
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        register_env("spread", lambda _: ParallelPettingZooEnv(spread()))
+        config = (
+            PPOConfig()
+            .environment("spread")
+            .env_runners(num_envs_per_env_runner=num_envs, num_env_runners=0)
+            .multi_agent(policies={"agent"}, policy_mapping_fn=lambda *_, **__: "agent")
+            .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs={"agent": RLModuleSpec(module_class=Fixed)}))
+        )
+        runner = MultiAgentEnvRunner(config=config)
+
+    def sample() -> float:
+        began = perf_counter()
+        episodes = runner.sample(num_timesteps=STEPS, random_actions=at_random)
+        return (perf_counter() - began) * STEPS / sum(episode.env_steps() for episode in episodes)
+
+    return sample
+
+
+def rows_of(num_envs: int, bar: float) -> list[Row]:
+    """Declare the rows of so many environments."""
+    ways = {who: Way(setup, clocked=True) for who, setup in (("ours", ours), ("rllib", rllib), ("bare", bare))}
+    return [
+        row(
+            f"collect.multi.spread{num_envs}.{how}",
+            partial(tuple[int, bool], (num_envs, how == "random")),
+            view=None,
+            bar=bar,
+            **ways,
+        )
+        for how in ("policy", "random")
+    ]
+
+
+ROWS = [*rows_of(1, 1.10), *rows_of(8, 1.10)]
