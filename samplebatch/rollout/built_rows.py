@@ -13,7 +13,8 @@ from samplebatch.batch.concat import join
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.rollout.deciding import Decided
 from samplebatch.rollout.episode_ends import EPS_DONE
-from samplebatch.rollout.placed_rows import DTYPES, PlacedRows
+from samplebatch.rollout.placed_columns import DTYPES
+from samplebatch.rollout.placed_rows import PlacedRows
 from samplebatch.rollout.runs import kept
 from samplebatch.rollout.teams import Acted, Key, Outcome, Team
 

@@ -9,7 +9,8 @@ from typing import Any
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.rollout.built_rows import BuiltRows
 from samplebatch.rollout.deciding import Decided
-from samplebatch.rollout.placed_rows import Misfit, PlacedRows
+from samplebatch.rollout.placed_columns import Misfit
+from samplebatch.rollout.placed_rows import PlacedRows
 from samplebatch.rollout.places import Forecast, counts
 from samplebatch.rollout.spaces import Leaf
 from samplebatch.rollout.teams import Key, Outcome, Team

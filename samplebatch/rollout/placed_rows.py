@@ -15,43 +15,22 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names, unflatten
-from samplebatch.column import memory
-from samplebatch.column.casting import cast_exactly
-from samplebatch.column.interface import Column
-from samplebatch.column.objects import ObjectColumn
-from samplebatch.column.tensor import TensorColumn
 from samplebatch.rollout.deciding import Decided
 from samplebatch.rollout.episode_ends import EPS_DONE
+from samplebatch.rollout.placed_columns import Misfit, PlacedColumns, kept_info
 from samplebatch.rollout.places import Place, Places
 from samplebatch.rollout.spaces import Leaf
 from samplebatch.rollout.teams import Acted, Key, Outcome, Team
-
-DTYPES = {names.REWARDS: np.dtype(np.float64), names.TERMINATEDS: np.dtype(bool), names.TRUNCATEDS: np.dtype(bool)}
-"""Fixed, so that a reward of 0 in one fragment and 0.5 in the next can be joined."""
 
 _FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.INFOS)
 _LAST = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, EPS_DONE)
 _FLAGS = (names.TERMINATEDS, names.TRUNCATEDS, EPS_DONE)
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
-_NUMBERS = frozenset("?bBhHiIlLqQefdFD")
-_PYTHON: dict[np.dtype[Any], type] = {
-    _BOOL: bool,
-    _INT64: int,
-    np.dtype(np.float64): float,
-    np.dtype(np.complex128): complex,
-}
 _ndarray = np.ndarray
-
-
-class Misfit(Exception):
-    """There is a value that the columns cannot hold as it is. Nothing was made of what was asked for."""
 
 
 class PlacedRows:
     """The rows of a policy's agents, each in its place.
-
-    A column is made when its first value is there, which also says its dtype.
 
     Parameters
     ----------
@@ -64,6 +43,8 @@ class PlacedRows:
 
     Attributes
     ----------
+    columns
+        What they hold.
     places
         Which rows are whose.
     acting
@@ -71,15 +52,10 @@ class PlacedRows:
     """
 
     def __init__(self, room: Callable[[Key], int], rows: int, columns: Mapping[str, Any] | None) -> None:
-        self._given = columns
-        self._expected = rows
-        self._capacity = 0 if columns is None else rows
-        self.places = Places(room, self._make_room, self._capacity)
+        self.columns = PlacedColumns(columns, 0 if columns is None else rows)
+        self.places = Places(room, self._make_room, self.columns.capacity)
         self.acting: dict[Team, None] = {}
-        self._columns: dict[str, Leaf] = {}
-        self._scalars: dict[str, frozenset[type]] = {}
-        self._nested: dict[str, Structure] = {}
-        self._infos: list[Any] = [None] * self._capacity
+        self._expected = rows
         self._order: list[str] = []
         self._known: tuple[str, ...] | None = None
         self._marked: dict[str, list[int]] = {name: [] for name in _FLAGS}
@@ -87,7 +63,7 @@ class PlacedRows:
 
     def place(self, teams: Sequence[Team]) -> None:
         """Give places to agents that have none yet, in their order."""
-        if not self._capacity:
+        if not self.columns.capacity:
             self.places.expect([key for team in teams for key in team.keys])
         for team in teams:
             team.places = list(map(self.places.of, team.keys, team.indices))
@@ -108,7 +84,7 @@ class PlacedRows:
         """
         self.acting = dict.fromkeys(teams)
         rows: list[int] = []
-        seen = self._columns.get(names.OBS)
+        seen = self.columns.by_name.get(names.OBS)
         row_shape = None if seen is None else seen.shape[1:]
         for team in teams:
             if team.begins is not None:
@@ -116,7 +92,7 @@ class PlacedRows:
             for place, value in zip(team.places, team.observations, strict=True):
                 if place.row == place.stop:
                     self._move_on(place, team)
-                    seen = self._columns.get(names.OBS)
+                    seen = self.columns.by_name.get(names.OBS)
                 row = place.row
                 rows.append(row)
                 if (
@@ -127,8 +103,8 @@ class PlacedRows:
                 ):
                     seen[row] = value
                 else:
-                    self._put(row, names.OBS, value)
-                    seen = self._columns.get(names.OBS)
+                    self.columns.put(row, names.OBS, value)
+                    seen = self.columns.by_name.get(names.OBS)
                     row_shape = None if seen is None else seen.shape[1:]
         self._rows = np.array(rows, np.intp)
         return None if seen is None else seen.take(self._rows, 0)
@@ -145,13 +121,13 @@ class PlacedRows:
         if self._known != tuple(decided.columns):
             self._learn(decided.columns)
         for name, values in decided.columns.items():
-            column = self._columns[name]
+            column = self.columns.by_name[name]
             if values.dtype != column.dtype or values.shape[1:] != column.shape[1:]:
                 raise Misfit
             column[rows] = values[: len(rows)]
         if decided.kept is not None:
             for row, action in zip(rows.tolist(), decided.kept, strict=False):
-                self._put(row, names.ACTIONS, action)
+                self.columns.put(row, names.ACTIONS, action)
 
     def finish(self, team: Team, outcome: Outcome) -> None:
         """Write what came of a team's actions, which makes its rows whole.
@@ -161,8 +137,12 @@ class PlacedRows:
         Misfit
             If there is no place for it.
         """
-        seen, rewards, infos = self._columns.get(names.NEXT_OBS), self._columns.get(names.REWARDS), self._infos
-        numbers = self._scalars.get(names.REWARDS, ())
+        seen, rewards, infos = (
+            self.columns.by_name.get(names.NEXT_OBS),
+            self.columns.by_name.get(names.REWARDS),
+            self.columns.infos,
+        )
+        numbers = self.columns.scalars.get(names.REWARDS, ())
         row_shape = None if seen is None else seen.shape[1:]
         observations, paid, terminateds, truncateds, said, ended, eps_done = outcome
         for place, value, reward, info in zip(team.places, observations, paid, said, strict=True):
@@ -170,12 +150,12 @@ class PlacedRows:
             if seen is not None and type(value) is _ndarray and value.dtype is seen.dtype and value.shape == row_shape:
                 seen[row] = value
             else:
-                self._put(row, names.NEXT_OBS, value)
+                self.columns.put(row, names.NEXT_OBS, value)
             if type(reward) in numbers and rewards is not None:
                 rewards[row] = reward
             else:
-                self._put(row, names.REWARDS, reward)
-            infos[row] = info.copy() if type(info) is dict else _kept(info)
+                self.columns.put(row, names.REWARDS, reward)
+            infos[row] = info.copy() if type(info) is dict else kept_info(info)
         if ended or eps_done:
             self._mark(names.TERMINATEDS, team.places, terminateds)
             self._mark(names.TRUNCATEDS, team.places, truncateds)
@@ -195,7 +175,7 @@ class PlacedRows:
         Misfit
             If there is no place for it.
         """
-        if not self._capacity:
+        if not self.columns.capacity:
             self.places.expect([key])
         place = self.places.of(key, row[names.AGENT_INDEX])
         if place.row == place.stop:
@@ -206,7 +186,7 @@ class PlacedRows:
                 raise Misfit
             self._order = order
         for name, value in row.items():
-            self._put(place.row, name, value)
+            self.columns.put(place.row, name, value)
         place.row += 1
 
     def build(self, stamps: Mapping[str, int], order: Callable[[Key], int] | None) -> SampleBatch:
@@ -216,19 +196,19 @@ class PlacedRows:
         """
         self._settle()
         for name in stamps:
-            self._column(name, _INT64, ())
+            self.columns.column(name, _INT64, ())
         count, moves, rest = self.places.moves(order)
         if moves or rest is not None:
-            self._move(count, moves, rest)
+            self.columns.move(count, moves, rest)
         for name, value in stamps.items():
-            self._columns[name][:count] = value
-        return self._batch([*self._order, *stamps], count)
+            self.columns.by_name[name][:count] = value
+        return self.columns.batch([*self._order, *stamps], count)
 
     def parts(self) -> Iterator[tuple[Key, list[SampleBatch]]]:
         """Yield what each agent has made, in the order in which they first acted."""
         self._settle()
         is_empty = not any(place.ranges() for place in self.places.by_key.values())
-        steps = SampleBatch() if is_empty else self._batch(self._order, self._capacity)
+        steps = SampleBatch() if is_empty else self.columns.batch(self._order, self.columns.capacity)
         for key, place in self.places.by_key.items():
             yield key, [steps.slice(start, stop) for start, stop in place.ranges()]
 
@@ -237,29 +217,12 @@ class PlacedRows:
         further = [name for name in self._order if name not in _FIRST and name not in _LAST]
         return [
             Acted(
-                self._value(names.OBS, place.row),
-                self._value(names.ACTIONS, place.row),
-                {name: self._value(name, place.row) for name in further},
+                self.columns.value(names.OBS, place.row),
+                self.columns.value(names.ACTIONS, place.row),
+                {name: self.columns.value(name, place.row) for name in further},
             )
             for place in team.places
         ]
-
-    def _value(self, name: str, row: int) -> Any:
-        return unflatten(name, self._nested.get(name), lambda leaf: self._columns[leaf][row])
-
-    def _batch(self, order: Iterable[str], count: int) -> SampleBatch:
-        """Put the first rows of columns together."""
-        columns: dict[str, Column] = {}
-        for name in order:
-            for leaf in leaf_names(name, self._nested.get(name)):
-                if leaf == names.INFOS:
-                    columns[leaf] = ObjectColumn.from_rows(self._infos[:count])
-                    continue
-                values = self._columns[leaf][:count]
-                # A short column must not keep a long one's memory alive.
-                keeps = self._given is not None or 2 * count >= self._capacity
-                columns[leaf] = TensorColumn(values if keeps else memory.copy_of(values))
-        return SampleBatch._of(columns, {name: self._nested[name] for name in order if name in self._nested})
 
     # -- where rows lie ------------------------------------------------------------------------------------------------
 
@@ -285,9 +248,9 @@ class PlacedRows:
                 continue
             own = (place.eps_id, place.key[0], place.index, np.arange(place.t, place.t + row - since))
             for name, value in zip(_LAST, own, strict=False):
-                self._column(name, _INT64, ())[since:row] = value
+                self.columns.column(name, _INT64, ())[since:row] = value
             for name in _FLAGS:
-                self._column(name, _BOOL, ())[since:row] = False
+                self.columns.column(name, _BOOL, ())[since:row] = False
             place.since, place.t = row, place.t + row - since
 
     def _settle(self) -> None:
@@ -295,35 +258,13 @@ class PlacedRows:
         self._close(self.places.by_key.values())
         for name, rows in self._marked.items():
             if rows:
-                self._columns[name][rows] = True
+                self.columns.by_name[name][rows] = True
                 rows.clear()
-
-    def _move(self, count: int, moves: Sequence[tuple[int, int, int]], rest: npt.NDArray[np.intp] | None) -> None:
-        """Close the gaps; see `Places.moves`."""
-        columns: list[Any] = [*self._columns.values(), self._infos]
-        for column in columns:
-            last: Any = None
-            if rest is not None:
-                last = column.take(rest, 0) if isinstance(column, _ndarray) else [column[row] for row in rest]
-            for start, stop, target in moves:
-                column[target : target + stop - start] = column[start:stop]
-            if last is not None:
-                column[count - len(last) : count] = last
 
     def _make_room(self, rows: int) -> int:
         """Make room for so many rows, in memory of their own."""
-        self._leave(max(rows, 2 * self._capacity if self._capacity else self._expected))
-        return self._capacity
-
-    def _leave(self, capacity: int) -> None:
-        """Go on in memory of their own."""
-        self._given = None
-        used = min(self.places.end, self._capacity)
-        for name, column in self._columns.items():
-            self._columns[name] = grown = memory.empty((capacity, *column.shape[1:]), column.dtype)
-            grown[:used] = column[:used]
-        self._infos += [None] * (capacity - len(self._infos))
-        self._capacity = capacity
+        self.columns.leave(max(rows, 2 * self.columns.capacity if self.columns.capacity else self._expected))
+        return self.columns.capacity
 
     # -- what rows hold ------------------------------------------------------------------------------------------------
 
@@ -334,75 +275,11 @@ class PlacedRows:
         if self._known is not None or (self._order and self._order != order):
             raise Misfit
         for name, values in columns.items():
-            self._column(name, values.dtype, values.shape[1:])
+            self.columns.column(name, values.dtype, values.shape[1:])
             top, *folders, leaf = name.split(".") if "." in name else ("", name)
             if top:
-                tree: Any = self._nested.setdefault(top, {})
+                tree: Any = self.columns.nested.setdefault(top, {})
                 for folder in folders:
                     tree = tree.setdefault(folder, {})
                 tree[leaf] = None
         self._known, self._order = tuple(columns), order
-
-    def _column(self, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> Leaf:
-        """Return a column; if it is new, make it, or find it in the slot."""
-        column = self._columns.get(name)
-        if column is not None:
-            return column
-        if dtype.char not in _NUMBERS or not dtype.isnative:
-            raise Misfit
-        if self._given is not None:
-            column = self._given.get(name)
-            if not isinstance(column, _ndarray) or column.dtype != dtype or column.shape[1:] != row_shape:
-                self._leave(self._capacity)
-                column = None
-        if column is None:
-            column = memory.empty((self._capacity, *row_shape), dtype)
-        self._columns[name] = column
-        scalars = {dtype.type, _PYTHON.get(dtype, dtype.type)}
-        self._scalars[name] = frozenset() if row_shape else frozenset(scalars)
-        return column
-
-    def _put(self, row: int, name: str, value: Any) -> None:
-        """Write one value of any kind."""
-        if name == names.INFOS:
-            self._infos[row] = _kept(value)
-        elif is_nested(value):
-            structure, leaves = flatten(name, value)
-            if self._nested.setdefault(name, structure) != structure or name in self._columns:
-                raise Misfit
-            for leaf, part in leaves:
-                self._put_leaf(row, leaf, part)
-        elif name in self._nested:
-            raise Misfit
-        else:
-            self._put_leaf(row, name, value)
-
-    def _put_leaf(self, row: int, name: str, value: Any) -> None:
-        column = self._columns.get(name)
-        if column is not None and type(value) in self._scalars[name]:
-            try:
-                column[row] = value
-            except OverflowError:
-                raise Misfit from None
-            return
-        if value is None or isinstance(value, (str, bytes)):
-            raise Misfit
-        try:
-            array: Leaf | None = np.asarray(value)
-        except (ValueError, TypeError, RuntimeError):
-            raise Misfit from None
-        dtype = DTYPES.get(name)
-        if array is not None and dtype is not None and array.dtype.char in _NUMBERS:
-            array = cast_exactly(array, dtype)
-        if array is None:
-            raise Misfit
-        if column is None:
-            column = self._column(name, array.dtype, array.shape)
-        if array.dtype != column.dtype or array.shape != column.shape[1:]:
-            raise Misfit
-        column[row] = array
-
-
-def _kept(info: Any) -> Any:
-    """Copy an info one level deep, as environments reuse them."""
-    return info.copy() if type(info) in (dict, list, _ndarray) else info

@@ -64,7 +64,8 @@ class Forecast:
     """How many rows each agent will have of the next fragment.
 
     As many as it had of the last one, in proportion to the length of the two, with room for some more. An agent that
-    had a row of every step will have one of every step.
+    had a row of every step will have one of every step. One that was not there will have as many as the others of its
+    policy had on average.
 
     Parameters
     ----------
@@ -80,6 +81,8 @@ class Forecast:
     >>> forecast = Forecast({0: 10, 1: 12}, {"cat": {(0, "tom"): 20, (1, "tom"): 4}}, {0: 20, 1: 20})
     >>> forecast.room("cat", (0, "tom")), forecast.room("cat", (1, "tom")), forecast.room("cat", (1, "kit"))
     (10, 7, 12)
+    >>> forecast.room("dog", (0, "rex"))
+    10
     >>> forecast.rows()
     {'cat': 17}
     """
@@ -94,9 +97,10 @@ class Forecast:
     def room(self, policy_id: str, key: Key) -> int:
         """Return how many rows an agent will have at the most, as far as can be foreseen."""
         steps = None if self._steps is None else self._steps.get(key[0], 0)
-        known = self._last.get(policy_id, {}).get(key)
-        if known is None:
+        last = self._last.get(policy_id)
+        if not last:
             return FIRST_ROOM if steps is None else max(steps, 1)
+        known = last.get(key) or -(-sum(last.values()) // len(last))
         made = self._last_steps.get(key[0], 0)
         if steps is None or not made:
             return int(known * _MORE) + _AT_LEAST
