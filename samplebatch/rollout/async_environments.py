@@ -12,7 +12,7 @@ import numpy.typing as npt
 from samplebatch.errors import EnvironmentSpecError, WorkerError
 from samplebatch.rollout.environment_processes import EnvironmentProcesses
 from samplebatch.rollout.spaces import Leaf
-from samplebatch.rollout.vector_environments import Environments, Outcome, Transition
+from samplebatch.rollout.vector_environments import Environments, Outcome, Transition, check_shared
 from samplebatch.rollout.vector_infos import Infos, Rows, without_finals
 
 _RESETS: dict[str, tuple[str, Any] | None] = {
@@ -83,21 +83,13 @@ class AsyncEnvironments(Environments):
         # Gymnasium 1.0 has one mode only.
         mode = getattr(env, "autoreset_mode", None)
         self._reset_by = _RESETS[str(getattr(mode, "value", mode or "NextStep"))]
-        self._shared = self._shared_leaves() if env.shared_memory else None
+        self._shared: list[Leaf] | None = None
+        if env.shared_memory:
+            check_shared(self.observations)
+            self._shared = self.observations.flatten(env.observations)
         self._resetting: set[int] = set()
         # Without shared memory, Gymnasium resets these in their next step even if it was told to reset them before.
         self._over: set[int] = set()
-
-    def _shared_leaves(self) -> list[Leaf]:
-        """Return the arrays that the processes write their observations to."""
-        for name, space in zip(self.observations.names, self.observations.spaces, strict=True):
-            if not self.observations.is_numeric(space):
-                raise EnvironmentSpecError(
-                    f"observations in shared memory must be numbers, and {f'{name!r} is' if name else 'they are'} of "
-                    f"a {type(space).__name__}, which Gymnasium reads there but once; make the AsyncVectorEnv with "
-                    "shared_memory=False"
-                )
-        return self.observations.flatten(self.env.observations)
 
     @property
     def under_way(self) -> int:

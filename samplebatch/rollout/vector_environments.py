@@ -213,6 +213,8 @@ class VectorEnvironments(Environments):
         inner = getattr(env, "unwrapped", env)
         self._copies = getattr(inner, "copy", False) is not True
         self._seeds_each = hasattr(inner, "env_fns")
+        if hasattr(inner, "parent_pipes") and inner.shared_memory:
+            check_shared(self.observations)
         self._flat = self.observations.plain and self.actions.plain
         # Whether nothing must be done to what the environment gives before it is acted on: known from a reset.
         self._raw = False
@@ -279,8 +281,23 @@ class NextStepEnvironments(VectorEnvironments):
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
+        if self._resetting is not None:
+            self._reset_in_processes(self._resetting.tolist())
         self._resetting = None
         return super().reset(seeds=seeds, **given)
+
+    def _reset_in_processes(self, envs: list[int]) -> None:
+        """Let processes without shared memory make the resets that they owe: a reset of all does not make up for them.
+
+        Gymnasium's AsyncVectorEnv would reset these environments once more in the step after it.
+        """
+        inner = getattr(self.env, "unwrapped", self.env)
+        if not hasattr(inner, "parent_pipes") or inner.shared_memory:
+            return
+        for env in envs:
+            inner.parent_pipes[env].send(("step", None))
+        for env in envs:
+            inner.parent_pipes[env].recv()
 
     def step(self, actions: Sequence[Leaf]) -> Transition:
         """Step every environment; see `Environments.step`."""
@@ -403,6 +420,23 @@ class DisabledEnvironments(VectorEnvironments):
     def settle(self, steps: Sequence[Any]) -> Outcomes:
         """Return what the steps led to; see `Environments.settle`."""
         return Environments.settle(self, steps)
+
+
+def check_shared(observations: Layout) -> None:
+    """Refuse observations that Gymnasium reads but once from the memory that it shares with its processes.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there are others than numbers.
+    """
+    for name, space in zip(observations.names, observations.spaces, strict=True):
+        if not observations.is_numeric(space):
+            raise EnvironmentSpecError(
+                f"observations in shared memory must be numbers, and {f'{name!r} is' if name else 'they are'} of a "
+                f"{type(space).__name__}, which Gymnasium reads there but once; make the AsyncVectorEnv with "
+                "shared_memory=False"
+            )
 
 
 _BY_MODE: dict[str, type[VectorEnvironments]] = {

@@ -91,6 +91,31 @@ def test_environments_in_processes(mode: str) -> None:
         environments.close()
 
 
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_after_the_end_of_an_episode_is_the_only_one(mode: str, memory: bool) -> None:
+    makers = [lambda n=n: gyms.Ladder(n, 2 + n) for n in range(2)]
+    vector = AsyncVectorEnv(makers, autoreset_mode=mode, shared_memory=memory, context="fork")
+    environments = as_environments(vector)
+    environments.reset()
+    for _ in range(2):
+        step = environments.step([np.zeros(2, int)])
+    assert step.ended is not None
+    obs, _ = environments.reset()
+    assert obs[0][:, 2].tolist() == [0, 0]
+    step = environments.step([np.zeros(2, int)])
+    assert step.void is None
+    assert step.new_obs[0][:, 1:].tolist() == [[obs[0][0, 1], 1], [obs[0][1, 1], 1]]
+    environments.close()
+
+
+def test_what_gymnasium_does_not_read_from_shared_memory_is_refused() -> None:
+    vector = AsyncVectorEnv([lambda: gyms.Nested(0)], context="fork")
+    with pytest.raises(EnvironmentSpecError, match=r"'mouth' is of a Text, .* with shared_memory=False"):
+        as_environments(vector)
+    vector.close()
+
+
 @pytest.mark.parametrize("kind", [gyms.Ladder, gyms.Reusing])
 def test_a_single_environment(kind: type[Any]) -> None:
     env = kind(0, 3, truncates=True)
