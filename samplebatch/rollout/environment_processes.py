@@ -286,7 +286,9 @@ def _heard_out(pipes: Sequence[Connection], asked: set[int], timeout: float | No
     for index in sorted(asked):
         if not pipes[index].poll(None if until is None else max(0.0, until - time.monotonic())):
             raise multiprocessing.TimeoutError(f"environment {index} has not answered within {timeout} s")
-        pipes[index].recv()
+        # When Python exits, processes may have been ended before.
+        with suppress(EOFError, ConnectionError):
+            pipes[index].recv()
         asked.discard(index)
 
 

@@ -283,6 +283,34 @@ def test_an_interrupt_of_the_whole_group_of_processes_leaves_none_behind() -> No
 # The end
 
 
+def test_a_collector_that_nobody_closes_leaves_nothing_behind() -> None:
+    script = textwrap.dedent(
+        """
+        import numpy as np
+        from gymnasium.vector import AsyncVectorEnv
+
+        import gyms
+        from samplebatch import AsyncCollector
+
+        env = AsyncVectorEnv([lambda: gyms.Watched(0, 9, pause_s=0.01)] * 2, context="fork")
+        AsyncCollector(lambda obs: np.zeros(len(obs), int), env).collect(n_step=3)
+        print(*[process.pid for process in env.processes])
+        """
+    )
+    folder = Path(__file__).parent
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(folder.parents[1])},
+    )
+    assert ran.returncode == 0
+    assert "Traceback" not in ran.stderr
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ran.stdout.split())
+
+
 def test_an_environment_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, gate: Any) -> None:
     monkeypatch.setattr(environment_processes, "_CLOSE_WITHIN_S", 0.2)
     env = watched(3, gate, 1)
