@@ -19,6 +19,8 @@ MILLION = 1_000_000
 ENVS = 16
 EPISODE = 100
 """Steps of an episode."""
+ROLLOUT = 128
+"""Steps that an environment makes before they are put in."""
 
 
 def transitions(rows: int, seed: int = 7) -> dict[str, Any]:
@@ -144,6 +146,58 @@ def bare_add16_setup(_: Any, columns: Any) -> Any:
         i = next(positions)
         for memory, values in slots:
             memory[i] = values
+
+    return call
+
+
+# A rollout: many steps of sixteen environments.
+
+
+def by_step(columns: Any) -> list[dict[str, Any]]:
+    """Cut a rollout into steps of all environments."""
+    return [{k: v[i : i + ENVS] for k, v in columns.items()} for i in range(0, ROLLOUT * ENVS, ENVS)]
+
+
+def our_rollout_setup(lib: Any, columns: Any) -> Any:
+    buffer = lib.VectorReplayBuffer(100_000, ENVS)
+    batch = lib.Batch({k: v for k, v in columns.items() if k != "done"})
+    ids = np.tile(np.arange(ENVS), ROLLOUT)
+    return lambda: buffer.add(batch, buffer_ids=ids)
+
+
+def tianshou_rollout_setup(lib: Any, columns: Any) -> Any:
+    buffer = lib.VectorReplayBuffer(100_000, ENVS)
+    batches = [lib.Batch({k: v for k, v in step.items() if k != "done"}) for step in by_step(columns)]
+
+    def call() -> None:
+        for batch in batches:
+            buffer.add(batch)
+
+    return call
+
+
+def sb3_rollout_setup(lib: Any, columns: Any) -> Any:
+    buffer = lib.buffer(100_000, 17, 6, n_envs=ENVS)
+    steps = [[step[k] for k in ("obs", "obs_next", "act", "rew", "done")] for step in by_step(columns)]
+    infos: list[dict[str, Any]] = [{} for _ in range(ENVS)]
+
+    def call() -> None:
+        for step in steps:
+            buffer.add(*step, infos)
+
+    return call
+
+
+def bare_rollout_setup(_: Any, columns: Any) -> Any:
+    length = 100_000 // ENVS
+    given = [v.reshape(ROLLOUT, ENVS, *v.shape[1:]).swapaxes(0, 1) for v in columns.values()]
+    slots = [(np.zeros((ENVS, length, *v.shape[2:]), v.dtype), v) for v in given]
+    starts = cycle(range(0, length - ROLLOUT, ROLLOUT))
+
+    def call() -> None:
+        start = next(starts)
+        for memory, values in slots:
+            memory[:, start : start + ROLLOUT] = values
 
     return call
 
@@ -312,6 +366,16 @@ ROWS = [
         tianshou=Way(add16_setup),
         sb3=Way(sb3_add16_setup),
         bare=Way(bare_add16_setup),
+    ),
+    row(
+        "buffer.add16.rollout128",
+        lambda: transitions(ENVS * ROLLOUT),
+        view=None,
+        traffic=True,
+        ours=Way(our_rollout_setup),
+        tianshou=Way(tianshou_rollout_setup),
+        sb3=Way(sb3_rollout_setup),
+        bare=Way(bare_rollout_setup),
     ),
     row(
         "buffer.sample256.1e6",

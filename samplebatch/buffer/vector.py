@@ -144,7 +144,8 @@ class ReplayBufferManager(ReplayBuffer):
             Values by name, with a leading axis: one row for each buffer, or for each of `buffer_ids`. The older form
             gives them as keywords.
         buffer_ids
-            The buffers that the rows are for, shape (k,); None for all in order. One may stand there several times.
+            The buffers that the rows are for, shape (k,); None for all in order. One may stand there several times:
+            its rows are steps one after the other.
 
         Returns
         -------
