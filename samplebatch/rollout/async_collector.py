@@ -20,7 +20,8 @@ from samplebatch.rollout.episode_quota import EpisodeQuota
 from samplebatch.rollout.pending_choices import PendingChoices
 from samplebatch.rollout.recorder import StepHook
 from samplebatch.rollout.single_agent import Collector
-from samplebatch.rollout.vector_infos import Infos, batch_of, rows_of
+from samplebatch.rollout.vector_environments import Outcome
+from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, rows_of
 
 
 class AsyncCollector(Collector):
@@ -121,6 +122,10 @@ class AsyncCollector(Collector):
         self._ready = np.zeros(self.num_envs, np.bool_)
         self._said: list[dict[str, Any]] = []
 
+    def close(self) -> None:
+        """Close the environments; steps under way are waited for, ten seconds at the most, and dropped."""
+        super().close()
+
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
         """Start an episode in every environment, and return the observations and what was said with them.
 
@@ -213,9 +218,7 @@ class AsyncCollector(Collector):
                 ends[0, ended] = True
                 quota.spend(ends)
 
-    def _turn(
-        self, running: npt.NDArray[np.bool_] | None, *, random: bool, render: float | None
-    ) -> npt.NDArray[np.intp]:
+    def _turn(self, running: npt.NDArray[np.bool_] | None, *, random: bool, render: float | None) -> Rows:
         """Let those environments step that are ready, take down what others did, and return whose episodes ended."""
         environments = self._environments
         self._send(running, random=random)
@@ -244,21 +247,17 @@ class AsyncCollector(Collector):
         self._pending.put(choice, envs)
         if choice.state is not None:
             self._state = policy_state.put(self._state, envs, choice.state, self.num_envs)
+        elif self._state is not None:
+            self._state = policy_state.begun_anew(self._state, envs)
         self._ready[envs] = False
         self._environments.send(choice.actions, envs)
 
     def _take_down(self, answers: Answers) -> None:
         """Take down what environments did, and remember what to act on."""
-        for choice, places in self._pending.take(answers.envs):
-            new_obs, rewards, terminateds, truncateds, infos = answers.outcome
-            outcome = (
-                [leaf[places] for leaf in new_obs],
-                rewards[places],
-                terminateds[places],
-                truncateds[places],
-                [infos[place] for place in places.tolist()],
-            )
-            self._recorder.record(choice, outcome, answers.envs[places])
+        envs = answers.envs
+        for choice, places in self._pending.take(envs):
+            outcome = answers.outcome if len(places) == len(envs) else _of_rows(answers.outcome, places)
+            self._recorder.record(choice, outcome, envs[places])
         for leaf, seen in zip(self._obs or (), answers.obs, strict=False):
             leaf[answers.ready] = seen
         for env, said in zip(answers.ready.tolist(), answers.infos, strict=True):
@@ -266,3 +265,9 @@ class AsyncCollector(Collector):
         if len(answers.ended):
             self._state = policy_state.begun_anew(self._state, answers.ended)
         self._ready[answers.ready] = True
+
+
+def _of_rows(outcome: Outcome, rows: Rows) -> Outcome:
+    new_obs, rewards, terminateds, truncateds, infos = outcome
+    said = [infos[row] for row in rows.tolist()]
+    return [leaf[rows] for leaf in new_obs], rewards[rows], terminateds[rows], truncateds[rows], said

@@ -95,6 +95,8 @@ class EnvironmentProcesses:
         ------
         WorkerError
             If a process has failed or ended, or an exchange with one was interrupted.
+        EnvironmentSpecError
+            If somebody else has closed the environments.
         """
         if self._failure is not None:
             raise self._failure
@@ -103,6 +105,8 @@ class EnvironmentProcesses:
                 f"an exchange with environment {self._midst} must be whole, and was interrupted; close the "
                 "environments and make them anew"
             )
+        if self._env.closed:
+            raise EnvironmentSpecError("env must be open, and has been closed")
 
     def ask(self, index: int, command: str, data: Any) -> None:
         """Ask a process something that it has to answer.

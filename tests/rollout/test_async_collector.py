@@ -266,6 +266,49 @@ def test_statistics_are_those_of_the_batch() -> None:
         assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
 
 
+@pytest.mark.parametrize(("mode", "memory"), [("NextStep", False), ("SameStep", True), ("Disabled", False)])
+def test_every_step_is_there_once_whatever_is_called(mode: str, memory: bool) -> None:
+    rng = np.random.default_rng(3)
+    lengths = [1, 4, 7]
+    steps = CONTEXT.RawArray("i", 3)
+    makers = [lambda n=n: gyms.Watched(n, lengths[n], steps=steps, pause_s=0.001 * n, says=True) for n in range(3)]
+    buffer = VectorReplayBuffer(3 * 3000, 3)
+    begun = np.zeros(3, int)
+    counted = episodes = 0
+    with AsyncCollector(stay, vector(makers, mode, shared_memory=memory), buffer, wait_num=2) as collector:
+        for call in range(40):
+            kind = rng.integers(4)
+            if kind == 0:
+                collector.reset_env()
+                assert [len(ring) for ring in buffer.buffers] == list(steps)
+                begun = np.array(steps)
+                continue
+            wanted = int(rng.integers(1, 12))
+            given = {"n_episode": wanted} if kind == 1 else {"n_step": wanted}
+            # What was under way before a reset counts after it.
+            stats = collector.collect(random=call % 5 == 0, **given)
+            counted += stats.n_collected_steps
+            episodes += stats.n_collected_episodes
+            assert counted == len(buffer)
+            assert (stats.lens <= 7).all()
+        collector.reset_env()
+    assert begun.sum()
+    for env, ring in enumerate(buffer.buffers):
+        held = ring[:]
+        assert len(held) == steps[env]
+        assert (held.obs[:, 0] == env).all()
+        assert (held.obs_next[:, 2] == held.obs[:, 2] + 1).all()
+        assert (held.obs_next[:, 1] == held.obs[:, 1]).all()
+        assert (held.info.step == held.obs_next[:, 2]).all()
+        assert (held.terminated == (held.obs_next[:, 2] == lengths[env])).all()
+        # A step goes on from the one before, or begins a later episode after that one's end.
+        ends = held.done[:-1]
+        assert (held.obs[1:][~ends] == held.obs_next[:-1][~ends]).all()
+        assert (held.obs[1:][ends][:, 2] == 0).all()
+        assert (held.obs[1:][ends][:, 1] > held.obs[:-1][ends][:, 1]).all()
+    assert episodes <= buffer[:].terminated.sum()
+
+
 def test_the_final_observation_of_an_episode_is_kept_and_no_reset_is_a_step() -> None:
     for mode, memory in itertools.product(MODES, (True, False)):
         with AsyncCollector(stay, ladders([2, 3], mode, memory=memory, truncates=True, says=True)) as collector:
@@ -454,6 +497,20 @@ def test_what_a_policy_wants_kept_is_kept_and_may_widen() -> None:
     assert batch["actions"].dtype == np.int32
     assert batch["policy"]["env"].tolist() == batch["env_id"].tolist()
     assert batch["action_logp"].tolist() == (-batch["t"]).tolist()
+
+
+def test_a_state_does_not_outlast_steps_at_random() -> None:
+    seen = []
+
+    def policy(obs: Any, state: Any) -> Any:
+        before = np.zeros(len(obs), int) if state is None else state
+        seen.append(before.tolist())
+        return stay(obs), before + 1
+
+    with AsyncCollector(policy, ladders([99, 99]), wait_num=2) as collector:
+        for random in (False, True, False):
+            collector.collect(n_step=4, random=random)
+    assert seen == [[0, 0], [1, 1], [0, 0], [1, 1]]
 
 
 def test_what_is_kept_must_be_kept_at_every_step() -> None:

@@ -365,6 +365,8 @@ def test_closing_the_environment_itself_waits_for_what_is_under_way(gate: Any) -
         with pytest.warns(UserWarning, match="pending call to `collect`"):
             env.close(timeout=None if opens else 0.05)
         assert is_gone(env)
+        with pytest.raises(EnvironmentSpecError, match="must be open, and has been closed"):
+            collector.collect(n_step=100)
         collector.close()
 
 
