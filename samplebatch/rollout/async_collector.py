@@ -177,16 +177,10 @@ class AsyncCollector(Collector):
 
         Parameters
         ----------
-        n_step, n_episode
-            How much; one of the two.
-        random
-            Whether to act at random, instead of as the policy says.
+        n_step, n_episode, random, reset_before_collect, gym_reset_kwargs
+            As for `Collector.collect`.
         render
             Seconds to wait after each turn, once the environments that are ready have been rendered.
-        reset_before_collect
-            Whether to reset the environments first, without emptying the buffer. The first call always does.
-        gym_reset_kwargs
-            Arguments of the environments' own `reset`, for that.
 
         Raises
         ------

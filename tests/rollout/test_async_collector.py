@@ -424,28 +424,24 @@ def test_what_gymnasium_does_not_read_from_shared_memory_is_refused() -> None:
 # Policies
 
 
-@pytest.mark.parametrize("form", ["array", "tensor", "tuple", "batch"])
+STATES = {
+    "tensor": (lambda count: torch.tensor(count), lambda state: state, ["state_in_0"]),
+    "tree": (
+        lambda count: ({"h": count}, torch.tensor(count)),
+        lambda state: state[0]["h"],
+        ["state_in_0.h", "state_in_1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", STATES)
 def test_a_recurrent_state_is_kept_for_each_environment(form: str) -> None:
     """The state counts the steps, so the one that was given is `t`, and the one that was returned `t + 1`."""
-    make = {
-        "array": lambda count: count[:, None],
-        "tensor": lambda count: torch.from_numpy(count[:, None].copy()),
-        "tuple": lambda count: (count.copy(), torch.from_numpy(count.copy())),
-        "batch": lambda count: Batch(h=count.copy(), deep=Batch(c=count[:, None].copy())),
-    }[form]
-    read = {
-        "array": lambda state: state[:, 0],
-        "tensor": lambda state: state[:, 0].numpy(),
-        "tuple": lambda state: state[0],
-        "batch": lambda state: state.h,
-    }[form]
-    names = {"tuple": ["state_in_0", "state_in_1"], "batch": ["state_in.h", "state_in.deep.c"]}.get(
-        form, ["state_in_0"]
-    )
+    make, read, names = STATES[form]
 
     def policy(batch: Batch, state: Any) -> dict[str, Any]:
-        before = np.zeros(len(batch.obs), int) if state is None else read(state)
-        return {"act": np.zeros(len(batch.obs), int), "state": make(before + 1)}
+        before = np.zeros(len(batch.obs), int) if state is None else np.asarray(read(state))
+        return {"act": stay(batch.obs), "state": make(before + 1)}
 
     makers = [lambda n=n: gyms.Watched(n, 2 + n, pause_s=0.002 * (n == 1)) for n in range(3)]
     for mode in MODES:
@@ -453,13 +449,13 @@ def test_a_recurrent_state_is_kept_for_each_environment(form: str) -> None:
             for wanted in ({"n_step": 30}, {"n_episode": 2}, {"n_step": 10, "reset_before_collect": True}):
                 batch = collector.collect(**wanted).batch
                 for name in names:
-                    assert batch[name].reshape(-1).tolist() == batch["t"].tolist()
+                    assert batch[name].tolist() == batch["t"].tolist()
     buffer = VectorReplayBuffer(200, 3)
     with AsyncCollector(policy, vector(makers), buffer) as collector:
         collector.collect(n_step=40)
     kept = buffer[:].policy.hidden_state
-    kept = kept if form in ("array", "tensor") else kept["0"] if form == "tuple" else kept.h
-    assert np.asarray(kept).reshape(-1).tolist() == buffer[:].obs_next[:, 2].tolist()
+    kept = kept if form == "tensor" else kept["0"].h
+    assert np.asarray(kept).tolist() == buffer[:].obs_next[:, 2].tolist()
 
 
 def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
