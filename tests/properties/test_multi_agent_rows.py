@@ -1,0 +1,185 @@
+"""Agents that come and go as they like: every step of each is there once, and counted once, wherever it was written."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samplebatch import Aggregator, MultiAgentBatch, MultiAgentCollector, channel, concat_samples
+from samplebatch.rollout.fragment_sender import FragmentSender
+from samplebatch.rollout.worker_board import FRAGMENTS, SENT
+from samplebatch.rollout.worker_plan import Plan
+from samplebatch.rollout.worker_task import task_of
+
+AGENTS = ("cat_0", "cat_1", "cat_2", "dog_0", "dog_1")
+
+Scene = tuple[frozenset[str], frozenset[str], frozenset[str]]
+"""Who acts in a step, whom it terminates, whom it truncates."""
+
+
+class Stage:
+    """Plays scenes, episode after episode, and notes every step of every agent by the number of its observation.
+
+    An observation is (number, agent), written into one array for each agent; from a given number on, its dtype is
+    another.
+    """
+
+    possible_agents: ClassVar = list(AGENTS)
+
+    def __init__(self, episodes: list[list[Scene]], wide_from: int) -> None:
+        self.episodes = episodes
+        self.wide_from = wide_from
+        self.episode = -1
+        self.number = 0
+        self.seen: dict[str, int] = {}
+        self.buffers = {agent: [np.zeros(2, np.float32), np.zeros(2, np.float64)] for agent in AGENTS}
+        self.rows: dict[int, tuple[Any, ...]] = {}
+        self.steps = 0
+
+    def observation_space(self, agent: str) -> Box:
+        return Box(-np.inf, np.inf, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Discrete:
+        return Discrete(7)
+
+    def observe(self, agent: str) -> Any:
+        self.number += 1
+        self.seen[agent] = self.number
+        buffer = self.buffers[agent][self.number >= self.wide_from]
+        buffer[:] = self.number, AGENTS.index(agent)
+        return buffer
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.episode += 1
+        self.scenes = list(self.episodes[self.episode % len(self.episodes)])
+        self.agents = sorted(self.scenes[0][0])
+        return {agent: self.observe(agent) for agent in self.agents}, {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        acting, terminated, truncated = self.scenes.pop(0)
+        assert list(actions) == self.agents == sorted(acting)
+        before = dict(self.seen)
+        self.agents = sorted(self.scenes[0][0]) if self.scenes else []
+        observations = {agent: self.observe(agent) for agent in [*acting, *self.agents] if agent in acting}
+        observations |= {agent: self.observe(agent) for agent in self.agents if agent not in acting}
+        rewards = {agent: before[agent] / 4 for agent in acting}
+        infos = {agent: {"number": before[agent]} for agent in acting if before[agent] % 2}
+        for agent in acting:
+            self.rows[before[agent]] = (
+                self.seen[agent], int(actions[agent]), rewards[agent], agent in terminated, agent in truncated,
+                infos.get(agent, {}), AGENTS.index(agent),
+            )  # fmt: skip
+        self.steps += 1
+        flags = [{agent: agent in gone for agent in acting} for gone in (terminated, truncated)]
+        return observations, rewards, *flags, infos
+
+    def close(self) -> None:
+        pass
+
+
+def rows_of(batch: MultiAgentBatch) -> dict[int, tuple[Any, ...]]:
+    """Return the rows of a batch as the stage notes them."""
+    found = {}
+    for policy, steps in batch.policy_batches.items():
+        columns = [steps[name].tolist() for name in ("obs", "new_obs", "actions", "rewards", "terminateds")]
+        columns += [steps[name].tolist() for name in ("truncateds", "infos", "agent_index")]
+        for seen, after, action, reward, terminated, truncated, info, agent in zip(*columns, strict=True):
+            assert seen[0] not in found
+            assert seen[1] == after[1] == agent
+            assert AGENTS[agent].startswith(policy)
+            found[int(seen[0])] = (int(after[0]), action, reward, terminated, truncated, info, agent)
+    return found
+
+
+def check_order(batch: MultiAgentBatch) -> None:
+    """Check that the rows of each agent in an environment lie together, episode by episode, in order of time."""
+    for steps in batch.policy_batches.values():
+        keys = list(zip(steps["env_id"].tolist(), steps["agent_index"].tolist(), strict=True))
+        changes = [key for place, key in enumerate(keys) if not place or keys[place - 1] != key]
+        assert len(changes) == len(set(changes))
+        assert len(set(zip(steps["eps_id"].tolist(), keys, steps["t"].tolist(), strict=True))) == len(steps)
+        for key in set(changes):
+            own = steps[[place for place, other in enumerate(keys) if other == key]]
+            assert (np.diff(own["obs"][:, 0]) > 0).all()
+            assert (np.diff(own["t"])[np.diff(own["eps_id"]) == 0] > 0).all()
+
+
+some = st.frozensets(st.sampled_from(AGENTS), max_size=2)
+scenes = st.tuples(st.frozensets(st.sampled_from(AGENTS), min_size=1), some, some)
+episodes = st.lists(st.lists(scenes, min_size=1, max_size=9), min_size=1, max_size=4)
+narrow = st.just(1 << 30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.lists(st.integers(1, 20), min_size=1, max_size=5))
+def test_a_batch_has_every_step_that_was_made(
+    episodes: list[list[Scene]], wide_from: int, envs: int, lengths: list[int]
+) -> None:
+    stages = [Stage(episodes, wide_from) for _ in range(envs)]
+    collector = MultiAgentCollector(stages, seed=0)
+    batches = [collector.collect(length) for length in lengths] + [collector.collect(episodes=2)]
+    assert [batch.count for batch in batches[:-1]] == lengths
+    assert sum(batch.count for batch in batches) == sum(stage.steps for stage in stages)
+    for env_id, stage in enumerate(stages):
+        own: dict[int, tuple[Any, ...]] = {}
+        for batch in batches:
+            check_order(batch)
+            of_env = {policy: steps[steps["env_id"] == env_id] for policy, steps in batch.policy_batches.items()}
+            own |= rows_of(MultiAgentBatch({policy: steps for policy, steps in of_env.items() if len(steps)}, 1))
+        assert own == stage.rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.integers(1, 24), st.integers(1, 20))
+def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
+    episodes: list[list[Scene]], wide_from: int, envs: int, length: int, size: int
+) -> None:
+    stages: list[Stage] = []
+
+    def stage() -> Stage:
+        stages.append(Stage(episodes, wide_from))
+        return stages[-1]
+
+    plan = Plan(0, stage, lambda: "random", envs, None, None, length, None, (), np.random.SeedSequence(1), 0)
+    line, made = np.zeros(8, np.int64), [0]
+
+    def count(steps: int) -> None:
+        made[0] += steps
+
+    producer, consumer = channel(1 << 20, allow_pickle=True)
+    arrived: list[Any] = []
+    with producer, consumer:
+        task, sender = task_of(plan, count), FragmentSender(producer, line)
+        for _ in range(5):
+            fragment = task.next(sender.reserve)
+            assert fragment is not None
+            sender.send(*fragment)
+            del fragment
+            while consumer.poll():
+                arrived.append(consumer.recv().copy())
+    used = stages[:]
+    other = task_of(plan, lambda _: None)
+    for batch in arrived:
+        same = other.next(None)
+        assert same is not None
+        assert batch.policy_batches.keys() == same.batch.policy_batches.keys()
+        for policy, steps in same.batch.policy_batches.items():
+            assert set(steps.column_names) == set(batch[policy].column_names)
+            for name in {*steps.column_names} - {"eps_id"}:
+                assert steps[name].dtype == batch[policy][name].dtype, name
+                assert steps[name].tolist() == batch[policy][name].tolist(), name
+    aggregator = Aggregator(train_batch_size=size)
+    train: list[Any] = []
+    for batch in arrived:
+        aggregator.add(batch)
+        train += aggregator.batches()
+    train.append(aggregator.build_and_reset())
+    rows = sum(len(stage.rows) for stage in used)
+    assert made[0] == sum(stage.steps for stage in used) == line[SENT] == sum(batch.count for batch in arrived)
+    assert sum(batch.agent_steps() for batch in arrived) == sum(batch.agent_steps() for batch in train) == rows
+    assert line[FRAGMENTS] == sender.in_place + sender.copied == 5
+    assert concat_samples(train).env_steps() == made[0]
