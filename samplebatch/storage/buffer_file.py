@@ -115,9 +115,13 @@ class _Finals:
 
     def of(self, start: int, stop: int) -> Iterator[tuple[pa.Field, pa.Array]]:
         """Return fields and arrays for a part of the rows."""
+        if not self.lists:
+            return
+        offsets = self._offsets[start : stop + 1]
+        # Arrow's writers before 19 take offsets for right only if they begin at zero.
+        own = TensorColumn(offsets - offsets[0]).to_arrow()
         for field, values in self.lists:
-            offsets = TensorColumn(self._offsets[start : stop + 1]).to_arrow()
-            array = pa.LargeListArray.from_arrays(offsets, values)
+            array = pa.LargeListArray.from_arrays(own, values.slice(offsets[0], offsets[-1] - offsets[0]))
             yield pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array
 
 

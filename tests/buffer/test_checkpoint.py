@@ -345,9 +345,9 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         table = pa.ipc.open_file(source).read_all()
     about = json.loads(table.schema.metadata[b"samplebatch"])
     change(about)
-    schema = table.schema.with_metadata({b"samplebatch": json.dumps(about).encode()})
-    with pa.OSFile(f"{path}.new", "w") as sink, pa.ipc.new_file(sink, schema) as writer:
-        writer.write_table(table.cast(schema))
+    table = table.replace_schema_metadata({b"samplebatch": json.dumps(about).encode()})
+    with pa.OSFile(f"{path}.new", "w") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
     Path(f"{path}.new").replace(path)
 
 
