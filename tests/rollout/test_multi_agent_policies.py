@@ -227,3 +227,56 @@ def test_agents_may_tell_different_things() -> None:
     assert sum(not info for info in heard) == 6
     assert sum(type(info.get("at")) is int for info in heard) == 6
     assert list(batch["infos"][:4]) == [{"at": {"x": 1}}] * 4
+
+
+class Exploring:
+    """A policy that always does nothing, unless noise is added."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        return Batch(act=np.zeros(len(batch.obs), int))
+
+    def add_exploration_noise(self, act: np.ndarray, batch: Batch) -> np.ndarray:
+        return act + (batch.obs[:, 2] > 0)
+
+
+def flipped(act: np.ndarray, batch: Batch) -> np.ndarray:
+    """Do something else in place of nothing."""
+    assert len(batch.info) == len(act)
+    return act + 4
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
+    def acted(noise: Any) -> dict[str, set[tuple[bool, int]]]:
+        collector = MultiAgentCollector(
+            "mpe2/simple_tag_v3", envs=envs, seed=0, policies=Exploring(), exploration_noise=noise
+        )
+        batch = collector.collect(150 * envs)
+        return {
+            policy: set(zip((steps["obs"][:, 2] > 0).tolist(), steps["actions"].tolist(), strict=True))
+            for policy, steps in batch.policy_batches.items()
+        }
+
+    none, own, given = {(False, 0), (True, 0)}, {(False, 0), (True, 1)}, {(False, 4), (True, 4)}
+    assert acted(False) == {"adversary": none, "agent": none}
+    assert acted(True) == {"adversary": own, "agent": own}
+    assert acted(flipped) == {"adversary": given, "agent": given}
+    assert acted({"agent": True}) == {"adversary": none, "agent": own}
+    assert acted({"agent": flipped, "adversary": True}) == {"adversary": own, "agent": given}
+
+
+def test_noise_is_for_policies_that_are_there_and_decide() -> None:
+    def collector(noise: Any, **policies: Any) -> MultiAgentCollector:
+        given = {"adversary": "random", "agent": Exploring()}
+        return MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policies=given | policies, exploration_noise=noise)
+
+    quiet, noisy = (collector(noise).collect(50) for noise in (False, True))
+    assert quiet["adversary"]["actions"].tolist() == noisy["adversary"]["actions"].tolist()
+    assert noisy["agent"]["actions"].any()
+    with pytest.raises(PolicyNotFoundError, match=r"exploration_noise must name policies, got 'agnet'.*'agent'"):
+        collector({"agnet": True})
+    with pytest.raises(PolicySpecError, match="policy 'adversary' must decide by itself"):
+        collector({"adversary": flipped})
+    assert collector({"adversary": False}).collect(4).count == 4
+    with pytest.raises(PolicySpecError, match="add_exploration_noise"):
+        collector(True, agent=Counting()).collect(4)
