@@ -20,7 +20,7 @@ from samplebatch.rollout.episode_quota import EpisodeQuota
 from samplebatch.rollout.pending_choices import PendingChoices
 from samplebatch.rollout.recorder import StepHook
 from samplebatch.rollout.single_agent import Collector
-from samplebatch.rollout.vector_environments import Outcome
+from samplebatch.rollout.transitions import Outcome
 from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, rows_of
 
 

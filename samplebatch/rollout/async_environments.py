@@ -12,7 +12,9 @@ import numpy.typing as npt
 from samplebatch.errors import EnvironmentSpecError, WorkerError
 from samplebatch.rollout.environment_processes import EnvironmentProcesses
 from samplebatch.rollout.spaces import Leaf
-from samplebatch.rollout.vector_environments import Environments, Outcome, Transition, check_shared
+from samplebatch.rollout.stepping import Environments
+from samplebatch.rollout.transitions import Outcome, Transition
+from samplebatch.rollout.vector_environments import check_shared
 from samplebatch.rollout.vector_infos import Infos, Rows, without_finals
 
 _RESETS: dict[str, tuple[str, Any] | None] = {

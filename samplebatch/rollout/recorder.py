@@ -19,7 +19,7 @@ from samplebatch.rollout.episode_hooks import EpisodeHook, call_on_buffer, call_
 from samplebatch.rollout.rows import Columns, GrowingRows, other_columns
 from samplebatch.rollout.spaces import Layout, Leaf
 from samplebatch.rollout.steps import Steps
-from samplebatch.rollout.vector_environments import Outcome, Outcomes
+from samplebatch.rollout.transitions import Outcome, Outcomes
 from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, batch_of_steps, rows_of
 
 StepHook = Callable[[Batch, Batch], Any]

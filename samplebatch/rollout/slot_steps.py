@@ -12,8 +12,8 @@ from samplebatch import names
 from samplebatch.rollout.rows import Columns
 from samplebatch.rollout.single_agent import Collector
 from samplebatch.rollout.spaces import Layout, Leaf
+from samplebatch.rollout.stepping import Environments
 from samplebatch.rollout.steps import Steps
-from samplebatch.rollout.vector_environments import Environments
 from samplebatch.rollout.vector_infos import Infos, Rows, nothing_said, rows_of
 
 _NOTHING: Mapping[str, Any] = {}

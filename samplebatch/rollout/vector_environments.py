@@ -16,193 +16,19 @@ disabled      nothing                                               the environm
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from samplebatch.errors import EnvironmentSpecError, require
 from samplebatch.rollout.spaces import Layout, Leaf
+from samplebatch.rollout.stepping import Environments, SingleEnvironment
+from samplebatch.rollout.transitions import Flags, Floats, Outcome, Outcomes, Transition, ends_of
 from samplebatch.rollout.vector_infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
 
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 _count = np.count_nonzero
-
-
-class Transition(NamedTuple):
-    """One step of n environments.
-
-    Attributes
-    ----------
-    new_obs
-        What each step led to, a leaf of the observations at a time; where an episode ended, its last observation.
-    rewards, terminateds, truncateds, infos
-        As the environments gave them: float64, bool, bool, each of shape (n,).
-    ended
-        Environments whose episode ended; None if none did.
-    void
-        Environments that were reset instead of stepped: no transition of theirs is in it; None for none.
-    obs
-        What to act on next: `new_obs`, but the first observation of the new episode where one has begun.
-    obs_infos
-        What was said with `obs`.
-    """
-
-    new_obs: Sequence[Leaf]
-    rewards: npt.NDArray[np.float64]
-    terminateds: npt.NDArray[np.bool_]
-    truncateds: npt.NDArray[np.bool_]
-    infos: Infos
-    ended: Rows | None
-    void: Rows | None
-    obs: Sequence[Leaf]
-    obs_infos: Infos
-
-
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
-Outcome = tuple[Sequence[Leaf], Floats, Flags, Flags, Any]
-"""The first five of a `Transition`: what a step led to."""
-
-
-class Outcomes(NamedTuple):
-    """What several steps of n environments led to, each as a list with an entry a step.
-
-    Attributes
-    ----------
-    new_obs
-        By leaf, arrays of shape (n, ...); not yet the last observations of episodes, where these are `finals`.
-    rewards, terminateds, truncateds
-        Arrays of shape (n,).
-    infos
-        What the environments said, by step; silent ones may be missing.
-    void
-        Rows of all steps, one after the other, that are no transitions; None for none.
-    finals
-        Rows, shape (e,), and by leaf what is there instead, shape (e, ...); None for none.
-    """
-
-    new_obs: Sequence[Sequence[Leaf]]
-    rewards: Sequence[Floats]
-    terminateds: Sequence[Flags]
-    truncateds: Sequence[Flags]
-    infos: dict[int, Any]
-    void: Rows | None
-    finals: tuple[Rows, Sequence[Leaf]] | None
-
-    def ends(self) -> Flags:
-        """Tell of each transition whether its episode ended with it, shape (steps, n)."""
-        ends = _ends(self.terminateds, self.truncateds)
-        if self.void is not None:
-            ends[self.void] = False
-        return ends.reshape(len(self.rewards), -1)
-
-
-def _ends(terminateds: Sequence[Flags], truncateds: Sequence[Flags]) -> Flags:
-    ends: Flags = np.concatenate(terminateds) | np.concatenate(truncateds)
-    return ends
-
-
-class Environments(ABC):
-    """Environments that are stepped together; the arrays they hand out are not changed by later steps.
-
-    Attributes
-    ----------
-    env
-        What is stepped.
-    num_envs
-        How many environments there are.
-    observation_space, action_space
-        The spaces of one environment.
-    observations, actions
-        Their layouts.
-    resets_later
-        Whether an environment is reset in a void step after its episode ended, not with its last step.
-    """
-
-    resets_later = False
-
-    def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
-        self.env = env
-        self.num_envs = num_envs
-        self.observation_space, self.action_space = observation_space, action_space
-        self.observations, self.actions = Layout(observation_space), Layout(action_space)
-
-    @abstractmethod
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode in every environment.
-
-        Parameters
-        ----------
-        seeds
-            A seed for each environment; None leaves their generators running.
-        **given
-            Further arguments of the environment's own `reset`; a `seed` among them takes precedence.
-        """
-
-    @abstractmethod
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step every environment, given the leaves of the actions, each of shape (n, ...)."""
-
-    def advance(self, actions: Sequence[Leaf]) -> Sequence[Any]:
-        """Step every environment, and leave for `settle` what can wait.
-
-        Of what is returned, the third and the fourth part say which episodes were terminated or truncated; a void step
-        may say so, too.
-        """
-        return self.step(actions)
-
-    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return what to act on after what `advance` returned, and what was said with it."""
-        return step.obs, step.obs_infos
-
-    def settle(self, steps: Sequence[Any]) -> Outcomes:
-        """Work out what steps that `advance` made led to.
-
-        Parameters
-        ----------
-        steps
-            What `advance` returned, of all steps since the last that `step` or `settle` knows of; not empty.
-        """
-        new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
-        spoken = {place: said for place, said in enumerate(infos) if any(said)}
-        return Outcomes(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
-
-    def close(self) -> None:
-        """Let go of what the environments hold."""
-        self.env.close()
-
-
-class SingleEnvironment(Environments):
-    """One Gymnasium environment, reset as soon as its episode has ended."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env, 1, env.observation_space, env.action_space)
-
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode; see `Environments.reset`."""
-        if seeds is not None:
-            given.setdefault("seed", seeds[0])
-        obs, info = self.env.reset(**given)
-        return self.observations.flatten_one(obs), [info]
-
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step the environment; see `Environments.step`."""
-        obs, reward, terminated, truncated, info = self.env.step(self.actions.nest([leaf[0] for leaf in actions]))
-        new_obs = self.observations.flatten_one(obs)
-        # The environment may go on in the same dict.
-        info = dict(info)
-        outcome = (
-            np.array([reward], np.float64).reshape(1),
-            np.array([terminated], np.bool_),
-            np.array([truncated], np.bool_),
-        )
-        if not terminated and not truncated:
-            return Transition(new_obs, *outcome, [info], None, None, new_obs, [info])
-        return Transition(new_obs, *outcome, [info], np.zeros(1, np.intp), None, *self.reset())
 
 
 class VectorEnvironments(Environments):
@@ -312,7 +138,7 @@ class NextStepEnvironments(VectorEnvironments):
     def settle(self, steps: Sequence[Any]) -> Outcomes:
         """Find the steps that were none; see `Environments.settle`."""
         outcomes = super().settle(steps)
-        ends = _ends(outcomes.terminateds, outcomes.truncateds).reshape(len(steps), self.num_envs)
+        ends = ends_of(outcomes.terminateds, outcomes.truncateds).reshape(len(steps), self.num_envs)
         # Shifted by one step: an environment is reset in the step after the one that ended its episode.
         void = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
         if self._resetting is not None:
@@ -363,7 +189,7 @@ class SameStepEnvironments(VectorEnvironments):
             As `step` does.
         """
         outcomes = super().settle(steps)
-        rows = _ends(outcomes.terminateds, outcomes.truncateds).nonzero()[0]
+        rows = ends_of(outcomes.terminateds, outcomes.truncateds).nonzero()[0]
         if not len(rows):
             return outcomes
         infos = outcomes.infos

@@ -25,7 +25,8 @@ from samplebatch.rollout.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.run_summary import WEIGHTS_VERSION
 from samplebatch.rollout.slot_multi_agent import Reserve, SlotMultiAgentCollector
 from samplebatch.rollout.slot_steps import SlotCollector
-from samplebatch.rollout.vector_environments import Environments, as_environments
+from samplebatch.rollout.stepping import Environments
+from samplebatch.rollout.vector_environments import as_environments
 from samplebatch.rollout.worker_plan import Plan, seeds_at
 from samplebatch.transport.reservation import Reservation
 from samplebatch.transport.subscription import Subscription

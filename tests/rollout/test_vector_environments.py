@@ -11,7 +11,8 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from samplebatch.errors import EnvironmentSpecError
-from samplebatch.rollout.vector_environments import Environments, as_environments
+from samplebatch.rollout.stepping import Environments
+from samplebatch.rollout.vector_environments import as_environments
 from samplebatch.rollout.vector_infos import batch_of, replaced, rows_of
 
 MODES = ["NextStep", "SameStep", "Disabled"]
