@@ -28,6 +28,8 @@ _PYTHON: dict[np.dtype[Any], type] = {
     np.dtype(np.float64): float,
     np.dtype(np.complex128): complex,
 }
+_EXACT = 1 << 53
+"""Integers up to this one are floats of 64 bits as they are."""
 _ndarray = np.ndarray
 
 
@@ -139,6 +141,8 @@ class PlacedColumns:
         Misfit
             If it is no number, array or tree of them, or of another dtype, shape or structure than those before.
         """
+        if self._write(row, name, value):
+            return
         if name == names.INFOS:
             self.infos[row] = kept_info(value)
         elif is_nested(value):
@@ -146,20 +150,34 @@ class PlacedColumns:
             if self.nested.setdefault(name, structure) != structure or name in self.by_name:
                 raise Misfit
             for leaf, part in leaves:
-                self._put_leaf(row, leaf, part)
+                if not self._write(row, leaf, part):
+                    self._put_leaf(row, leaf, part)
         elif name in self.nested:
             raise Misfit
         else:
             self._put_leaf(row, name, value)
 
-    def _put_leaf(self, row: int, name: str, value: Any) -> None:
+    def _write(self, row: int, name: str, value: Any) -> bool:
+        """Write a value if it is clear at a glance that the column takes it as it is."""
         column = self.by_name.get(name)
-        if column is not None and type(value) in self.scalars[name]:
+        if column is None:
+            return False
+        kind = type(value)
+        if kind is _ndarray:
+            fits: bool = value.dtype == column.dtype and value.shape == column.shape[1:]
+        elif kind is int and name == names.REWARDS:
+            fits = column.ndim == 1 and -_EXACT <= value <= _EXACT
+        else:
+            fits = kind in self.scalars[name]
+        if fits:
             try:
                 column[row] = value
             except OverflowError:
                 raise Misfit from None
-            return
+        return fits
+
+    def _put_leaf(self, row: int, name: str, value: Any) -> None:
+        column = self.by_name.get(name)
         if value is None or isinstance(value, (str, bytes)):
             raise Misfit
         try:
