@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.rollout.episode_hooks import EpisodeHook
 from samplebatch.rollout.episode_quota import EpisodeQuota
 from samplebatch.rollout.pending_choices import PendingChoices
+from samplebatch.rollout.postprocessing import Hook
 from samplebatch.rollout.recorder import StepHook
 from samplebatch.rollout.single_agent import Collector
 from samplebatch.rollout.transitions import Outcome
@@ -40,7 +41,7 @@ class AsyncCollector(Collector):
 
     Parameters
     ----------
-    policy, exploration_noise, on_episode_done_hook, map_action, seed, first_unroll_id
+    policy, exploration_noise, on_episode_done_hook, hooks, map_action, seed, first_unroll_id
         As for `Collector`.
     env
         A `gymnasium.vector.AsyncVectorEnv` in any autoreset mode, not wrapped: a wrapper around it would not see the
@@ -93,6 +94,7 @@ class AsyncCollector(Collector):
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
+        hooks: Sequence[Hook] = (),
         map_action: ActionMap | None = None,
         seed: int | np.random.SeedSequence | None = None,
         first_unroll_id: int = 0,
@@ -107,6 +109,7 @@ class AsyncCollector(Collector):
             exploration_noise=exploration_noise,
             on_episode_done_hook=on_episode_done_hook,
             on_step_hook=on_step_hook,
+            hooks=hooks,
             map_action=map_action,
             seed=seed,
             first_unroll_id=first_unroll_id,

@@ -16,6 +16,7 @@ from samplebatch.rollout.choices import ActionMap, Choice, Chooser
 from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.rollout.episode_hooks import EpisodeHook
 from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.postprocessing import Hook, postprocess
 from samplebatch.rollout.recorder import Recorder, StepHook
 from samplebatch.rollout.spaces import Leaf
 from samplebatch.rollout.vector_environments import as_environments
@@ -62,6 +63,8 @@ class Collector:
         step by name, is kept with the steps. (See `EpisodeHook`.)
     on_step_hook
         Called on what was decided and on the transitions, to which it may add columns. (See `StepHook`.)
+    hooks
+        Applied to the trajectories of every batch, as `postprocess` does it; only without a buffer.
     map_action
         How actions become what the environments take: `"clip"` to the bounds of the space, `"scale"` from [-1, 1] to
         them, or a function. By default what the policy's `map_action` does, if it has one. Kept are the actions before.
@@ -86,6 +89,8 @@ class Collector:
         If `env` is no Gymnasium environment.
     PolicySpecError
         If the policy cannot be asked for actions.
+    ValueError
+        If the buffer has not a ring for each environment, or there are both a buffer and `hooks`.
 
     Examples
     --------
@@ -107,6 +112,7 @@ class Collector:
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
+        hooks: Sequence[Hook] = (),
         map_action: ActionMap | None = None,
         seed: int | np.random.SeedSequence | None = None,
         first_unroll_id: int = 0,
@@ -115,6 +121,9 @@ class Collector:
         self.policy, self.env, self.buffer = policy, env, buffer
         self.num_envs = environments.num_envs
         check_buffer(buffer, self.num_envs)
+        if buffer is not None and hooks:
+            raise ValueError("hooks must be for batches, and with a buffer there are none; work out columns of samples")
+        self._hooks = tuple(hooks)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         env_seeds, action_seeds = seeds.spawn(2)
         self._seeds: Sequence[int] | None = env_seeds.generate_state(self.num_envs).tolist()
@@ -271,6 +280,8 @@ class Collector:
             raise
         steps_kept = self._recorder.steps.kept
         batch, returns, lens = self._recorder.take(self._unroll_id)
+        if batch is not None and self._hooks:
+            batch = postprocess(batch, self._hooks)
         self._unroll_id += 1
         stats = CollectStats.of(
             steps=steps_kept, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch

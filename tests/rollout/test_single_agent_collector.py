@@ -12,7 +12,15 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from samplebatch import Batch, ReplayBuffer, SampleBatch, VectorReplayBuffer, concat_samples
+from samplebatch import (
+    Batch,
+    NStepReturns,
+    ReplayBuffer,
+    SampleBatch,
+    VectorReplayBuffer,
+    concat_samples,
+    postprocess,
+)
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, EnvironmentSpecError, PolicySpecError
 from samplebatch.rollout.random_policy import RandomPolicy
 from samplebatch.rollout.single_agent import Collector
@@ -598,6 +606,18 @@ def test_the_episode_hook_gets_what_the_buffer_still_has_and_nothing_of_what_was
         [[1, 2], [1, 3], [1, 4], [1, 5]],
         [[2, 0], [2, 1], [2, 2]],
     ]
+
+
+def test_hooks_are_applied_to_the_trajectories_of_every_batch() -> None:
+    hooks = [NStepReturns(gamma=0.5, n_step=2)]
+    with Collector(stay, ladders([3, 5]), hooks=hooks) as collector, Collector(stay, ladders([3, 5])) as plain:
+        for amount in ({"n_step": 7}, {"n_episode": 4}):
+            found, reference = collector.collect(**amount), plain.collect(**amount)
+            expected = postprocess(reference.batch, hooks)
+            assert found.batch["returns"].tolist() == expected["returns"].tolist()
+            assert found.n_collected_steps == reference.n_collected_steps == len(found.batch)
+    with pytest.raises(ValueError, match="hooks"):
+        Collector(stay, ladders([3]), VectorReplayBuffer(10, 1), hooks=hooks)
 
 
 def test_an_episode_hook_must_give_a_row_for_each_step() -> None:
