@@ -108,19 +108,31 @@ def check_order(batch: MultiAgentBatch) -> None:
             assert (np.diff(own["t"])[np.diff(own["eps_id"]) == 0] > 0).all()
 
 
+def telling(obs: Any) -> dict[str, Any]:
+    """Act, and say more, of the dtype of what is seen."""
+    return {"act": obs[:, 0].astype(int) % 7, "policy": {"deep": {"seen": obs}}, "vf_preds": obs[:, 0] / 2}
+
+
 some = st.frozensets(st.sampled_from(AGENTS), max_size=2)
 scenes = st.tuples(st.frozensets(st.sampled_from(AGENTS), min_size=1), some, some)
 episodes = st.lists(st.lists(scenes, min_size=1, max_size=9), min_size=1, max_size=4)
 narrow = st.just(1 << 30)
+policies = st.sampled_from(["random", telling])
 
 
 @settings(max_examples=60, deadline=None)
-@given(episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.lists(st.integers(1, 20), min_size=1, max_size=5))
+@given(
+    policies,
+    episodes,
+    narrow | st.integers(0, 60),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 20), min_size=1, max_size=5),
+)
 def test_a_batch_has_every_step_that_was_made(
-    episodes: list[list[Scene]], wide_from: int, envs: int, lengths: list[int]
+    policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, lengths: list[int]
 ) -> None:
     stages = [Stage(episodes, wide_from) for _ in range(envs)]
-    collector = MultiAgentCollector(stages, seed=0)
+    collector = MultiAgentCollector(stages, policies=policy, seed=0)
     batches = [collector.collect(length) for length in lengths] + [collector.collect(episodes=2)]
     assert [batch.count for batch in batches[:-1]] == lengths
     assert sum(batch.count for batch in batches) == sum(stage.steps for stage in stages)
@@ -129,14 +141,16 @@ def test_a_batch_has_every_step_that_was_made(
         for batch in batches:
             check_order(batch)
             of_env = {policy: steps[steps["env_id"] == env_id] for policy, steps in batch.policy_batches.items()}
+            for steps in of_env.values() if policy is telling else ():
+                assert steps["policy.deep.seen"].tolist() == steps["obs"].tolist()
             own |= rows_of(MultiAgentBatch({policy: steps for policy, steps in of_env.items() if len(steps)}, 1))
         assert own == stage.rows
 
 
 @settings(max_examples=60, deadline=None)
-@given(episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.integers(1, 24), st.integers(1, 20))
+@given(policies, episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.integers(1, 24), st.integers(1, 20))
 def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
-    episodes: list[list[Scene]], wide_from: int, envs: int, length: int, size: int
+    policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, length: int, size: int
 ) -> None:
     stages: list[Stage] = []
 
@@ -144,7 +158,7 @@ def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
         stages.append(Stage(episodes, wide_from))
         return stages[-1]
 
-    plan = Plan(0, stage, lambda: "random", envs, None, None, length, None, (), np.random.SeedSequence(1), 0)
+    plan = Plan(0, stage, lambda: policy, envs, None, None, length, None, (), np.random.SeedSequence(1), 0)
     line, made = np.zeros(8, np.int64), [0]
 
     def count(steps: int) -> None:
@@ -167,11 +181,11 @@ def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
         same = other.next(None)
         assert same is not None
         assert batch.policy_batches.keys() == same.batch.policy_batches.keys()
-        for policy, steps in same.batch.policy_batches.items():
-            assert set(steps.column_names) == set(batch[policy].column_names)
+        for policy_id, steps in same.batch.policy_batches.items():
+            assert set(steps.column_names) == set(batch[policy_id].column_names)
             for name in {*steps.column_names} - {"eps_id"}:
-                assert steps[name].dtype == batch[policy][name].dtype, name
-                assert steps[name].tolist() == batch[policy][name].tolist(), name
+                assert steps[name].dtype == batch[policy_id][name].dtype, name
+                assert steps[name].tolist() == batch[policy_id][name].tolist(), name
     aggregator = Aggregator(train_batch_size=size)
     train: list[Any] = []
     for batch in arrived:
