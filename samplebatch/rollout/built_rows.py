@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,15 +28,17 @@ class BuiltRows:
     ----------
     placed
         Rows that are there already, and have to leave their places.
+    acting
+        Teams whose step is not finished there, and will be here.
     """
 
-    def __init__(self, placed: PlacedRows) -> None:
+    def __init__(self, placed: PlacedRows, acting: Iterable[Team] = ()) -> None:
         self._builders: dict[Key, SampleBatchBuilder] = {}
         for key, parts in placed.parts():
             builder = self._builder(key)
             for part in parts:
                 builder.add_batch(part)
-        for team in placed.acting:
+        for team in acting:
             team.places = placed.acted(team)
 
     def place(self, teams: Sequence[Team]) -> None:

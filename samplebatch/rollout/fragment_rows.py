@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,6 @@ class PolicyRows:
             try:
                 return self._placed.begin(teams)
             except Misfit:
-                self._placed.acting = {}
                 self._leave(self._placed)
         self._built.begin(teams)
         return None
@@ -54,7 +53,6 @@ class PolicyRows:
             try:
                 return self._placed.decided(decided)
             except Misfit:
-                self._placed.acting = {}
                 self._leave(self._placed)
                 # The environments have not been stepped, so what agents see is still there.
                 self._built.begin(self._teams)
@@ -67,7 +65,7 @@ class PolicyRows:
             try:
                 return self._placed.finish(team, outcome)
             except Misfit:
-                self._leave(self._placed)
+                self._leave(self._placed, self._placed.acting)
         self._built.finish(team, outcome)
         return None
 
@@ -77,13 +75,13 @@ class PolicyRows:
             try:
                 return self._placed.add(key, row)
             except Misfit:
-                self._placed.acting = {}
                 self._leave(self._placed)
         self._built.add(key, row)
         return None
 
-    def _leave(self, placed: PlacedRows) -> None:
-        self._built = BuiltRows(placed)
+    def _leave(self, placed: PlacedRows, acting: Iterable[Team] = ()) -> None:
+        """Go on with builders; of those that are acting, what they see and do is taken over."""
+        self._built = BuiltRows(placed, acting)
         self._placed = None
 
     def counts(self) -> dict[Key, int]:
