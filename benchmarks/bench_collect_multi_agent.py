@@ -129,4 +129,4 @@ def rows_of(num_envs: int, bar: float) -> list[Row]:
     ]
 
 
-ROWS = [*rows_of(1, 1.10), *rows_of(8, 1.10)]
+ROWS = [*rows_of(1, 1.15), *rows_of(8, 1.10)]

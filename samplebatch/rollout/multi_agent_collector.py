@@ -14,7 +14,7 @@ from samplebatch.errors import PolicyNotFoundError, PolicySpecError, near_names
 from samplebatch.rollout.agents import policy_by_kind
 from samplebatch.rollout.deciding import Decider, Noise, PolicyDecider, RandomDecider, seed_number
 from samplebatch.rollout.environments import make_environment
-from samplebatch.rollout.fragment_rows import FragmentRows
+from samplebatch.rollout.fragment_rows import FragmentRows, PolicyRows
 from samplebatch.rollout.places import Forecast
 from samplebatch.rollout.postprocessing import Hook, postprocess
 from samplebatch.rollout.runs import Run, run_of
@@ -266,25 +266,23 @@ class MultiAgentCollector:
 
     def _step(self, runs: Sequence[Run]) -> None:
         """Let all agents of some runs act that are to."""
-        self._place(runs)
         groups: dict[str, list[Team]] = {}
+        new: list[Team] = []
         for run in runs:
             for team in run.teams:
+                if team.owner is None and run.together:
+                    new.append(team)
                 group = groups.get(team.policy_id)
                 if group is None:
                     groups[team.policy_id] = [team]
                 else:
                     group.append(team)
+        if new:
+            self._rows.place(sorted(new, key=lambda team: self._ranks[team.run.env_id]))
         for policy_id, teams in groups.items():
             self._decide(policy_id, teams)
         for run in runs:
             run.act()
-
-    def _place(self, runs: Sequence[Run]) -> None:
-        """Find rows for those who act together and have none yet."""
-        new = [team for run in runs if run.together for team in run.teams if team.owner is None]
-        if new:
-            self._rows.place(sorted(new, key=lambda team: self._ranks[team.run.env_id]))
 
     def _decide(self, policy_id: str, teams: list[Team]) -> None:
         """Let the agents of one policy decide, and write down what they see and do if they act together."""
@@ -292,7 +290,8 @@ class MultiAgentCollector:
         if not self._all_together:
             together = [team for team in teams if team.run.together]
             teams = [*together, *(team for team in teams if not team.run.together)]
-        seen = self._rows.of(policy_id).begin(together) if together else None
+        rows: PolicyRows | None = together[0].owner if together else None
+        seen = None if rows is None else rows.begin(together)
         decider = self._deciders.get(policy_id) or self._decider(policy_id)
         decided = decider.decide(teams, seen if len(together) == len(teams) else None)
         at, actions = 0, decided.actions
@@ -300,8 +299,8 @@ class MultiAgentCollector:
             team.decided, team.at = decided, at
             at += len(team.agents)
             team.actions = actions[team.at : at]
-        if together:
-            self._rows.of(policy_id).decided(decided)
+        if rows is not None:
+            rows.decided(decided)
 
     def _deliver(self, runs: Sequence[Run], most: int | None = None) -> int:
         """Count the steps that were written down, write down those that are whole by now, and return how many."""
