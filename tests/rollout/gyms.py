@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any, ClassVar
 
@@ -140,6 +141,8 @@ class Watched(Ladder):
         self._steps, self._rendered, self._gate, self._pause_s = steps, renders, gate, pause_s
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        # Where a display of pygame's was opened before, processes forked from there would not end when they are told.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while self._gate is not None and not self._gate.value:
             time.sleep(0.001)
         time.sleep(self._pause_s)
