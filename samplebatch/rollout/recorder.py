@@ -164,7 +164,9 @@ class Recorder:
         infos = batch_of_steps(outcomes.infos, len(decided_on), n)
         if drop is not None:
             kept = np.delete(np.arange(waiting.rows), drop)
-            columns, envs = {name: column[kept] for name, column in columns.items()}, envs[kept]
+            # Clipping is what makes NumPy skip a second look at every index.
+            columns = {name: column.take(kept, 0, None, "clip") for name, column in columns.items()}
+            envs = envs[kept]
             infos = infos[kept] if infos.__dict__ else infos
         transitions = nested(columns, {})
         transitions.__dict__["info"] = infos
