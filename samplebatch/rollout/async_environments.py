@@ -82,9 +82,7 @@ class AsyncEnvironments(Environments):
     def __init__(self, env: Any) -> None:
         self._processes = EnvironmentProcesses(env)
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
-        # Gymnasium 1.0 has one mode only.
-        mode = getattr(env, "autoreset_mode", None)
-        self._reset_by = _RESETS[str(getattr(mode, "value", mode or "NextStep"))]
+        self._reset_by = _RESETS[env.autoreset_mode.value]
         self._shared: list[Leaf] | None = None
         if env.shared_memory:
             check_shared(self.observations)

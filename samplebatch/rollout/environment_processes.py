@@ -33,6 +33,7 @@ _NEEDED = (
     "error_queue",
     "shared_memory",
     "observations",
+    "autoreset_mode",
     "single_observation_space",
     "single_action_space",
     "close_extras",
