@@ -164,6 +164,8 @@ class Recorder:
         infos = batch_of_steps(outcomes.infos, len(decided_on), n)
         if drop is not None:
             kept = np.delete(np.arange(waiting.rows), drop)
+            if not len(kept):
+                return
             # Clipping is what makes NumPy skip a second look at every index.
             columns = {name: column.take(kept, 0, None, "clip") for name, column in columns.items()}
             envs = envs[kept]

@@ -663,6 +663,23 @@ def test_an_environment_that_raises_does_so_to_the_caller_and_is_reset_before_it
     assert len(np.unique(batch["eps_id"])) == 2
 
 
+@pytest.mark.parametrize("buffer", [None, VectorReplayBuffer(9, 1)])
+def test_a_policy_that_raises_after_a_reset_does_so_to_the_caller(buffer: Any) -> None:
+    asked = itertools.count()
+
+    def failing(obs: Any) -> Any:
+        if next(asked) == 2:
+            raise RuntimeError("the baton is lost")
+        return stay(obs)
+
+    collector = Collector(failing, ladders([1]), buffer)
+    assert collector.collect(n_step=1).n_collected_steps == 1
+    # Of this call, there is only the step that reset.
+    with pytest.raises(RuntimeError, match="the baton is lost"):
+        collector.collect(n_step=2)
+    assert collector.collect(n_step=2).n_collected_steps == 2
+
+
 def test_environments_that_are_neither_are_refused() -> None:
     with pytest.raises(EnvironmentSpecError, match="got a str"):
         Collector(stay, "CartPole-v1")
