@@ -13,6 +13,7 @@ import gyms
 import numpy as np
 import pytest
 import torch
+from checks import check_trajectories
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
@@ -67,23 +68,6 @@ def gated(policy: Any, lengths: list[int], shut: list[int], **given: Any) -> Ite
     finally:
         gate.value = 1
         collector.close()
-
-
-def check_trajectories(batch: SampleBatch) -> None:
-    """Check that a batch holds trajectories one after the other, each whole from where it begins."""
-    changed = np.flatnonzero(np.diff(batch["eps_id"])) + 1
-    bounds = [0, *changed.tolist(), len(batch)]
-    assert len(np.unique(batch["eps_id"])) == len(bounds) - 1
-    env_id = batch["env_id"]
-    assert (np.diff(env_id) >= 0).all()
-    for start, stop in itertools.pairwise(bounds):
-        one = batch[start:stop]
-        assert len(np.unique(one["env_id"])) == 1
-        assert one["t"].tolist() == list(range(one["t"][0], one["t"][0] + len(one)))
-        assert (one["new_obs"][:-1] == one["obs"][1:]).all()
-        assert not one["dones"][:-1].any()
-        continues = stop < len(batch) and env_id[stop] == env_id[start]
-        assert one["dones"][-1] or not continues
 
 
 def joined(batches: list[SampleBatch]) -> SampleBatch:

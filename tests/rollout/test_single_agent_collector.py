@@ -10,6 +10,7 @@ import gyms
 import numpy as np
 import pytest
 import torch
+from checks import check_trajectories
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from samplebatch import (
@@ -53,23 +54,6 @@ def ladders(lengths: list[int], mode: str = "NextStep", kind: type[Any] = gyms.L
 
 def cart_poles(count: int, mode: str = "NextStep") -> Any:
     return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * count, autoreset_mode=mode)
-
-
-def check_trajectories(batch: SampleBatch) -> None:
-    """Check that a batch holds trajectories one after the other, each whole from where it begins."""
-    changed = np.flatnonzero(np.diff(batch["eps_id"])) + 1
-    bounds = [0, *changed.tolist(), len(batch)]
-    assert len(np.unique(batch["eps_id"])) == len(bounds) - 1
-    env_id = batch["env_id"]
-    assert (np.diff(env_id) >= 0).all()
-    for start, stop in itertools.pairwise(bounds):
-        one = batch[start:stop]
-        assert len(np.unique(one["env_id"])) == 1
-        assert one["t"].tolist() == list(range(one["t"][0], one["t"][0] + len(one)))
-        assert (one["new_obs"][:-1] == one["obs"][1:]).all()
-        assert not one["dones"][:-1].any()
-        continues = stop < len(batch) and env_id[stop] == env_id[start]
-        assert one["dones"][-1] or not continues
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,0 +1,26 @@
+"""What must hold of every batch of steps."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from samplebatch import SampleBatch
+
+
+def check_trajectories(batch: SampleBatch) -> None:
+    """Check that a batch holds trajectories one after the other, each whole from where it begins."""
+    changed = np.flatnonzero(np.diff(batch["eps_id"])) + 1
+    bounds = [0, *changed.tolist(), len(batch)]
+    assert len(np.unique(batch["eps_id"])) == len(bounds) - 1
+    env_id = batch["env_id"]
+    assert (np.diff(env_id) >= 0).all()
+    for start, stop in itertools.pairwise(bounds):
+        one = batch[start:stop]
+        assert len(np.unique(one["env_id"])) == 1
+        assert one["t"].tolist() == list(range(one["t"][0], one["t"][0] + len(one)))
+        assert (one["new_obs"][:-1] == one["obs"][1:]).all()
+        assert not one["dones"][:-1].any()
+        continues = stop < len(batch) and env_id[stop] == env_id[start]
+        assert one["dones"][-1] or not continues
