@@ -50,6 +50,6 @@ $(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/ready-demo
 
 $(VENV)-minimum/ready: pyproject.toml constraints-min.txt | $(VENV)-minimum/bin/python
-	$(VENV)-minimum/bin/python $(PIP_INSTALL) --constraint constraints-min.txt --editable '.[cli,envs,hdf5]' \
+	$(VENV)-minimum/bin/python $(PIP_INSTALL) --constraint constraints-min.txt --editable '.[cli,envs,hdf5,plot]' \
 		duckdb hypothesis pandas polars pytest
 	@touch $@
