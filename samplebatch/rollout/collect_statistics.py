@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -61,6 +60,8 @@ class CollectStats:
         (k,), in the order in which they ended.
     lens
         Steps of each of them, shape (k,).
+    returns_stat, lens_stat
+        These in four numbers each; None if no episode ended.
     batch
         The steps, the ones of an environment after the other; None if they went to a buffer.
     """
@@ -71,17 +72,9 @@ class CollectStats:
     collect_speed: float = 0.0
     returns: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     lens: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    returns_stat: SequenceSummaryStats | None = None
+    lens_stat: SequenceSummaryStats | None = None
     batch: SampleBatch | None = None
-
-    @cached_property
-    def returns_stat(self) -> SequenceSummaryStats | None:
-        """The returns in four numbers; None if no episode ended."""
-        return SequenceSummaryStats.from_sequence(self.returns)
-
-    @cached_property
-    def lens_stat(self) -> SequenceSummaryStats | None:
-        """The lengths in four numbers; None if no episode ended."""
-        return SequenceSummaryStats.from_sequence(self.lens)
 
     @classmethod
     def of(
@@ -108,5 +101,7 @@ class CollectStats:
             collect_speed=steps / time_s if time_s > 0 else 0.0,
             returns=returns,
             lens=lens,
+            returns_stat=SequenceSummaryStats.from_sequence(returns),
+            lens_stat=SequenceSummaryStats.from_sequence(lens),
             batch=batch,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -211,6 +212,12 @@ def test_statistics_are_those_of_the_batch() -> None:
     assert collector.collect_time == pytest.approx(first.collect_time + stats.collect_time)
     collector.reset_stat()
     assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
+
+
+def test_statistics_go_into_logs_whole() -> None:
+    stats = dataclasses.asdict(Collector(stay, ladders([2, 4]), VectorReplayBuffer(20, 2)).collect(n_episode=3))
+    assert stats["lens_stat"] == {"mean": 8 / 3, "std": pytest.approx(8**0.5 / 3), "max": 4.0, "min": 2.0}
+    assert stats["returns_stat"].keys() == stats["lens_stat"].keys()
 
 
 def test_episodes_end_in_order_of_time() -> None:
