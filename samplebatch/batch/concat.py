@@ -10,7 +10,7 @@ from samplebatch.batch import large, small
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.column import cores
+from samplebatch.column import threads
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
 from samplebatch.column.torch_tensor import TorchColumn
@@ -105,7 +105,7 @@ def join(samples: Sequence[SampleBatch]) -> SampleBatch:
         _check_states(parts)
     count = sum([part.count for part in parts])
     nbytes = sum([column.values.nbytes for column in groups[0].values()]) * count // first.count
-    shared = nbytes >= max(cores.WORTHWHILE, _LEAST_NBYTES * len(groups))
+    shared = nbytes >= max(threads.WORTHWHILE, _LEAST_NBYTES * len(groups))
     columns = None
     if not (shared or first._has_sequences or flags.time_major):
         columns = small.joined(groups, count, nbytes)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from samplebatch.column import cores, memory
+from samplebatch.column import memory, threads
 from samplebatch.column.interface import Column, Indices
 from samplebatch.column.tensor import TensorColumn, gathering, joining
 
-_Cut = tuple[npt.NDArray[Any], list[cores.Job]]
+_Cut = tuple[npt.NDArray[Any], list[threads.Job]]
 
 
 def copied(columns: Mapping[str, Column]) -> dict[str, Column]:
@@ -47,7 +47,7 @@ def joined(
 ) -> dict[str, Column]:
     """Join columns; those that do not simply fit on each other by `concat`."""
     columns: dict[str, Column] = {}
-    jobs: list[cores.Job] = []
+    jobs: list[threads.Job] = []
     for name, own in pieces.items():
         arrays = [column.values for column in own if type(column) is TensorColumn]
         kinds = {(array.dtype, array.shape[1:]) for array in arrays}
@@ -58,7 +58,7 @@ def joined(
         out = memory.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         jobs += joining(arrays, out)
         columns[name] = TensorColumn(out)
-    cores.share(jobs)
+    threads.share(jobs)
     return columns
 
 
@@ -67,7 +67,7 @@ def _made(
 ) -> dict[str, Column]:
     """Make a column of each: of tensor columns by jobs that are shared, of others one after the other."""
     made: dict[str, Column] = {}
-    jobs: list[cores.Job] = []
+    jobs: list[threads.Job] = []
     for name, column in columns.items():
         if type(column) is TensorColumn:
             out, own = cut(column.values)
@@ -75,5 +75,5 @@ def _made(
             made[name] = TensorColumn(out)
         else:
             made[name] = make(column)
-    cores.share(jobs)
+    threads.share(jobs)
     return made

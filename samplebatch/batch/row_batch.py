@@ -12,7 +12,7 @@ from samplebatch.batch import large, small
 from samplebatch.batch.column_map import ColumnMap
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.tree import Structure, leaf_names
-from samplebatch.column import cores
+from samplebatch.column import threads
 from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column, Indices
 from samplebatch.column.row_keys import resolve
@@ -278,7 +278,7 @@ class RowBatch(ColumnMap):
     def _is_large(self, rows: int) -> bool:
         """Tell whether so many rows have enough bytes for two threads to move."""
         nbytes = sum([column.values.nbytes for column in self._all().values() if type(column) is TensorColumn])
-        return nbytes * rows >= cores.WORTHWHILE * self.count > 0
+        return nbytes * rows >= threads.WORTHWHILE * self.count > 0
 
     def _padded_left(self, padding: int) -> Self:
         """Copy the batch with rows of zeros (None for objects) before the first."""

@@ -13,7 +13,7 @@ from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, TENSOR, n
 from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.store import Range, Slots, Store
 from samplebatch.buffer.stores import Stores
-from samplebatch.column import cores
+from samplebatch.column import threads
 from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnMismatchError, FormatError
@@ -251,7 +251,7 @@ def taken(held: Any, slots: npt.NDArray[np.intp]) -> Any:
     return found if type(found) is np.ndarray else shown(found)
 
 
-def copied(held: Any, ranges: list[Range], jobs: list[cores.Job]) -> Any:
+def copied(held: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
     """Allocate room for ranges of slots, nested as they are stored, and collect the jobs that fill it."""
     if type(held) is dict:
         return node(Batch, {name: copied(inner, ranges, jobs) for name, inner in held.items()})

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.buffer.store import Range, Slots, Store, as_rows, check_rows, narrowed
-from samplebatch.column import cores, memory
+from samplebatch.column import memory, threads
 from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
@@ -110,7 +110,7 @@ class DenseStore(Store):
         values.take(slots, 0, out, "clip")
         return out
 
-    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
+    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
         """Allocate room for ranges of slots, and cut the copying into jobs; what is small is copied at once."""
         values = self._values
         if sum([stop - start for start, stop in ranges]) * self._row_nbytes >= _POOLED_NBYTES:
@@ -182,7 +182,7 @@ class TorchStore(DenseStore):
         """Gather rows into a new tensor; shape (*slots.shape, ...)."""
         return self._tensor(super().take(slots))
 
-    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
+    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
         """Allocate room for ranges of slots, and cut the copying into jobs."""
         out, jobs = super().copying(ranges)
         return self._tensor(out), jobs
@@ -207,15 +207,15 @@ def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
         return plain.cpu().contiguous().view({1: torch.uint8, 2: torch.int16}[plain.element_size()]).numpy()
 
 
-def copying(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[cores.Job]]:
+def copying(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
     """Allocate room for the rows of ranges of an array, one after the other, and cut the copying into jobs."""
     rows = sum([stop - start for start, stop in ranges])
     out = memory.empty((rows, *values.shape[1:]), values.dtype)
-    jobs: list[cores.Job] = []
+    jobs: list[threads.Job] = []
     at = 0
     for start, stop in ranges:
         nbytes = (stop - start) * (values.nbytes // len(values))
-        for part in cores.pieces(stop - start, nbytes):
+        for part in threads.pieces(stop - start, nbytes):
             source = values[start + part.start : start + part.stop]
             jobs.append((source.nbytes, partial(np.copyto, out[at + part.start : at + part.stop], source)))
         at += stop - start

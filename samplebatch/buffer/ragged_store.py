@@ -11,8 +11,9 @@ import numpy.typing as npt
 from samplebatch.buffer.store import Slots, Store, as_rows
 from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly
+from samplebatch.column.flat_array import gather, offsets_of
 from samplebatch.column.interface import Column
-from samplebatch.column.ragged import RaggedColumn, gather, offsets_of
+from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 _SPARE = 2

@@ -13,7 +13,7 @@ from samplebatch.buffer.finals import patched
 from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.store import Range
 from samplebatch.buffer.table import Table
-from samplebatch.column import cores
+from samplebatch.column import threads
 from samplebatch.errors import ColumnNotFoundError, near_names
 
 ORDER: Final = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
@@ -60,7 +60,7 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
     if stack > 1:
         return rows_at(table, slots_in(ranges), stack)
     held: dict[str, Any] = {}
-    jobs: list[cores.Job] = []
+    jobs: list[threads.Job] = []
     for name in (*ORDER, *tree):
         if name in held:
             continue
@@ -72,8 +72,8 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
         else:
             held[name] = node(Batch, {})
     if jobs:
-        if sum([nbytes for nbytes, _ in jobs]) >= cores.WORTHWHILE:
-            cores.share(jobs)
+        if sum([nbytes for nbytes, _ in jobs]) >= threads.WORTHWHILE:
+            threads.share(jobs)
         else:
             for _, copy in jobs:
                 copy()

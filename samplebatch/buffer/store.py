@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.node import ARRAY, KINDS, NUMBER, TENSOR
-from samplebatch.column import cores
+from samplebatch.column import threads
 from samplebatch.column.interface import Column
 from samplebatch.column.types import storage_of
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
@@ -107,7 +107,7 @@ class Store(ABC):
             As `fit` does.
         """
 
-    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[cores.Job]]:
+    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
         """Return room for the rows of ranges of slots, one after the other, and the jobs that copy them there."""
         pairs = [np.arange(start, stop) for start, stop in ranges]
         return self.take(np.concatenate([np.zeros(0, np.intp), *pairs])), []

@@ -1,4 +1,4 @@
-"""Columns <-> Arrow arrays and their fields: which class reads what."""
+"""Columns <-> Arrow arrays and their fields: which column class reads which Arrow type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samplebatch.errors import ColumnTypeError, FormatError
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
-    """Return a column as an Arrow array, and the field that says what the array's type does not."""
+    """Return a column as an Arrow array, and the field that names its dtype where the array's type does not."""
     array, metadata = column.encode()
     return pa.field(
         name, array.type, nullable=array.null_count > 0 or pa.types.is_null(array.type), metadata=metadata or None
@@ -29,7 +29,7 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool) -
     ColumnTypeError
         If it has nulls or a type that no column can hold; names it.
     FormatError
-        If it is not what the field's metadata says; names it.
+        If it does not fit the field's metadata; names it.
     UntrustedPickleError
         If its rows are pickled and `allow_pickle` is false; names it.
     """

@@ -1,4 +1,4 @@
-"""Conversions of values, as opposed to dtypes, that change nothing."""
+"""Lossless casts: conversions to another dtype that change no value."""
 
 from __future__ import annotations
 

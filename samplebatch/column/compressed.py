@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 BLOCK_NBYTES = 1 << 16
 """Bytes of rows in one block, about: few enough to read one row, and LZ4 looks no further back for repetitions."""
 
-_MOST_BLOCK_NBYTES = 1 << 30
-_MOST_GROWTH = 255
+_MAX_BLOCK_NBYTES = 1 << 30
+_MAX_GROWTH = 255
 """LZ4 cannot make more than this many bytes of one."""
 
 _codec = pa.Codec("lz4_raw")
@@ -108,18 +108,18 @@ class CompressedColumn(Column):
         nbytes = values.nbytes
         dtype = values.dtype
         row_shape = values.shape[1:]
-        if bulk and 0 < nbytes <= _MOST_BLOCK_NBYTES:
+        if bulk and 0 < nbytes <= _MAX_BLOCK_NBYTES:
             return cls([_compress(values, True)], [n], [0], [0, n], dtype, row_shape, trusted=True)
         if not nbytes:
             return cls([], [], [], [0, n], dtype, row_shape, trusted=True)
         row_nbytes = nbytes // n
-        if row_nbytes > _MOST_BLOCK_NBYTES:
+        if row_nbytes > _MAX_BLOCK_NBYTES:
             raise CompressedColumnError(
-                f"a row must have at most {_MOST_BLOCK_NBYTES} bytes to be compressed, got {row_nbytes}; "
+                f"a row must have at most {_MAX_BLOCK_NBYTES} bytes to be compressed, got {row_nbytes}; "
                 "split it into columns"
             )
         if bulk:
-            rows_per_block = _MOST_BLOCK_NBYTES // row_nbytes
+            rows_per_block = _MAX_BLOCK_NBYTES // row_nbytes
         elif rows_per_block is None:
             # Blocks of equal size, so that a column a little above the measure is not cut into a large and a tiny one;
             # but not of one row more than fits, where rows are large: beyond 64 KB LZ4 is slower.
@@ -333,7 +333,7 @@ class CompressedColumn(Column):
         ):
             return False
         return all(
-            shown > 0 and skip + shown <= held and held * row_nbytes <= _MOST_GROWTH * memoryview(block).nbytes
+            shown > 0 and skip + shown <= held and held * row_nbytes <= _MAX_GROWTH * memoryview(block).nbytes
             for shown, skip, held, block in zip(_steps(self.bounds), self.skips, self.rows, self.blocks, strict=True)
         )
 

@@ -1,6 +1,6 @@
-"""The door: whatever a user hands over becomes a column here, or is refused by name.
+"""Conversion of users' values (arrays, tensors, Arrow arrays, lists) to columns, or a refusal by name.
 
-What already has a column's layout is kept as it is, the very object; what has another layout is copied once.
+A value that already has a column's layout is kept, the very object; any other is copied once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _new = object.__new__
 
 
 def is_plain(values: Any) -> bool:
-    """Tell whether a value is an array of numbers that lies as a column does, so that it needs no second look."""
+    """Tell whether a value is an array of numbers in a column's layout, which needs no conversion."""
     return type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim > 0
 
 
 def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
-    """Make columns of arrays that all are plain, under names that all are strings; else return None.
+    """Make columns of a dict of plain arrays under string names; return None for any other dict.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
     """
     columns: dict[str, Column] = {}
     for name, values in data.items():
-        # What `is_plain` says, without a call for each column: most batches are made here.
+        # The condition of `is_plain` without a call for each column: most batches are made here.
         if not (type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim):
             return None
         if type(name) is not str:
@@ -53,7 +53,7 @@ def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
 
 
 def as_column(values: Any, name: str) -> Column:
-    """Make a column of what a user hands over.
+    """Make a column of a user's value.
 
     Parameters
     ----------

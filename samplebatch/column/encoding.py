@@ -1,7 +1,7 @@
 """From Python objects to Arrow: structs, lists and numbers wherever all rows have one form, else one pickle a row.
 
 `encode` infers the form and builds the array in one pass. The form, a tree of `Node`, travels as JSON beside the array,
-and says what the Arrow type does not: that a list was a tuple, an integer an `np.int64`, a null a key that was not
+and adds to the Arrow type: that a list was a tuple, an integer an `np.int64`, a null a key that was not
 there. So every object comes back exactly as it was (`decoding.decode`), and other tools see fields they can read.
 
 Where two rows differ in form (a key that holds an int here and a string there, a key that is missing in one row and
@@ -24,14 +24,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column.ragged import RaggedColumn, arrow_elements
+from samplebatch.column.flat_array import arrow_elements
+from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.types import storage_of
 from samplebatch.errors import ColumnTypeError
 
-_MOST_DEPTH = 32
-_MOST_FIELDS = 256
-_MOST_KEY_SETS = 64
-_MOST_RECORD = 64
+_MAX_DEPTH = 32
+_MAX_FIELDS = 256
+_MAX_KEY_SETS = 64
+_MAX_RECORD = 64
 
 PLAIN: dict[type, tuple[str, pa.DataType]] = {
     bool: ("bool", pa.bool_()),
@@ -62,7 +63,7 @@ class Node:
     names, optional
         The keys of a dict in order, and for each whether a null stands for its absence.
     children
-        The forms of what the value contains.
+        The forms of the values in it.
     """
 
     kind: str
@@ -74,7 +75,7 @@ class Node:
     children: tuple[Node, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return what JSON can hold, leaving out what is empty."""
+        """Return the form as a dict for JSON, without its empty fields."""
         found = {name: getattr(self, name) for name in ("kind", "nullable", "dtype", "shape", "names", "optional")}
         found["children"] = [child.plain() for child in self.children]
         return {name: value for name, value in found.items() if value}
@@ -128,7 +129,7 @@ def _encode(values: list[Any], depth: int) -> tuple[Node, pa.Array]:
 def _encode_type(types: set[type], values: list[Any], depth: int) -> tuple[Node, pa.Array]:
     if not types:
         return Node("none"), pa.nulls(0)
-    if len(types) > 1 or depth > _MOST_DEPTH:
+    if len(types) > 1 or depth > _MAX_DEPTH:
         raise _NotUniform
     (only,) = types
     if only is dict:
@@ -180,7 +181,7 @@ def _encode_dicts(values: list[dict[Any, Any]], depth: int) -> tuple[Node, pa.Ar
 def _merge(key_sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     """Find one order of all keys that agrees with the order in every dict."""
     key_sets = list(key_sets)
-    if len(key_sets) > _MOST_KEY_SETS:
+    if len(key_sets) > _MAX_KEY_SETS:
         raise _NotUniform
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for keys in key_sets:
@@ -194,7 +195,7 @@ def _merge(key_sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
             name.encode()
     except (CycleError, UnicodeError) as error:
         raise _NotUniform from error
-    if len(names) > _MOST_FIELDS or any("\0" in name for name in names):
+    if len(names) > _MAX_FIELDS or any("\0" in name for name in names):
         # Names pass through C strings on their way to other libraries.
         raise _NotUniform
     return names
@@ -205,7 +206,7 @@ def _encode_sequences(kind: str, values: list[Any], depth: int) -> tuple[Node, p
     lengths = list(map(len, values))
     types = set(map(type, flat)) - {NoneType}
     if len(types) > 1:
-        if len(set(lengths)) > 1 or lengths[0] > _MOST_RECORD:
+        if len(set(lengths)) > 1 or lengths[0] > _MAX_RECORD:
             raise _NotUniform
         children, arrays = zip(*(_encode(list(place), depth + 1) for place in zip(*values, strict=True)), strict=True)
         return Node(f"{kind}_of", children=children), pa.StructArray.from_arrays(

@@ -88,12 +88,12 @@ class GrowingColumn(ABC):
         """Make room for `capacity` rows, and keep the first `rows`."""
 
     def undo(self, row: int) -> None:
-        """Forget what writing at `row` changed beyond that row: a dtype that was widened for it."""
+        """Undo the widening of the dtype that the write at `row` caused, if it caused one."""
         return None
 
     @abstractmethod
     def finish(self, rows: int) -> Column:
-        """Hand the first `rows` rows over; the growing column is not to be used after that."""
+        """Hand over the first `rows` rows; the growing column must not be used after that."""
 
 
 class GrowingTensor(GrowingColumn):
@@ -225,7 +225,7 @@ class GrowingObjects(GrowingColumn):
 
 
 class GrowingRagged(GrowingColumn):
-    """Rows whose shape varies; the number of dimensions does not."""
+    """Rows of varying shape and one number of dimensions."""
 
     __slots__ = ()
     rows: list[Any]
@@ -281,7 +281,7 @@ def growing_column(
     Parameters
     ----------
     name
-        The column's name; infos are objects whatever their first value.
+        The column's name; infos are always objects.
     value
         A row, or rows of shape (k, ...) if `many` is true. It is looked at, not stored.
     capacity
@@ -327,7 +327,7 @@ def _is_object(value: Any, many: bool) -> bool:
 
 
 def as_rows(value: Any, name: str) -> npt.NDArray[Any]:
-    """Take a value as an array of numbers, dates or fixed-width strings in native byte order.
+    """Convert a value to an array of numbers, dates or fixed-width strings in native byte order.
 
     Raises
     ------

@@ -4,7 +4,7 @@ A column is `n` rows of one kind. Four classes implement it: `TensorColumn` (row
 varying shape), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a tensor column); `TorchColumn` is
 a tensor column whose rows a torch tensor holds.
 
-Columns are immutable in length and dtype; their memory is not: whoever holds a view may write through it. `slice`
+Columns are immutable in length and dtype; their memory is not: views write through. `slice`
 views, `take`, `copy`, `concat` and `spread` copy. Indices arrive validated: rows in `[0, n)`, starts not past stops.
 """
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 Header = tuple[Any, ...]
-"""What a column writes about itself beside its buffers: plain strings, integers and tuples of them, `kind` first."""
+"""Description of a column beside its buffers: plain strings, integers and tuples of them, `kind` first."""
 
 Indices = npt.NDArray[np.intp]
 
 
 def _restore(kind: type[Column], header: Header, buffers: list[Any]) -> Column:
-    # Whoever unpickles a column has decided already to run what its bytes say.
+    # Unpickling a column means trusting its bytes already.
     return kind.load(header, buffers, allow_pickle=True)
 
 
@@ -48,7 +48,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """What a batch hands out for this column: the array or tensor itself where there is one, else the column."""
+        """The rows as a batch hands them out: the array or tensor itself where there is one, else the column."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class Column(ABC):
 
     @abstractmethod
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Return the rows as an Arrow array, and what its field must say for them to come back as they were.
+        """Return the rows as an Arrow array, and the field metadata that brings them back unchanged.
 
         The array has n values and shares memory wherever the layout permits. It has no nulls, rows of None aside.
         """

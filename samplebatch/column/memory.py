@@ -1,6 +1,6 @@
-"""Where the bytes of columns live.
+"""Memory of columns: allocation from one pool, and views of bytes.
 
-What the library allocates comes from Arrow's memory pool: 64-byte aligned, and handed out again warm. mimalloc is
+Columns are allocated from Arrow's memory pool: 64-byte aligned, and handed out again warm. mimalloc is
 preferred wherever pyarrow has it: it reuses pages of every size (below 32 MiB before pyarrow 21), where malloc and
 jemalloc give large blocks back to the system and take fresh, untouched pages the next time, at two to seven times the
 cost of the copy (`benchmarks/bench_memory.py`).
@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy import copyto
 
-from samplebatch.column import cores
+from samplebatch.column import threads
 
 ALIGNMENT = 64
-"""Bytes to which every block is aligned: a cache line, and what Arrow recommends."""
+"""Bytes to which every block is aligned: a cache line, as Arrow recommends."""
 
 
 def _preferred_pool() -> pa.MemoryPool:
@@ -66,27 +66,27 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Copy an array of any layout into C order, from pages that are reused."""
     nbytes = array.nbytes
-    if nbytes >= cores.WORTHWHILE:
+    if nbytes >= threads.WORTHWHILE:
         copy, jobs = copying(array)
-        cores.share(jobs)
+        threads.share(jobs)
         return copy
     copy = _ndarray(array.shape, array.dtype, _allocate(nbytes, _pool))
     copy[...] = array
     return copy
 
 
-def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[cores.Job]]:
+def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
     """Allocate room for a copy of an array, and cut the copying into jobs.
 
-    Only bytes are moved by the jobs. What one thread allocates and another frees is not handed out again warm.
+    The jobs only move bytes: memory that one thread allocates and another frees is not handed out again warm.
     """
     copy = _ndarray(array.shape, array.dtype, _allocate(array.nbytes, _pool))
-    parts = [(copy[part], array[part]) for part in cores.pieces(len(array), array.nbytes)]
+    parts = [(copy[part], array[part]) for part in threads.pieces(len(array), array.nbytes)]
     return copy, [(source.nbytes, partial(copyto, target, source)) for target, source in parts]
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """View the bytes of a C-contiguous array, of whatever dtype: dates too, which NumPy does not export itself."""
+    """View the bytes of a C-contiguous array of any dtype: dates too, which NumPy does not export itself."""
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 

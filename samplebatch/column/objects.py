@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 FORM_KEY = b"samplebatch.objects"
-"""Key of the field metadata that holds the form of the objects, which their Arrow type says only in part."""
+"""Key of the field metadata that holds the form of the objects, which their Arrow type gives only in part."""
 
 _IMMUTABLE = frozenset((NoneType, bool, int, float, complex, str, bytes))
 
@@ -32,7 +32,7 @@ class ObjectColumn(Column):
 
     In Arrow the objects are structs, lists and numbers wherever they have one form, and pickles where they have not;
     they come back exactly as they were either way. Objects are mutable, so nothing about them is remembered between
-    calls: `encode` gives array and metadata at once, for whoever needs both.
+    calls: `encode` gives array and metadata at once.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class ObjectColumn(Column):
     def from_arrow(
         cls, array: pa.Array, metadata: Mapping[bytes, bytes], name: str, *, allow_pickle: bool
     ) -> ObjectColumn:
-        """Make objects of an Arrow array: as they were if `encode` made it, else those that pyarrow makes of it.
+        """Make objects of an Arrow array: as they were if `encode` made it, else as pyarrow converts it.
 
         Raises
         ------

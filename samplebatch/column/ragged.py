@@ -1,4 +1,4 @@
-"""RaggedColumn: rows of one dtype whose shapes vary, laid end to end in one array."""
+"""RaggedColumn: rows of one dtype and of varying shapes, laid end to end in one array."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.column import memory
+from samplebatch.column.flat_array import arrow_elements, element_type, gather, offsets_of, row_views
 from samplebatch.column.interface import Column, Header, Indices
-from samplebatch.column.row_arrays import row_arrays
 from samplebatch.column.row_keys import resolve
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.types import DTYPE_KEY, named_dtype, storage_of, torch_dtype
+from samplebatch.column.types import DTYPE_KEY, common_dtype, named_dtype, storage_of, torch_dtype
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ _INT64 = np.dtype(np.int64)
 
 WRITES_ANY_OFFSETS = int(pa.__version__.partition(".")[0]) >= 21
 """Whether pyarrow writes lists whose offsets begin past zero right. Where it does not, a slice copies its offsets."""
-
-_LONG_ROW = 160
-"""Mean elements in a row from which joining views of the rows beats gathering their elements by index (`take`)."""
 
 
 class RaggedColumn(Column):
@@ -86,7 +83,7 @@ class RaggedColumn(Column):
         >>> RaggedColumn.from_rows([np.zeros((2, 3)), np.zeros((1, 4))], "obs").row_shape
         (None, None)
         """
-        arrays, dtype = row_arrays(rows, name)
+        arrays, dtype = _row_arrays(rows, name)
         ndim = arrays[0].ndim if arrays else 1
         shapes = np.array([array.shape for array in arrays], _INT64).reshape(len(arrays), ndim)
         offsets = offsets_of(shapes.prod(1))
@@ -148,9 +145,9 @@ class RaggedColumn(Column):
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         if self.shapes is None:
-            return _flat_rows(self.elements, self.offsets[:-1], self.offsets[1:])
+            return row_views(self.elements, self.offsets[:-1], self.offsets[1:])
         return map(
-            np.ndarray.reshape, _flat_rows(self.elements, self.offsets[:-1], self.offsets[1:]), self.shapes.tolist()
+            np.ndarray.reshape, row_views(self.elements, self.offsets[:-1], self.offsets[1:]), self.shapes.tolist()
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -245,7 +242,7 @@ class RaggedColumn(Column):
         if offsets[0] and not WRITES_ANY_OFFSETS:
             offsets, elements = offsets - offsets[0], self.flat
         data = pa.Array.from_buffers(
-            pa.large_list(_element_type(self.dtype)),
+            pa.large_list(element_type(self.dtype)),
             len(self),
             [None, memory.as_buffer(offsets)],
             children=[arrow_elements(elements)],
@@ -356,63 +353,6 @@ class RaggedColumn(Column):
         return column
 
 
-def gather(
-    elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Copy rows that lie anywhere in a flat array, shape (m,), end to end.
-
-    Returns
-    -------
-    elements
-        Those of the rows, in memory of their own.
-    offsets
-        Where the rows begin and end in them, shape (n + 1,).
-
-    Examples
-    --------
-    >>> gather(np.arange(10), np.array([7, 0]), np.array([2, 1]))
-    (array([7, 8, 0]), array([0, 2, 3]))
-    """
-    offsets = offsets_of(lengths)
-    count = int(offsets[-1])
-    out = memory.empty((count,), elements.dtype)
-    if count > _LONG_ROW * len(lengths):
-        np.concatenate(list(_flat_rows(elements, starts, starts + lengths)), 0, out, casting="no")
-    else:
-        gathered = np.repeat(starts - offsets[:-1], lengths)
-        gathered += np.arange(count)
-        elements.take(gathered, 0, out, "clip")
-    return out, offsets
-
-
-def _flat_rows(
-    elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
-) -> Iterator[npt.NDArray[Any]]:
-    return map(elements.__getitem__, map(slice, starts.tolist(), stops.tolist()))
-
-
-def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Turn lengths, shape (n,), into offsets, shape (n + 1,)."""
-    offsets = np.zeros(len(lengths) + 1, _INT64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
-def _element_type(dtype: np.dtype[Any]) -> pa.DataType:
-    storage = storage_of(dtype)
-    return pa.list_(storage.arrow, 2) if storage.per_element else storage.arrow
-
-
-def arrow_elements(elements: npt.NDArray[Any]) -> pa.Array:
-    """View a flat array, shape (m,), as m Arrow values; a complex number is a list of two."""
-    storage = storage_of(elements.dtype)
-    buffers = [None, memory.as_buffer(elements)]
-    if not storage.per_element:
-        return pa.Array.from_buffers(storage.arrow, len(elements), buffers)
-    parts = pa.Array.from_buffers(storage.arrow, 2 * len(elements), buffers)
-    return pa.Array.from_buffers(_element_type(elements.dtype), len(elements), [None], children=[parts])
-
-
 def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None, count: int, subject: str) -> None:
     """Refuse offsets and shapes from outside that do not fit `count` elements."""
     lengths = offsets[1:] - offsets[:-1]
@@ -424,3 +364,65 @@ def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None,
         raise FormatError(f"{subject} must have shapes of extents that no array exceeds, it does not; it is damaged")
     if (shapes.prod(1) != lengths).any():
         raise FormatError(f"{subject} must have shapes that fit the rows' lengths, it does not; it is damaged")
+
+
+def _row_arrays(rows: Sequence[Any], name: str) -> tuple[list[npt.NDArray[Any]], np.dtype[Any]]:
+    """View rows as arrays, and find the dtype that holds them all without loss.
+
+    Parameters
+    ----------
+    rows
+        Arrays, or nested lists of numbers. An empty list fits any dtype.
+    name
+        The column's name, for errors.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a row is not an array of one dimension or more, rows differ in their number of dimensions, or no dtype among
+        theirs holds the others.
+
+    Examples
+    --------
+    >>> _row_arrays([[1, 2], [0.5]], "x")
+    ([array([1, 2]), array([0.5])], dtype('float64'))
+    """
+    arrays = [_row_array(row, i, name) for i, row in enumerate(rows)]
+    ndims = {array.ndim for array in arrays}
+    if len(ndims) > 1:
+        found = " and ".join(map(str, sorted(ndims)))
+        raise ColumnTypeError(f"column {name!r} must have rows of one number of dimensions, got {found}")
+    return arrays, _rows_dtype(rows, arrays, name)
+
+
+def _row_array(row: Any, i: int, name: str) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(row)
+        storage_of(array.dtype.newbyteorder("="))
+    except (ValueError, ColumnTypeError) as error:
+        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, row {i} is not: {error}") from error
+    if not array.ndim:
+        found = type(row).__name__
+        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, row {i} is a single {found}")
+    return array
+
+
+def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
+    """Find the dtype that holds every row without loss; empty lists have no say."""
+    voting = [i for i, row in enumerate(rows) if arrays[i].size or not isinstance(row, list | tuple)]
+    dtypes = list(dict.fromkeys(arrays[i].dtype.newbyteorder("=") for i in voting))
+    if not dtypes:
+        return np.dtype(np.float64)
+    dtype = common_dtype(dtypes)
+    numbers = all(found.kind in "biufc" for found in dtypes)
+    if dtype is None and numbers and all(isinstance(rows[i], list | tuple) for i in voting):
+        # Python's numbers have no dtype of their own: NumPy's choice for all of them will do, if it changes none.
+        wide = np.result_type(*dtypes)
+        if all(np.array_equal(arrays[i].astype(wide).astype(arrays[i].dtype), arrays[i]) for i in voting):
+            dtype = wide
+    if dtype is None:
+        raise ColumnTypeError(
+            f"column {name!r} must have rows of one dtype, or one that holds the others without loss, got "
+            f"{' and '.join(map(str, dtypes))}; convert them first"
+        )
+    return dtype

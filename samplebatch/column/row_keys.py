@@ -1,4 +1,4 @@
-"""What may stand between the brackets of `column[...]`: a row, a slice, indices or a mask."""
+"""Keys in the brackets of `column[...]`: a row, a slice, indices or a mask, resolved to rows."""
 
 from __future__ import annotations
 

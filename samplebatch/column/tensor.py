@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column import cores, memory
+from samplebatch.column import memory, threads
 from samplebatch.column.interface import Column, Header, Indices
 from samplebatch.column.types import (
     DTYPE_KEY,
@@ -71,10 +71,10 @@ class TensorColumn(Column):
     def take(self, indices: Indices) -> TensorColumn:
         values = self.values
         out = memory.empty((len(indices), *values.shape[1:]), values.dtype)
-        if out.nbytes < cores.WORTHWHILE:
+        if out.nbytes < threads.WORTHWHILE:
             values.take(indices, 0, out, _MODE)
         else:
-            cores.share(gathering(values, indices, out))
+            threads.share(gathering(values, indices, out))
         return TensorColumn(out)
 
     def copy(self) -> TensorColumn:
@@ -218,22 +218,22 @@ def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -
     return renamed
 
 
-def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any]) -> list[cores.Job]:
+def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any]) -> list[threads.Job]:
     """Cut the gathering of rows into jobs."""
-    parts = [(indices[part], out[part]) for part in cores.pieces(len(indices), out.nbytes)]
+    parts = [(indices[part], out[part]) for part in threads.pieces(len(indices), out.nbytes)]
     return [(target.nbytes, partial(values.take, wanted, 0, target, _MODE)) for wanted, target in parts]
 
 
 def joining(
     arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"] = "no"
-) -> list[cores.Job]:
+) -> list[threads.Job]:
     """Cut the copying of arrays, one under the other, into jobs of some arrays each."""
-    jobs: list[cores.Job] = []
+    jobs: list[threads.Job] = []
     first = start = stop = 0
     for last, array in enumerate(arrays, 1):
         stop += len(array)
         target = out[start:stop]
-        if last == len(arrays) or target.nbytes >= cores.PIECE_NBYTES:
+        if last == len(arrays) or target.nbytes >= threads.PIECE_NBYTES:
             jobs.append((target.nbytes, partial(np.concatenate, arrays[first:last], 0, target, casting=casting)))
             first, start = last, stop
     return jobs
@@ -241,10 +241,10 @@ def joining(
 
 def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"]) -> None:
     """Copy arrays one under the other into another array that has just the room for them."""
-    if out.nbytes < cores.WORTHWHILE:
+    if out.nbytes < threads.WORTHWHILE:
         np.concatenate(arrays, 0, out, casting=casting)
     else:
-        cores.share(joining(arrays, out, casting))
+        threads.share(joining(arrays, out, casting))
 
 
 def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:

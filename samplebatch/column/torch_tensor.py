@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TorchColumn(Column):
-    """Rows of one shape in a torch tensor: what a tensor given by the user, or moved to a device, becomes.
+    """Rows of one shape in a torch tensor, for tensors that a user gives or that are moved to a device.
 
     On the host it shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy does not have,
     goes through Arrow as uint16 with the dtype named in the field.

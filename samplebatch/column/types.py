@@ -97,7 +97,7 @@ def storage_of(dtype: np.dtype[Any]) -> Storage:
 
 
 def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
-    """Look up the NumPy dtype whose elements an Arrow type holds as they lie, or None if there is none."""
+    """Look up the NumPy dtype of the same memory layout as an Arrow type, or None if there is none."""
     number: np.dtype[Any] | None = _NUMPY_NUMBERS.get(arrow)
     if number is not None:
         return number
@@ -112,7 +112,7 @@ def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
 
 @lru_cache(maxsize=256)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Read a dtype's name from outside, believing only those that a tensor column can hold.
+    """Read a dtype's name from outside, and refuse all but the dtypes that a tensor column can hold.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.column import cores
+from samplebatch.column import threads
 
 
 def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
@@ -29,15 +29,15 @@ def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[
     >>> targets
     [array([1., 1.]), array([3])]
     """
-    if nbytes < cores.WORTHWHILE:
+    if nbytes < threads.WORTHWHILE:
         for target, source in zip(targets, sources, strict=True):
             target[...] = source
         return
-    jobs: list[cores.Job] = []
+    jobs: list[threads.Job] = []
     for target, source in zip(targets, sources, strict=True):
         if target.ndim:
-            parts = [(target[part], source[part]) for part in cores.pieces(len(target), target.nbytes)]
+            parts = [(target[part], source[part]) for part in threads.pieces(len(target), target.nbytes)]
             jobs += [(to.nbytes, partial(np.copyto, to, own)) for to, own in parts]
         else:
             target[...] = source
-    cores.share(jobs)
+    threads.share(jobs)

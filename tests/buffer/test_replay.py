@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
-from samplebatch.column import cores
+from samplebatch.column import threads
 from samplebatch.errors import (
     ColumnLengthError,
     ColumnMismatchError,
@@ -275,7 +275,7 @@ def test_rows_are_copies(index: Any) -> None:
 
 
 def test_large_copies_take_both_cores() -> None:
-    rows = 2 * cores.WORTHWHILE // 4000
+    rows = 2 * threads.WORTHWHILE // 4000
     buf = ReplayBuffer(rows)
     obs = np.arange(rows * 500).reshape(rows, 500)
     for n in range(rows + rows // 3):

@@ -12,7 +12,7 @@ from samplebatch.buffer.dense_store import DenseStore, TorchStore
 from samplebatch.buffer.object_store import ObjectStore
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.stores import store_for, zeroed
-from samplebatch.column import cores
+from samplebatch.column import threads
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
@@ -37,7 +37,7 @@ def made(name: str, slots: int = 5) -> tuple[Store, Any]:
 
 def copied(store: Store, *ranges: tuple[int, int]) -> Any:
     out, jobs = store.copying(ranges)
-    cores.share(jobs)
+    threads.share(jobs)
     return out
 
 

@@ -306,7 +306,7 @@ def test_a_bomb_is_refused_before_memory_is_taken():
 
 
 def test_bulk_is_cut_where_a_block_would_be_too_large(monkeypatch):
-    monkeypatch.setattr(compressed, "_MOST_BLOCK_NBYTES", 1000)
+    monkeypatch.setattr(compressed, "_MAX_BLOCK_NBYTES", 1000)
     values = rows("u1", 50, (100,))
     column = CompressedColumn.compress(TensorColumn(values), bulk=True)
     assert column.rows == [10] * 5

@@ -10,28 +10,28 @@ import weakref
 import numpy as np
 import pytest
 
-from samplebatch.column import cores, memory
+from samplebatch.column import memory, threads
 from samplebatch.column.tensor import TensorColumn
 
-ROWS = 3 * cores.WORTHWHILE // 8
+ROWS = 3 * threads.WORTHWHILE // 8
 
 
 def test_every_job_runs_once() -> None:
     seen: list[int] = []
-    cores.share([(1, lambda i=i: seen.append(i)) for i in range(500)])  # type: ignore[misc]
+    threads.share([(1, lambda i=i: seen.append(i)) for i in range(500)])  # type: ignore[misc]
     assert sorted(seen) == list(range(500))
 
 
 def test_the_helper_takes_its_share() -> None:
-    threads = set()
+    seen = set()
     both = threading.Barrier(2, timeout=30)
 
     def job() -> None:
-        threads.add(threading.get_ident())
+        seen.add(threading.get_ident())
         both.wait()
 
-    cores.share([(1, job), (1, job)])
-    assert len(threads) == 2
+    threads.share([(1, job), (1, job)])
+    assert len(seen) == 2
 
 
 def test_an_error_in_a_job_reaches_the_caller_and_the_helper_lives_on() -> None:
@@ -40,14 +40,14 @@ def test_an_error_in_a_job_reaches_the_caller_and_the_helper_lives_on() -> None:
 
     for _ in range(50):
         with pytest.raises(KeyError, match="column"):
-            cores.share([(1, fail), *[(1, lambda: None)] * 5])
+            threads.share([(1, fail), *[(1, lambda: None)] * 5])
     test_every_job_runs_once()
 
 
 def test_sharing_from_within_a_job_ends() -> None:
     seen: list[int] = []
     inner = [(1, lambda i=i: seen.append(i)) for i in range(10)]  # type: ignore[misc]
-    cores.share([(1, lambda: cores.share(inner)) for _ in range(10)])
+    threads.share([(1, lambda: threads.share(inner)) for _ in range(10)])
     assert len(seen) == 100
 
 
@@ -110,5 +110,5 @@ def test_a_forked_child_has_a_helper_of_its_own() -> None:
 
 @pytest.mark.parametrize(("rows", "nbytes"), [(0, 0), (1, 1 << 30), (10, 2 << 20), (1000, 8 << 20), (7, 0)])
 def test_pieces_cover_all_rows(rows: int, nbytes: int) -> None:
-    covered = [row for part in cores.pieces(rows, nbytes) for row in range(part.start, part.stop)]
+    covered = [row for part in threads.pieces(rows, nbytes) for row in range(part.start, part.stop)]
     assert covered == list(range(rows))

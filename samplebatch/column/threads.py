@@ -1,8 +1,8 @@
-"""Both cores: large copies shared between the calling thread and one helper.
+"""Threads: large copies shared between the calling thread and one helper thread.
 
 NumPy lets go of the interpreter while it copies, and one core alone does not use all of the memory's bandwidth. A copy
 is cut into a few shares that both threads take from one queue, so that a helper whose core is busy elsewhere delays
-little: the caller does what the helper does not get to. They are few because a thread that comes back from a copy may
+little: the caller takes its shares too. They are few because a thread that comes back from a copy may
 have to wait for the interpreter. The helper is started when it is first of use, and stays, because starting a thread
 costs more than most copies.
 """
@@ -23,17 +23,17 @@ PIECE_NBYTES = 512 << 10
 """Bytes in one job, about, so that jobs can be shared evenly."""
 
 _SHARES = 4
-"""Shares that jobs are put together to."""
+"""Shares that jobs are grouped into."""
 
 Job = tuple[int, Callable[[], object]]
-"""The bytes that a job moves, and what to call."""
+"""The bytes that a job moves, and the call that moves them."""
 
 _Work = Callable[[], None]
 _Shared = tuple[deque[_Work], SimpleQueue[BaseException | None]]
 
 
 class _Helper:
-    """A thread that takes jobs from whatever queue it is shown."""
+    """Helper thread of `share`, which takes jobs from the queues that it is shown."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[_Shared] = SimpleQueue()
@@ -72,7 +72,7 @@ _usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 
 
 def _forget_helper() -> None:
-    """Start anew in a forked child, which has none of its parent's threads."""
+    """Replace the helper in a forked child, which has none of its parent's threads."""
     global _helper
     _helper = _Helper()
 
@@ -100,9 +100,9 @@ def share(jobs: Sequence[Job]) -> None:
         for _, call in jobs:
             call()
         return
-    left = deque(_shares(jobs))
+    left = deque(_cut_shares(jobs))
     ends: SimpleQueue[BaseException | None] = SimpleQueue()
-    taken = len(left)
+    with_helper = len(left)
     _helper.show((left, ends))
     error: BaseException | None = None
     try:
@@ -111,25 +111,25 @@ def share(jobs: Sequence[Job]) -> None:
                 job = left.popleft()
             except IndexError:
                 break
-            taken -= 1
+            with_helper -= 1
             job()
     except BaseException as raised:
         error = raised
-        # Whatever is left now is nobody's.
+        # The shares left over are run by nobody.
         while left:
             try:
                 left.popleft()
             except IndexError:
                 break
-            taken -= 1
-    for _ in range(taken):
+            with_helper -= 1
+    for _ in range(with_helper):
         error = ends.get() or error
     if error is not None:
         raise error
 
 
-def _shares(jobs: Sequence[Job]) -> Iterator[_Work]:
-    """Put jobs together to a few of about equal bytes."""
+def _cut_shares(jobs: Sequence[Job]) -> Iterator[_Work]:
+    """Group jobs into a few shares of about equal bytes."""
     wanted = sum([nbytes for nbytes, _ in jobs]) / _SHARES
     calls: list[Callable[[], object]] = []
     moved = 0
@@ -149,7 +149,7 @@ def _run_all(calls: list[Callable[[], object]]) -> None:
 
 
 def pieces(rows: int, nbytes: int) -> Iterator[slice]:
-    """Cut so many rows of so many bytes together into slices of one piece each.
+    """Cut rows that have `nbytes` bytes in all into slices of about `PIECE_NBYTES` each.
 
     Examples
     --------
