@@ -1,0 +1,157 @@
+"""Fuzzing: damaged bytes are read in a process of its own, under a limit of memory and of time.
+
+A target says how whole samples are made and how they are read. Each case is a sample with a few changes, drawn from a
+seed and the number of the case, so that any can be repeated. Reading it must end in right data, or in an error of the
+library's; anything else (another exception, lack of memory, no answer in time, death of the process) is a fault.
+
+The number of cases for each target is the environment variable ``FUZZ_CASES``, the seed ``FUZZ_SEED``::
+
+    FUZZ_CASES=10000 FUZZ_SEED=1 python -m pytest tests/fuzz
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+from tests.fuzz.mutations import Files, mutate_files
+
+CASES = int(os.environ.get("FUZZ_CASES", "200"))
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+CASE_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
+_MOST_FAULTS = 20
+"""Faults after which a run ends: more would say the same."""
+
+ROOT = Path(__file__).parents[2]
+
+
+class Target(Protocol):
+    """A format: its samples, and how it is read."""
+
+    def samples(self, folder: Path) -> list[Any]:
+        """Make whole samples; the folder may be made for it."""
+
+    def mutate(self, sample: Any, rng: Random) -> Any:
+        """Return a sample with some changes; the one given stays as it is."""
+
+    def read(self, sample: Any, folder: Path) -> None:
+        """Read a sample, and use what is in it; the folder is empty, and is not removed between samples."""
+
+
+class FileTarget:
+    """A format whose samples are files."""
+
+    def mutate(self, sample: Files, rng: Random) -> Files:
+        return mutate_files(sample, rng)
+
+
+def files_of(folder: Path) -> Files:
+    """Read all files under a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def written(files: Files, folder: Path) -> Path:
+    """Write files into a folder, and return it."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+class Child:
+    """The process that reads; started again when it dies."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.folder = tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, seed: int, case: int) -> tuple[str, str]:
+        """Return the outcome of a case, and the error if there was one."""
+        if self.process is None:
+            self._start()
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.write(json.dumps((seed, case)) + "\n")
+        process.stdin.flush()
+        answer = self._answer(CASE_TIMEOUT_S)
+        if answer is None:
+            self._stop()
+            return "timeout", f"no answer in {CASE_TIMEOUT_S} s"
+        if not answer:
+            code = process.wait()
+            self._stop()
+            return "death", f"the process ended with {code}"
+        outcome, error = json.loads(answer)
+        return outcome, error
+
+    def _start(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzz.child", self.target, self.folder],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
+            env=environment,
+        )  # fmt: skip
+        ready = self._answer(START_TIMEOUT_S)
+        assert ready == "ready\n", f"whole samples of {self.target} cannot be read; run tests.fuzz.child to see why"
+
+    def _answer(self, timeout_s: float) -> str | None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        return self.process.stdout.readline() if readable else None
+
+    def _stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def close(self) -> None:
+        self._stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def fuzz(
+    target: str, cases: int = CASES, seed: int = SEED, most_faults: int = _MOST_FAULTS
+) -> tuple[Counter[str], list[str]]:
+    """Read so many damaged samples.
+
+    Parameters
+    ----------
+    target
+        Where the target is: module and name, joined by a colon.
+
+    Returns
+    -------
+    outcomes
+        How often each came: ``"read"``, ``"refused"``, and the faults.
+    faults
+        A line for each, with the case that repeats it.
+    """
+    outcomes: Counter[str] = Counter()
+    faults: list[str] = []
+    child = Child(target)
+    try:
+        for case in range(cases):
+            outcome, error = child.ask(seed, case)
+            outcomes[outcome] += 1
+            if outcome not in ("read", "refused"):
+                faults.append(f"{target} seed {seed} case {case}: {outcome}: {error}")
+                if len(faults) >= most_faults:
+                    break
+    finally:
+        child.close()
+    return outcomes, faults

@@ -1,0 +1,397 @@
+"""The formats that are fuzzed: files and folders of batches and buffers, states, pickles read as data."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from samplebatch import (
+    Batch,
+    CachedReplayBuffer,
+    MultiAgentBatch,
+    ParquetDataset,
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    SampleBatch,
+    VectorReplayBuffer,
+    read_arrow,
+    read_parquet,
+    write_arrow,
+    write_parquet,
+)
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
+from samplebatch.storage.inert_pickle import is_plain, read_pickle
+from tests.fuzz.driver import FileTarget, files_of, written
+from tests.fuzz.mutations import Files, mutate, mutate_tree
+
+N = 6
+
+
+def batches() -> list[SampleBatch | MultiAgentBatch]:
+    """Batches with every kind of column."""
+    rng = np.random.default_rng(0)
+    plain = SampleBatch(obs=rng.normal(size=(N, 3)).astype("f4"), rewards=np.arange(N), terminateds=np.zeros(N, bool))
+    objects = SampleBatch(
+        infos=[{"lives": i, "name": "x" * i, "path": [0.5] * i, "at": (1, None)} for i in range(N)],
+        empty=[{}] * N,
+        nothing=[None] * N,
+        words=["left", "right", None, "", "up", "up"],
+        seen=[np.arange(i, dtype=np.int32) for i in range(N)],
+        maps=[np.zeros((i, 2)) for i in range(N)],
+    )
+    import torch
+
+    nested = SampleBatch(
+        obs={"image": np.zeros((N, 4, 4), np.uint8), "inner": {"z": np.arange(N) * 1j}},
+        dates=np.arange(N).astype("M8[s]"),
+        tensor=torch.zeros(N, 2, dtype=torch.bfloat16),
+    )
+    recurrent = SampleBatch(a=np.arange(N), state_in_0=np.ones((2, 4)), seq_lens=[4, 2])
+    agents = MultiAgentBatch({"one": plain, "two": SampleBatch(obs=np.zeros((3, 2)), infos=[{}, {}, {"a": 1}])}, N)
+    return [plain, objects, nested, recurrent, agents]
+
+
+def use_batch(batch: Any) -> None:
+    """Look at every value of a batch, as whoever reads it would."""
+    if isinstance(batch, MultiAgentBatch):
+        for part in batch.policy_batches.values():
+            use_batch(part)
+        return
+    repr(batch)
+    for value in batch.values():
+        use_value(value)
+    if len(batch):
+        batch[: len(batch) // 2 + 1].copy()
+    batch.to_arrow()
+    assert batch == batch.copy() or batch.count != len(batch)
+
+
+def use_value(value: Any) -> None:
+    if isinstance(value, dict):
+        for inner in value.values():
+            use_value(inner)
+    elif hasattr(value, "numpy"):
+        value.float().sum()
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        with np.errstate(all="ignore"):
+            value.sum()
+    else:
+        repr(value)
+
+
+class BatchFile(FileTarget):
+    """A batch in a file."""
+
+    def __init__(self, write: Callable[[Any, Path], Any], read: Callable[[Path], Any]) -> None:
+        self._write, self._read = write, read
+
+    def samples(self, folder: Path) -> list[Files]:
+        folder.mkdir()
+        made = []
+        for batch in batches():
+            self._write(batch, folder / "batch")
+            made.append({"batch": (folder / "batch").read_bytes()})
+        return made
+
+    def read(self, sample: Files, folder: Path) -> None:
+        use_batch(self._read(written(sample, folder) / "batch"))
+
+
+ARROW = BatchFile(write_arrow, read_arrow)
+PARQUET = BatchFile(write_parquet, read_parquet)
+
+
+class Dataset(FileTarget):
+    """A folder of Parquet files."""
+
+    def samples(self, folder: Path) -> list[Files]:
+        dataset = ParquetDataset(folder)
+        for start in range(3):
+            dataset.append(SampleBatch(obs=np.zeros((N, 2)), t=np.arange(N) + start, infos=[{"a": 1}] * N))
+        return [files_of(folder)]
+
+    def read(self, sample: Files, folder: Path) -> None:
+        dataset = ParquetDataset(written(sample, folder))
+        for batch in dataset:
+            use_batch(batch)
+        use_batch(dataset.read())
+
+
+PARQUET_DATASET = Dataset()
+
+
+# Buffers
+
+
+def steps(n: int, make: Any = Batch, *, objects: bool = False) -> list[Any]:
+    """Steps of n environments, of one without a leading axis if n is 0."""
+    many = max(n, 1)
+    found = []
+    for i in range(14):
+        batch = make(
+            obs={"x": np.full((many, 3), i, np.float32), "image": np.full((many, 4, 4), i, np.uint8)},
+            act=np.arange(many) + i,
+            rew=np.ones(many) * i,
+            terminated=np.full(many, i % 7 == 6),
+            truncated=np.full(many, i % 5 == 4),
+            obs_next={"x": np.full((many, 3), i + 1, np.float32), "image": np.full((many, 4, 4), i + 1, np.uint8)},
+            info={"lives": np.full(many, i % 3)},
+        )
+        if objects:
+            batch.info.text = np.array(["a" * (i % 4)] * many, object)
+        found.append(batch if n else batch[0])
+    return found
+
+
+def buffers(**options: Any) -> list[Any]:
+    """Buffers of several classes, partly filled and written over; with `storage`, in folders that lie there."""
+    storage = options.pop("storage", None)
+    objects = storage is None
+    made: list[tuple[Any, int]] = []
+
+    def kept(name: str) -> dict[str, Any]:
+        return options if storage is None else {**options, "storage": f"{storage}/{name}"}
+
+    made.append((ReplayBuffer(20, **kept("plain")), 0))
+    made.append((VectorReplayBuffer(20, 2, stack_num=2, ignore_obs_next=True, **kept("vector")), 2))
+    made.append((PrioritizedVectorReplayBuffer(16, 2, alpha=0.6, beta=0.4, ignore_obs_next=True, **kept("prio")), 2))
+    if storage is None:
+        made.append((ReplayBuffer(10, compress="obs"), 0))
+    for buffer, n in made:
+        for step in steps(n, objects=objects):
+            buffer.add(step)
+    return [buffer for buffer, _ in made]
+
+
+def use_buffer(buffer: Any) -> None:
+    """Read, sample and fill a buffer as its owner would."""
+    repr(buffer)
+    if len(buffer):
+        use_nested(buffer.sample(8)[0])
+        use_nested(buffer[buffer.sample_indices(0)])
+    for _ in range(2):
+        buffer.add(steps(buffer.buffer_num if hasattr(buffer, "buffer_num") else 0, objects="text" in str(buffer))[0])
+    buffer.state_dict()
+
+
+def use_nested(batch: Batch) -> None:
+    for value in batch.__dict__.values():
+        if isinstance(value, Batch):
+            use_nested(value)
+        else:
+            use_value(value)
+
+
+class BufferFile(FileTarget):
+    """A buffer in a file."""
+
+    def __init__(self, write: Callable[[Any, Path], Any], read: Callable[[Path], Any]) -> None:
+        self._write, self._read = write, read
+
+    def made(self) -> list[Any]:
+        return buffers()
+
+    def samples(self, folder: Path) -> list[Files]:
+        folder.mkdir()
+        found = []
+        for buffer in self.made():
+            self._write(buffer, folder / "buffer")
+            found.append({"buffer": (folder / "buffer").read_bytes()})
+        return found
+
+    def read(self, sample: Files, folder: Path) -> None:
+        use_buffer(self._read(written(sample, folder) / "buffer"))
+
+
+BUFFER_FILE = BufferFile(lambda buffer, path: buffer.save(path), ReplayBuffer.load)
+BUFFER_HDF5 = BufferFile(lambda buffer, path: buffer.save_hdf5(path), ReplayBuffer.load_hdf5)
+
+
+class TianshouBuffer(BufferFile):
+    """A buffer that Tianshou has written; which class it is stands nowhere in the file."""
+
+    def made(self) -> list[Any]:
+        from tianshou import data
+
+        made = [
+            (data.ReplayBuffer(20), 0),
+            (data.VectorReplayBuffer(20, 2), 2),
+            (data.PrioritizedVectorReplayBuffer(20, 2, alpha=0.6, beta=0.4), 2),
+        ]
+        for buffer, n in made:
+            for step in steps(n, data.Batch):
+                buffer.add(step)
+        return [buffer for buffer, _ in made]
+
+
+TIANSHOU_HDF5 = TianshouBuffer(lambda buffer, path: buffer.save_hdf5(str(path)), ReplayBuffer.load_hdf5)
+
+
+class BufferFolder(FileTarget):
+    """A buffer in a folder, its columns mapped."""
+
+    def samples(self, folder: Path) -> list[Files]:
+        folder.mkdir()
+        for buffer in buffers(storage=folder):
+            buffer.close()
+        return [files_of(path) for path in sorted(folder.iterdir())]
+
+    def read(self, sample: Files, folder: Path) -> None:
+        buffer = ReplayBuffer.open(written(sample, folder))
+        try:
+            use_buffer(buffer)
+        finally:
+            buffer.close()
+
+
+BUFFER_FOLDER = BufferFolder()
+
+
+class BufferState:
+    """The state of a buffer, as plain values and arrays."""
+
+    def samples(self, folder: Path) -> list[Any]:
+        return [buffer.state_dict() for buffer in (*buffers(), self._cached())]
+
+    def _cached(self) -> Any:
+        buffer = CachedReplayBuffer(ReplayBuffer(8), 2, 6)
+        for step in steps(2):
+            buffer.add(step, buffer_ids=[0, 1])
+        return buffer
+
+    def mutate(self, sample: Any, rng: Random) -> Any:
+        return mutate_tree(sample, rng)
+
+    def read(self, sample: Any, folder: Path) -> None:
+        kind = sample.get("class") if isinstance(sample, dict) else None
+        buffer: Any = {
+            "VectorReplayBuffer": lambda: VectorReplayBuffer(20, 2, stack_num=2, ignore_obs_next=True),
+            "PrioritizedVectorReplayBuffer": lambda: PrioritizedVectorReplayBuffer(
+                16, 2, alpha=0.6, beta=0.4, ignore_obs_next=True
+            ),
+            "CachedReplayBuffer": self._cached,
+            "PrioritizedReplayBuffer": lambda: PrioritizedReplayBuffer(20, alpha=0.6, beta=0.4),
+        }.get(kind if isinstance(kind, str) else "", lambda: ReplayBuffer(_size_of(sample)))()
+        buffer.load_state_dict(sample)
+        if not isinstance(buffer, CachedReplayBuffer):
+            use_buffer(buffer)
+
+
+def _size_of(sample: Any) -> int:
+    try:
+        return int(sample["table"]["rings"]["maxsizes"][0]) % 64
+    except (KeyError, TypeError, IndexError, ValueError, OverflowError):
+        return 20
+
+
+BUFFER_STATE = BufferState()
+
+
+# HDF5 without a buffer
+
+
+class Hdf5(FileTarget):
+    """Nested values in an HDF5 file."""
+
+    def samples(self, folder: Path) -> list[Files]:
+        import h5py
+        import torch
+
+        folder.mkdir()
+        values = {
+            "rew": np.ones(N),
+            "text": "hello",
+            "names": np.array(["a", "bc"], object),
+            "none": None,
+            "list": [1, {"a": (2, 3)}, np.arange(3)],
+            "tensor": torch.zeros(3, 2, dtype=torch.bfloat16),
+            "inner": Batch(x=np.zeros((40, 30), np.uint8), lives=3),
+        }
+        found = []
+        for compression in (None, "gzip"):
+            with h5py.File(folder / "values", "w") as file:
+                to_hdf5(values, file, compression)
+            found.append({"values": (folder / "values").read_bytes()})
+        return found
+
+    def read(self, sample: Files, folder: Path) -> None:
+        import h5py
+
+        try:
+            file = h5py.File(written(sample, folder) / "values", "r")
+        except OSError:
+            return  # opened by the user, who is told by h5py
+        with file:
+            for value in from_hdf5(file).values():
+                use_value(value)
+
+
+HDF5 = Hdf5()
+
+
+# Bytes
+
+
+class InertPickle:
+    """A pickle, read as data."""
+
+    def samples(self, folder: Path) -> list[bytes]:
+        shared: Any = (1, "a")
+        values = [
+            {"a": np.arange(4), "b": [None, np.array(["x", None], object)], "c": Path("/tmp")},
+            [shared, (shared, shared), {1, 2}, frozenset("ab"), b"xy", 1 << 80, -1.5],
+            np.array([{"k": np.float32(1)}, (np.datetime64(3, "s"),)], object),
+            np.asfortranarray(np.zeros((3, 4), ">f4")),
+        ]
+        return [pickle.dumps(value, protocol) for value in values for protocol in (4, 5)]
+
+    def mutate(self, sample: bytes, rng: Random) -> bytes:
+        return mutate(sample, rng)
+
+    def read(self, sample: bytes, folder: Path) -> None:
+        is_plain(read_pickle(sample))
+
+
+INERT_PICKLE = InertPickle()
+
+
+class Compressed:
+    """A compressed column, as it comes from another process: header and blocks."""
+
+    def samples(self, folder: Path) -> list[Any]:
+        frames = np.arange(40 * 12 * 12).reshape(40, 12, 12).astype(np.uint16) // 100
+        column = CompressedColumn.compress(TensorColumn(frames), 7)
+        found = []
+        for part in (column, column.slice(3, 30), CompressedColumn.compress(TensorColumn(frames), bulk=True)):
+            header, blocks = part.dump()
+            found.append((tuple(header), [bytes(block) for block in blocks]))
+        return found
+
+    def mutate(self, sample: Any, rng: Random) -> Any:
+        header, blocks = sample
+        if rng.random() < 0.5:
+            return mutate_tree(header, rng), blocks
+        at = rng.randrange(len(blocks))
+        return header, [*blocks[:at], mutate(blocks[at], rng), *blocks[at + 1 :]]
+
+    def read(self, sample: Any, folder: Path) -> None:
+        header, blocks = sample
+        column = CompressedColumn.load(header, blocks, allow_pickle=False)
+        rows = column.to_numpy()
+        assert len(rows) == len(column)
+        column.take(np.arange(len(column))[::2])
+
+
+COMPRESSED = Compressed()
+
+TARGETS = {
+    name: f"tests.fuzz.formats:{name}" for name in ("ARROW", "PARQUET", "PARQUET_DATASET", "INERT_PICKLE", "COMPRESSED")
+}

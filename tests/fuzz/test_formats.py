@@ -1,0 +1,17 @@
+"""Damaged files, folders, states and columns are refused by an error of the library's, or read right."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.driver import fuzz
+from tests.fuzz.formats import TARGETS
+
+pytest.importorskip("h5py")
+pytest.importorskip("tianshou")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_damage_is_refused_or_read(name: str) -> None:
+    outcomes, faults = fuzz(TARGETS[name])
+    assert not faults, "\n".join([str(dict(outcomes)), *faults])
