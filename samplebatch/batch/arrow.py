@@ -60,7 +60,7 @@ def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Fl
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, _metadata(about)))
 
 
-def from_table(source: Any, *, allow_pickle: bool) -> Parts:
+def from_table(source: Any, *, allow_pickle: bool = False) -> Parts:
     """View a table as the parts of a batch; `to_table` is the inverse.
 
     Columns of such a table may have been left out or added since. What then has not all its leaves any more, or others
@@ -135,7 +135,7 @@ def _place(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
     return placed
 
 
-def from_policy_table(source: Any, *, allow_pickle: bool) -> tuple[dict[str, Parts], int]:
+def from_policy_table(source: Any, *, allow_pickle: bool = False) -> tuple[dict[str, Parts], int]:
     """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
 
     Raises
@@ -201,7 +201,7 @@ def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
     return {METADATA_KEY: json.dumps(about, default=np.generic.item).encode()}
 
 
-def _read(table: pa.Table, about: dict[str, Any], *, allow_pickle: bool) -> Parts:
+def _read(table: pa.Table, about: dict[str, Any], *, allow_pickle: bool = False) -> Parts:
     try:
         nested, flags, lists = _structures(about["nested"]), _flags(about["flags"]), set(map(str, about["lists"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

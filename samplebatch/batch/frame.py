@@ -49,7 +49,7 @@ def for_pickle(buffers: list[Any], protocol: int) -> list[Any]:
     return [bytearray(PickleBuffer(buffer).raw()) for buffer in buffers]
 
 
-def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool) -> dict[str, Column]:
+def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool = False) -> dict[str, Column]:
     """Put columns together again over the buffers of `dump_columns`.
 
     Raises

@@ -110,7 +110,7 @@ def application() -> Typer:
     pickle_option = typer.Option(
         False,
         "--allow-pickle",
-        help="Unpickle objects that Arrow has no type for, and modules in .pt files. Only from writers you trust.",
+        help="Load pickled objects, and policies in .pt and .pt2 files, which runs code. Only from writers you trust.",
     )
     plot_option = typer.Option(None, "--plot", metavar="PICTURE", help="Draw returns and lengths (.png, .svg, .pdf).")
 

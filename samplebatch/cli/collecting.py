@@ -121,7 +121,7 @@ def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
         say(f"Drew the episodes' returns and lengths to {run.plot}")
 
 
-def named_policies(given: Sequence[str], *, allow_pickle: bool) -> Any:
+def named_policies(given: Sequence[str], *, allow_pickle: bool = False) -> Any:
     """Find the policies that `--policy` names: one for all, or one for each id.
 
     Raises
@@ -139,11 +139,11 @@ def named_policies(given: Sequence[str], *, allow_pickle: bool) -> Any:
     pairs = [text.rpartition("=") for text in given]
     if len(given) > 1 and not all(equals for _, equals, _ in pairs):
         raise PolicySpecError("several policies must each have the id of who acts by them, as in ID=module:function")
-    found = {policy_id: _named(name, allow_pickle) for policy_id, _, name in pairs}
+    found = {policy_id: _named(name, allow_pickle=allow_pickle) for policy_id, _, name in pairs}
     return found if pairs[0][1] else found[""]
 
 
-def _named(name: str, allow_pickle: bool) -> Any:
+def _named(name: str, *, allow_pickle: bool = False) -> Any:
     if not is_policy_file(name):
         return name
     load = partial(load_policy, name, allow_pickle=allow_pickle)

@@ -92,7 +92,7 @@ def destination(path: Path) -> Destination:
     return Dataset(path) if path.is_dir() or not path.suffix else OneFile(path)
 
 
-def read_any(path: Path, *, allow_pickle: bool) -> AnyBatch:
+def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
     """Read what a destination has written; raises as `read_arrow` and `read_parquet` do."""
     if path.is_dir():
         return ParquetDataset(path, allow_pickle=allow_pickle).read()

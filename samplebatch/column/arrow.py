@@ -21,7 +21,7 @@ def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array
     ), array
 
 
-def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool) -> Column:
+def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:
     """View an Arrow array as a column, without a copy wherever the layout permits.
 
     Raises

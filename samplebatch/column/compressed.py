@@ -303,7 +303,7 @@ class CompressedColumn(Column):
         return header, self.blocks
 
     @classmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> CompressedColumn:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> CompressedColumn:
         try:
             _, dtype_name, row_shape, rows, skips, bounds = header
             dtype = named_dtype(dtype_name)

@@ -140,7 +140,7 @@ class Column(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> Column:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
         """Build a column over the buffers that `dump` gave, without copying; header and lengths are checked first.
 
         Raises

@@ -168,7 +168,7 @@ class ObjectColumn(Column):
 
     @classmethod
     def from_arrow(
-        cls, array: pa.Array, metadata: Mapping[bytes, bytes], name: str, *, allow_pickle: bool
+        cls, array: pa.Array, metadata: Mapping[bytes, bytes], name: str, *, allow_pickle: bool = False
     ) -> ObjectColumn:
         """Make objects of an Arrow array: as they were if `encode` made it, else as pyarrow converts it.
 
@@ -197,7 +197,7 @@ class ObjectColumn(Column):
         return (self.kind, len(array), form, False), [sink.getvalue()]
 
     @classmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> ObjectColumn:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> ObjectColumn:
         try:
             _, length, form, nulls = header
             if not buffers:

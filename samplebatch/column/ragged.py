@@ -334,7 +334,7 @@ class RaggedColumn(Column):
         return (self.kind, self.dtype.str, len(self), self.ndim), buffers
 
     @classmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> RaggedColumn:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> RaggedColumn:
         try:
             _, dtype_name, length, ndim = header
             elements, offsets, shapes = buffers if ndim != 1 else (*buffers, None)

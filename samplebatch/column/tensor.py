@@ -190,7 +190,7 @@ class TensorColumn(Column):
         return (self.kind, values.dtype.str, values.shape), [buffer]
 
     @classmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> TensorColumn:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> TensorColumn:
         try:
             _, dtype_name, shape = header
             (buffer,) = buffers

@@ -136,7 +136,7 @@ class TorchColumn(Column):
         return (self.kind, _name(self.values.dtype), tuple(self.values.shape)), [self._bits()]
 
     @classmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool) -> TorchColumn:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> TorchColumn:
         try:
             _, dtype_name, shape = header
             (buffer,) = buffers

@@ -9,6 +9,9 @@ from typing import Any
 
 from samplebatch.errors import PolicySpecError, UntrustedPickleError
 
+_FIRST_SAFE_TORCH = (2, 6)
+"""Before it, `torch.load` ran code even where it was to load weights alone (CVE-2025-32434)."""
+
 CHECKPOINTS = (".pt", ".pth")
 """Endings of files that `torch.save` wrote."""
 PROGRAMS = (".pt2",)
@@ -33,14 +36,15 @@ def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
         A file ending in `.pt2` with a program that `torch.export.save` wrote, or one ending in `.pt` or `.pth` with a
         whole module that `torch.save` wrote.
     allow_pickle
-        Whether to unpickle such a module, which runs code that its writer chose.
+        Whether to load either, which runs code that its writer chose: a module is a pickle, and in a program torch
+        unpickles example inputs and evaluates expressions.
 
     Raises
     ------
     PolicySpecError
         If there is no such file, or it holds no module.
     UntrustedPickleError
-        If it is pickled and that is not allowed.
+        If that would run code, and is not allowed.
 
     Examples
     --------
@@ -51,10 +55,15 @@ def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise PolicySpecError(f"the file of a policy must be there, and {name!r} is not")
-    return _program(name) if Path(name).suffix.lower() in PROGRAMS else _checkpoint(name, allow_pickle)
+    load = _program if Path(name).suffix.lower() in PROGRAMS else _checkpoint
+    return load(name, allow_pickle=allow_pickle)
 
 
-def _program(path: str) -> Any:
+def _program(path: str, *, allow_pickle: bool = False) -> Any:
+    if not allow_pickle:
+        raise UntrustedPickleError(
+            f"{path!r} holds an exported program, of which torch unpickles parts, and that runs code of its writer's"
+        )
     import torch
 
     try:
@@ -66,9 +75,12 @@ def _program(path: str) -> Any:
         ) from error
 
 
-def _checkpoint(path: str, allow_pickle: bool) -> Any:
+def _checkpoint(path: str, *, allow_pickle: bool = False) -> Any:
     import torch
 
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if not allow_pickle and release < _FIRST_SAFE_TORCH:
+        raise UntrustedPickleError(f"{path!r} runs code when it is loaded by torch {torch.__version__}")
     try:
         found = torch.load(path, map_location="cpu", weights_only=not allow_pickle)
     except Exception as error:

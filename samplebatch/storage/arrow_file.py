@@ -95,7 +95,7 @@ def read_arrow(
 
 
 def batch_in(
-    table: pa.Table, about: dict[str, Any] | None, must: str, *, allow_pickle: bool
+    table: pa.Table, about: dict[str, Any] | None, must: str, *, allow_pickle: bool = False
 ) -> SampleBatch | MultiAgentBatch:
     """View the table of a file as the batch that its metadata says it is.
 

@@ -207,7 +207,7 @@ def _batches(file: Any) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _table_of(file: Any, about: Mapping[str, Any], *, allow_pickle: bool) -> Table:
+def _table_of(file: Any, about: Mapping[str, Any], *, allow_pickle: bool = False) -> Table:
     """Make a table of the rows of a file, a part at a time."""
     form, final_form, schema = about["structure"], about["finals"], file.schema
     count = len(form["kinds"])
@@ -240,7 +240,9 @@ def _table_of(file: Any, about: Mapping[str, Any], *, allow_pickle: bool) -> Tab
     return table
 
 
-def _restore_finals(table: Table, slots: Slots, file: Any, form: Mapping[str, Any], *, allow_pickle: bool) -> None:
+def _restore_finals(
+    table: Table, slots: Slots, file: Any, form: Mapping[str, Any], *, allow_pickle: bool = False
+) -> None:
     """Put final observations back into their rows."""
     count = len(form["kinds"])
     checkpoint.check_structure(form["tree"], count)

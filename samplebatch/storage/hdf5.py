@@ -18,7 +18,8 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, KINDS, TENSOR, values_of
 from samplebatch.column.interface import Column
-from samplebatch.errors import ColumnTypeError, FormatError, UnstorableError, UntrustedPickleError, require
+from samplebatch.column.unpickling import unpickle
+from samplebatch.errors import ColumnTypeError, FormatError, UnstorableError, require
 from samplebatch.storage.inert_pickle import is_plain, read_pickle
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _write_pickle(value: Any, group: h5py.Group, name: str, compression: str | N
     dataset.attrs[TYPE_KEY] = "pickled_ndarray" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-def _read(x: Any, device: str | None, *, allow_pickle: bool) -> Any:
+def _read(x: Any, device: str | None, *, allow_pickle: bool = False) -> Any:
     import h5py
 
     if isinstance(x, h5py.Dataset):
@@ -241,12 +242,7 @@ def read_value(dataset: h5py.Dataset, device: str | None = None, *, allow_pickle
     value = read_inert(dataset)
     if is_plain(value):
         return value
-    if not allow_pickle:
-        raise UntrustedPickleError(
-            f"{dataset.name!r} holds a pickled {kind}, and unpickling runs code that its writer chose; "
-            "pass allow_pickle=True if you trust where it comes from"
-        )
-    return pickle.loads(dataset[()].tobytes())
+    return unpickle([dataset[()].tobytes()], repr(dataset.name), allow_pickle=allow_pickle)[0]
 
 
 def read_inert(dataset: h5py.Dataset) -> Any:

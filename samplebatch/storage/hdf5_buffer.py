@@ -146,7 +146,7 @@ def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
 # Reading
 
 
-def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool, missing: dict[str, Any]) -> Any:
+def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool = False, missing: dict[str, Any]) -> Any:
     """Read a buffer from an HDF5 file; see `ReplayBuffer.load_hdf5`."""
     h5py = require("h5py", "hdf5")
     name = os.fspath(path)
@@ -164,7 +164,7 @@ def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool, m
     return make(cls, about, table, sampler, stored | missing)
 
 
-def _parts_of(cls: Any, file: h5py.File, *, allow_pickle: bool) -> tuple[State, Table, Sampler, dict[str, Any]]:
+def _parts_of(cls: Any, file: h5py.File, *, allow_pickle: bool = False) -> tuple[State, Table, Sampler, dict[str, Any]]:
     """Read what a buffer is, its table, its sampler, and attributes that had to be pickled if that is allowed."""
     children = children_of(file)
     found = attributes_of(file) | _numbers(children)
@@ -175,7 +175,7 @@ def _parts_of(cls: Any, file: h5py.File, *, allow_pickle: bool) -> tuple[State, 
     if table.finals is not None and _FINALS in notes:
         table.finals.restore(_read_finals(notes[_FINALS], table, allow_pickle=allow_pickle))
     sampler = sampler_in(about, found, children, table)
-    return about, table, sampler, reward_function_in(children) if allow_pickle else {}
+    return about, table, sampler, reward_function_in(children, allow_pickle=allow_pickle)
 
 
 def _numbers(children: Mapping[str, Any]) -> State:
@@ -215,7 +215,7 @@ def _table(about: State, found: State, columns: State) -> Table:
     return table
 
 
-def _read_finals(data: Any, table: Table, *, allow_pickle: bool) -> State:
+def _read_finals(data: Any, table: Table, *, allow_pickle: bool = False) -> State:
     try:
         batch = pa.ipc.open_stream(pa.py_buffer(np.asarray(data, np.uint8))).read_next_batch()
         batch.validate(full=True)

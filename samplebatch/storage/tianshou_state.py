@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
+from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError
 from samplebatch.storage import tianshou_pickle
 from samplebatch.storage.hdf5 import from_hdf5, read_inert
@@ -217,11 +217,18 @@ def _parts(found: State, children: Mapping[str, Any]) -> list[State]:
     return [{name: resolved(part.state[name]) for name in names if name in part.state} for part in buffers.tolist()]
 
 
-def reward_function_in(children: Mapping[str, Any]) -> State:
-    """Unpickle the reward function of a hindsight buffer: of its own, or of the first of its rings'."""
+def reward_function_in(children: Mapping[str, Any], *, allow_pickle: bool = False) -> State:
+    """Unpickle the reward function of a hindsight buffer: of its own, or of the first of its rings'.
+
+    Returns
+    -------
+    The function by its name; nothing without permission, since whoever loads the buffer can pass the function.
+    """
+    if not allow_pickle:
+        return {}
     name = "compute_reward_fn"
     if name in children:
-        return {name: from_hdf5(children[name], allow_pickle=True)}
+        return {name: from_hdf5(children[name], allow_pickle=allow_pickle)}
     buffers = read_inert(children["buffers"]) if "buffers" in children else np.zeros(0)
     first = buffers.reshape(-1)[0] if isinstance(buffers, np.ndarray) and buffers.size else None
     if not isinstance(first, Foreign) or not isinstance(first.state, dict) or name not in first.state:
@@ -230,7 +237,7 @@ def reward_function_in(children: Mapping[str, Any]) -> State:
     if not isinstance(function, Foreign) or function.args is not None:
         raise FormatError(f"{name!r} must be a function of a module, it is something else; pass {name}=...")
     module, _, own = function.name.rpartition(".")
-    return {name: pickle.loads(f"c{module}\n{own}\n.".encode())}
+    return {name: unpickle([f"c{module}\n{own}\n.".encode()], repr(name), allow_pickle=allow_pickle)[0]}
 
 
 def _rings(parts: list[State], maxsizes: list[int]) -> State:

@@ -67,7 +67,7 @@ class Consumer(End):
     _side = CONSUMER
     _peer_side = PRODUCER
 
-    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool) -> None:
+    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False) -> None:
         super().__init__(region, allow_pickle=allow_pickle)
         self._pipe = pipe
         self._back = back

@@ -45,7 +45,7 @@ Cut = Callable[[int], Root]
 
 
 def decode(
-    schema: Schema, plan: Plan, note: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool
+    schema: Schema, plan: Plan, note: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool = False
 ) -> AnyBatch:
     """Put a batch together over the bytes of its slot.
 
@@ -89,7 +89,7 @@ def decode(
 class Loosened:
     """The loose columns of one part, put together one after the other."""
 
-    def __init__(self, entries: Iterable[Any], cut: Cut, *, allow_pickle: bool) -> None:
+    def __init__(self, entries: Iterable[Any], cut: Cut, *, allow_pickle: bool = False) -> None:
         self._entries = iter(entries)
         self._cut = cut
         self._allow_pickle = allow_pickle

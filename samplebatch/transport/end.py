@@ -77,7 +77,7 @@ class End:
     _pipe: int
     _back: int
 
-    def __init__(self, region: Region, *, allow_pickle: bool) -> None:
+    def __init__(self, region: Region, *, allow_pickle: bool = False) -> None:
         self._region: Region | None = region
         self._memory = region.array.view(Memory)
         self._capacity_bytes = region.nbytes - HEADER_NBYTES

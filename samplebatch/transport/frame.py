@@ -81,7 +81,7 @@ class Taken:
 
     __slots__ = ("allow_pickle", "arrays", "buffers", "counts", "key", "loose")
 
-    def __init__(self, *, allow_pickle: bool) -> None:
+    def __init__(self, *, allow_pickle: bool = False) -> None:
         self.allow_pickle = allow_pickle
         self.key: list[tuple[Any, ...]] = []
         self.arrays: list[npt.NDArray[Any]] = []
@@ -151,7 +151,7 @@ def bytes_of(buffer: Any) -> npt.NDArray[np.uint8]:
 class Encoder:
     """Takes batches apart, and remembers their schemas."""
 
-    def __init__(self, *, allow_pickle: bool) -> None:
+    def __init__(self, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
         self._schemas: dict[Any, Schema] = {}
         self._recent: tuple[Schema | None, list[tuple[Any, ...]]] = (None, [])

@@ -257,7 +257,7 @@ class Completed(NamedTuple):
 
 
 def complete(
-    part: PartLayout, filled: Mapping[str, Column], extra: Mapping[str, Any], *, allow_pickle: bool
+    part: PartLayout, filled: Mapping[str, Column], extra: Mapping[str, Any], *, allow_pickle: bool = False
 ) -> Completed:
     """Add columns to those that were filled in place.
 

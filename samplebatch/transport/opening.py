@@ -40,7 +40,7 @@ class Opener:
         Whether pickled columns may be unpickled.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], returns: Returns, *, allow_pickle: bool) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], returns: Returns, *, allow_pickle: bool = False) -> None:
         self._memory = memory
         self._lent, self._gone = returns.lent, returns.gone
         self._allow_pickle = allow_pickle

@@ -70,7 +70,7 @@ class Producer(End):
     _side = PRODUCER
     _peer_side = CONSUMER
 
-    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool) -> None:
+    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False) -> None:
         super().__init__(region, allow_pickle=allow_pickle)
         self._pipe = pipe
         self._back = back

@@ -36,7 +36,7 @@ class Publisher:
     publish at the same time, and go one after the other.
     """
 
-    def __init__(self, board: Board, *, allow_pickle: bool) -> None:
+    def __init__(self, board: Board, *, allow_pickle: bool = False) -> None:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
         self._owner = 0

@@ -72,7 +72,7 @@ class Subscription:
     thread at a time. It maps the memory read-only: a reader cannot spoil what others read.
     """
 
-    def __init__(self, board: Board, *, allow_pickle: bool) -> None:
+    def __init__(self, board: Board, *, allow_pickle: bool = False) -> None:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
         self._watch: Watch | None = None

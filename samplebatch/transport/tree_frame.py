@@ -6,6 +6,7 @@ the note, whole columns and arrays of objects are written as an `ObjectColumn` w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,35 +108,39 @@ def _alone(value: Any) -> npt.NDArray[Any]:
 
 def build(part: Part, places: list[Place], root: npt.NDArray[np.uint8], loose: Loosened) -> Batch:
     """Put a nested batch together over the bytes of its slot; raises as `decode` does."""
-    fixed = iter(places)
-    leaves = iter([_leaf(column, fixed, root, loose) for column in part.columns])
-    batch = _build(part.structure, leaves)
-    if next(leaves, None) is not None:
+    columns, fixed = iter(part.columns), iter(places)
+
+    def leaf(path: str) -> Any:
+        column = next(columns)
+        if isinstance(column, Loose):
+            return _loose_leaf(loose, path)
+        return _fixed_leaf(column, next(fixed), root)
+
+    batch = _build(part.structure, leaf, "")
+    if next(columns, None) is not None:
         raise FormatError("a nested batch must have a name for every value, it has too few")
     return batch
 
 
-def _build(structure: Any, leaves: Any) -> Batch:
+def _build(structure: Any, leaf: Callable[[str], Any], prefix: str) -> Batch:
     values: dict[str, Any] = {}
     for name, under in structure:
         if not isinstance(name, str):
             raise FormatError("a nested batch must have strings for names, it has others")
-        values[name] = next(leaves)[0] if under is None else _build(under, leaves)
+        path = prefix + name
+        values[name] = leaf(path) if under is None else _build(under, leaf, f"{path}.")
     return node(Batch, values)
 
 
-def _leaf(column: Fixed | Loose, fixed: Any, root: npt.NDArray[np.uint8], loose: Loosened) -> tuple[Any]:
-    if isinstance(column, Loose):
-        return (_loose_leaf(loose),)
-    place = next(fixed)
+def _fixed_leaf(column: Fixed, place: Place, root: npt.NDArray[np.uint8]) -> Any:
     values: npt.NDArray[Any] = _ndarray(place.shape, column.dtype, root, place.offset)
     if column.torch is not None:
         tensor = TorchColumn.from_bits(values, column.torch).values
-        return (tensor.requires_grad_() if GRADIENT in column.form else tensor,)
-    return (values[()] if SCALAR in column.form else values,)
+        return tensor.requires_grad_() if GRADIENT in column.form else tensor
+    return values[()] if SCALAR in column.form else values
 
 
-def _loose_leaf(loose: Loosened) -> Any:
+def _loose_leaf(loose: Loosened, path: str) -> Any:
     what, *entry = loose.entry()
     if what == _VALUE:
         (value,) = entry
@@ -143,7 +148,7 @@ def _loose_leaf(loose: Loosened) -> Any:
             raise FormatError("a message must have plain values in its note, it has others")
         return value
     shape, *described = entry
-    column = loose.column("a value", described)
+    column = loose.column(path, described)
     if what == _COLUMN:
         return column
     if what != _OBJECTS or not isinstance(column, ObjectColumn):

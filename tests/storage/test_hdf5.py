@@ -129,11 +129,11 @@ def test_names_that_hdf5_has_not_are_refused(path: Path, name: str) -> None:
 
 def test_objects_are_unpickled_only_when_that_is_allowed(path: Path) -> None:
     counts = {"obs": {"counts": collections.deque("aab")}}
-    with pytest.raises(UntrustedPickleError, match="'/obs/counts' holds a pickled deque"):
+    with pytest.raises(UntrustedPickleError, match="'/obs/counts' holds pickled objects"):
         through(path, counts)
     assert through(path, counts, allow_pickle=True) == counts
     mixed = {"a": np.array([collections.deque("a"), None], object)}
-    with pytest.raises(UntrustedPickleError, match="'/a' holds a pickled pickled_ndarray"):
+    with pytest.raises(UntrustedPickleError, match="'/a' holds pickled objects"):
         through(path, mixed)
     assert through(path, mixed, allow_pickle=True)["a"].tolist() == mixed["a"].tolist()
 

@@ -264,7 +264,7 @@ def test_objects_and_strings_of_tianshou_are_read_without_unpickling(tmp_path: P
     assert buffer[:].info.what.tolist() == ["x2", None, "x4", None]
     theirs.info.what[0] = Path("x")
     theirs.save_hdf5(path)
-    with pytest.raises(UntrustedPickleError, match="'/_meta/info/what' holds a pickled"):
+    with pytest.raises(UntrustedPickleError, match="'/_meta/info/what' holds pickled objects"):
         ReplayBuffer.load_hdf5(path)
     assert ReplayBuffer.load_hdf5(path, allow_pickle=True)[0].info.what == Path("x")
 
