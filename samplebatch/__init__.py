@@ -5,7 +5,9 @@ The names below are loaded when they are first used, so importing the package co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from samplebatch.exports import exports
 
 __version__ = "0.1.0"
 
@@ -50,14 +52,14 @@ _HOMES = {
     "from_hdf5": "samplebatch.storage.hdf5",
     "enable_shared_pickling": "samplebatch.transport.shared_pickling",
     "disable_shared_pickling": "samplebatch.transport.shared_pickling",
-    "Collector": "samplebatch.rollout.single_agent",
+    "Collector": "samplebatch.rollout.collector",
     "AsyncCollector": "samplebatch.rollout.async_collector",
     "CollectStats": "samplebatch.rollout.collect_statistics",
-    "RandomPolicy": "samplebatch.rollout.random_policy",
-    "as_policy": "samplebatch.rollout.policies",
+    "RandomPolicy": "samplebatch.policy.random",
+    "as_policy": "samplebatch.policy.as_policy",
     "MultiAgentCollector": "samplebatch.rollout.multi_agent_collector",
-    "RolloutWorkers": "samplebatch.rollout.workers",
-    "Aggregator": "samplebatch.rollout.aggregate",
+    "RolloutWorkers": "samplebatch.workers.workers",
+    "Aggregator": "samplebatch.rollout.aggregator",
     "postprocess": "samplebatch.rollout.postprocessing",
     "GAE": "samplebatch.rollout.advantages",
     "NStepReturns": "samplebatch.rollout.advantages",
@@ -96,17 +98,16 @@ if TYPE_CHECKING:
     from samplebatch.buffer.vector import VectorReplayBuffer as VectorReplayBuffer
     from samplebatch.errors import SampleBatchError as SampleBatchError
     from samplebatch.names import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
+    from samplebatch.policy.as_policy import as_policy as as_policy
+    from samplebatch.policy.random import RandomPolicy as RandomPolicy
     from samplebatch.rollout.advantages import GAE as GAE
     from samplebatch.rollout.advantages import NStepReturns as NStepReturns
-    from samplebatch.rollout.aggregate import Aggregator as Aggregator
+    from samplebatch.rollout.aggregator import Aggregator as Aggregator
     from samplebatch.rollout.async_collector import AsyncCollector as AsyncCollector
     from samplebatch.rollout.collect_statistics import CollectStats as CollectStats
+    from samplebatch.rollout.collector import Collector as Collector
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
-    from samplebatch.rollout.policies import as_policy as as_policy
     from samplebatch.rollout.postprocessing import postprocess as postprocess
-    from samplebatch.rollout.random_policy import RandomPolicy as RandomPolicy
-    from samplebatch.rollout.single_agent import Collector as Collector
-    from samplebatch.rollout.workers import RolloutWorkers as RolloutWorkers
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
@@ -119,20 +120,6 @@ if TYPE_CHECKING:
     from samplebatch.transport.gather import gather as gather
     from samplebatch.transport.shared_pickling import disable_shared_pickling as disable_shared_pickling
     from samplebatch.transport.shared_pickling import enable_shared_pickling as enable_shared_pickling
+    from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        from samplebatch.errors import near_names
-
-        raise AttributeError(f"module 'samplebatch' has no attribute {name!r}; {near_names(name, _HOMES)}")
-    from importlib import import_module
-
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = exports(__name__, _HOMES, "__version__")

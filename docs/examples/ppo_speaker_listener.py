@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from samplebatch import GAE, Batch, MultiAgentBatch, MultiAgentCollector, SampleBatch
-from samplebatch.rollout.statistics import episode_statistics
+from samplebatch.rollout import episode_statistics
 
 ENVIRONMENT = "mpe2/simple_speaker_listener_v4"
 SIZES = {"speaker": (3, 3), "listener": (11, 5)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from samplebatch import __version__
 from samplebatch.cli.display import complain
+from samplebatch.env.registry import DEFAULT_ENVIRONMENT
 from samplebatch.errors import (
     EnvironmentSpecError,
     FormatError,
@@ -18,7 +19,6 @@ from samplebatch.errors import (
     UntrustedPickleError,
     require,
 )
-from samplebatch.rollout.environments import DEFAULT_ENVIRONMENT
 
 if TYPE_CHECKING:
     from typer import Typer

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from samplebatch.cli.destination import Destination, destination
 from samplebatch.cli.display import complain, console, megabytes, number, say, show_columns, show_episodes
+from samplebatch.cli.report import check_picture, draw_episodes
 from samplebatch.errors import PolicySpecError, WorkerError
-from samplebatch.rollout.pictures import check_picture, draw_episodes
-from samplebatch.rollout.policy_file import is_policy_file, load_policy
+from samplebatch.policy.file import is_policy_file, load_policy
 from samplebatch.rollout.running_statistics import RunningStatistics
 from samplebatch.rollout.statistics import episode_statistics
-from samplebatch.rollout.workers import RolloutWorkers
+from samplebatch.workers.workers import RolloutWorkers
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.rollout.aggregate import Aggregator
+from samplebatch.rollout.aggregator import Aggregator
 from samplebatch.storage.arrow_file import check_writable, read_arrow, write_arrow
 from samplebatch.storage.parquet import read_parquet, write_parquet
 from samplebatch.storage.parquet_dataset import ParquetDataset

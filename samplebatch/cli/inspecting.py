@@ -6,8 +6,7 @@ from pathlib import Path
 
 from samplebatch.cli.destination import read_any
 from samplebatch.cli.display import say, show_columns, show_episodes
-from samplebatch.rollout.html_report import write_html_report
-from samplebatch.rollout.pictures import check_picture, draw_episodes
+from samplebatch.cli.report import check_picture, draw_episodes, write_html_report
 from samplebatch.rollout.statistics import episode_statistics
 
 

@@ -1,1 +1,81 @@
-"""Environments to batches: collecting, in one process or in many."""
+"""Environments to batches: collecting, in one process or in many.
+
+Every public name of environments, policies, collectors and workers, loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samplebatch.exports import exports
+
+_HOMES = {
+    "Collector": "samplebatch.rollout.collector",
+    "AsyncCollector": "samplebatch.rollout.async_collector",
+    "MultiAgentCollector": "samplebatch.rollout.multi_agent_collector",
+    "RolloutWorkers": "samplebatch.workers.workers",
+    "CollectStats": "samplebatch.rollout.collect_statistics",
+    "SequenceSummaryStats": "samplebatch.rollout.collect_statistics",
+    "Aggregator": "samplebatch.rollout.aggregator",
+    "EpisodeHook": "samplebatch.rollout.hooks",
+    "StepHook": "samplebatch.rollout.recorder",
+    "postprocess": "samplebatch.rollout.postprocessing",
+    "Hook": "samplebatch.rollout.postprocessing",
+    "TrajectoryColumns": "samplebatch.rollout.postprocessing",
+    "Trajectory": "samplebatch.rollout.trajectories",
+    "GAE": "samplebatch.rollout.advantages",
+    "NStepReturns": "samplebatch.rollout.advantages",
+    "EpisodeStatistics": "samplebatch.rollout.statistics",
+    "PolicyStatistics": "samplebatch.rollout.statistics",
+    "episode_statistics": "samplebatch.rollout.statistics",
+    "finished_episodes": "samplebatch.rollout.statistics",
+    "RunningStatistics": "samplebatch.rollout.running_statistics",
+    "RunSummary": "samplebatch.workers.summary",
+    "Incident": "samplebatch.workers.summary",
+    "as_policy": "samplebatch.policy.as_policy",
+    "RandomPolicy": "samplebatch.policy.random",
+    "ActionMap": "samplebatch.policy.choices",
+    "load_policy": "samplebatch.policy.file",
+    "environment_factory": "samplebatch.env.registry",
+    "environment_kind": "samplebatch.env.registry",
+    "known_environments": "samplebatch.env.registry",
+    "make_environment": "samplebatch.env.registry",
+    "policy_by_kind": "samplebatch.env.agents",
+}
+
+__all__ = [*_HOMES]
+
+if TYPE_CHECKING:
+    from samplebatch.env.agents import policy_by_kind as policy_by_kind
+    from samplebatch.env.registry import environment_factory as environment_factory
+    from samplebatch.env.registry import environment_kind as environment_kind
+    from samplebatch.env.registry import known_environments as known_environments
+    from samplebatch.env.registry import make_environment as make_environment
+    from samplebatch.policy.as_policy import as_policy as as_policy
+    from samplebatch.policy.choices import ActionMap as ActionMap
+    from samplebatch.policy.file import load_policy as load_policy
+    from samplebatch.policy.random import RandomPolicy as RandomPolicy
+    from samplebatch.rollout.advantages import GAE as GAE
+    from samplebatch.rollout.advantages import NStepReturns as NStepReturns
+    from samplebatch.rollout.aggregator import Aggregator as Aggregator
+    from samplebatch.rollout.async_collector import AsyncCollector as AsyncCollector
+    from samplebatch.rollout.collect_statistics import CollectStats as CollectStats
+    from samplebatch.rollout.collect_statistics import SequenceSummaryStats as SequenceSummaryStats
+    from samplebatch.rollout.collector import Collector as Collector
+    from samplebatch.rollout.hooks import EpisodeHook as EpisodeHook
+    from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
+    from samplebatch.rollout.postprocessing import Hook as Hook
+    from samplebatch.rollout.postprocessing import TrajectoryColumns as TrajectoryColumns
+    from samplebatch.rollout.postprocessing import postprocess as postprocess
+    from samplebatch.rollout.recorder import StepHook as StepHook
+    from samplebatch.rollout.running_statistics import RunningStatistics as RunningStatistics
+    from samplebatch.rollout.statistics import EpisodeStatistics as EpisodeStatistics
+    from samplebatch.rollout.statistics import PolicyStatistics as PolicyStatistics
+    from samplebatch.rollout.statistics import episode_statistics as episode_statistics
+    from samplebatch.rollout.statistics import finished_episodes as finished_episodes
+    from samplebatch.rollout.trajectories import Trajectory as Trajectory
+    from samplebatch.workers.summary import Incident as Incident
+    from samplebatch.workers.summary import RunSummary as RunSummary
+    from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers
+
+__getattr__, __dir__ = exports(__name__, _HOMES)

@@ -11,18 +11,18 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
-from samplebatch.rollout import policy_state
-from samplebatch.rollout.async_environments import Answers, AsyncEnvironments
-from samplebatch.rollout.choices import ActionMap
+from samplebatch.env.async_vector import Answers, AsyncEnvironments
+from samplebatch.env.infos import Infos, Rows, batch_of, rows_of
+from samplebatch.env.transitions import Outcome
+from samplebatch.policy import state as policy_state
+from samplebatch.policy.choices import ActionMap
 from samplebatch.rollout.collect_statistics import CollectStats
-from samplebatch.rollout.episode_hooks import EpisodeHook
+from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.pending_choices import PendingChoices
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.rollout.recorder import StepHook
-from samplebatch.rollout.single_agent import Collector
-from samplebatch.rollout.transitions import Outcome
-from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, rows_of
 
 
 class AsyncCollector(Collector):

@@ -11,12 +11,11 @@ from samplebatch import names
 from samplebatch.batch.builder import SampleBatchBuilder
 from samplebatch.batch.concat import join
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.rollout.deciding import Decided
-from samplebatch.rollout.episode_ends import EPS_DONE
+from samplebatch.env.pettingzoo import kept
+from samplebatch.env.teams import Acted, Key, Outcome, Team
+from samplebatch.policy.deciding import Decided
 from samplebatch.rollout.placed_columns import DTYPES
 from samplebatch.rollout.placed_rows import PlacedRows
-from samplebatch.rollout.runs import kept
-from samplebatch.rollout.teams import Acted, Key, Outcome, Team
 
 
 class BuiltRows:
@@ -92,7 +91,7 @@ class BuiltRows:
                 names.ENV_ID: run.env_id,
                 names.AGENT_INDEX: index,
                 names.T: run.t,
-                EPS_DONE: outcome.eps_done,
+                names.EPS_DONE: outcome.eps_done,
             }
             self._builder(key).add_values(**row)
 

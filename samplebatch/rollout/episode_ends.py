@@ -11,12 +11,6 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.batch.sample_batch import SampleBatch
 
-EPS_DONE = "eps_done"
-"""The column that marks the last step of an episode, in the rows of all agents that act in it.
-
-Where agents come and go, or take turns, the flags of those who act in a fragment's last step do not tell whether others
-go on."""
-
 
 class EpisodeEnds(NamedTuple):
     """Episodes, shape (k,) in ascending order of their ids, and whether each of them ended."""
@@ -51,12 +45,12 @@ def episode_ends(policies: Mapping[str, SampleBatch]) -> EpisodeEnds | None:
     batches = [steps for steps in policies.values() if steps.count]
     if not batches:
         return EpisodeEnds(np.empty(0, np.int64), np.empty(0, np.bool_))
-    marked = all(names.EPS_ID in steps and EPS_DONE in steps for steps in batches)
+    marked = all(names.EPS_ID in steps and names.EPS_DONE in steps for steps in batches)
     if not marked and not all(_tells(steps, ordered=len(batches) == 1) for steps in batches):
         return None
     eps_id = np.concatenate([np.asarray(steps[names.EPS_ID]) for steps in batches])
     if marked:
-        last = np.concatenate([np.asarray(steps[EPS_DONE]) for steps in batches]).astype(np.bool_)
+        last = np.concatenate([np.asarray(steps[names.EPS_DONE]) for steps in batches]).astype(np.bool_)
         ids, episode = np.unique(eps_id, return_inverse=True)
         finished = np.zeros(len(ids), np.bool_)
         finished[episode[last]] = True

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.env.spaces import Leaf
+from samplebatch.env.teams import Key, Outcome, Team
+from samplebatch.policy.deciding import Decided
 from samplebatch.rollout.built_rows import BuiltRows
-from samplebatch.rollout.deciding import Decided
 from samplebatch.rollout.placed_columns import Misfit
 from samplebatch.rollout.placed_rows import PlacedRows
 from samplebatch.rollout.places import Forecast, counts
-from samplebatch.rollout.spaces import Leaf
-from samplebatch.rollout.teams import Key, Outcome, Team
 
 
 class PolicyRows:

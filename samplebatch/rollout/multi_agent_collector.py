@@ -10,15 +10,15 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
+from samplebatch.env.agents import policy_by_kind
+from samplebatch.env.pettingzoo import Run, run_of
+from samplebatch.env.registry import make_environment
+from samplebatch.env.teams import Key, Team
 from samplebatch.errors import PolicyNotFoundError, PolicySpecError, near_names
-from samplebatch.rollout.agents import policy_by_kind
-from samplebatch.rollout.deciding import Decider, Noise, PolicyDecider, RandomDecider, seed_number
-from samplebatch.rollout.environments import make_environment
+from samplebatch.policy.deciding import Decider, Noise, PolicyDecider, RandomDecider, seed_number
 from samplebatch.rollout.fragment_rows import FragmentRows, PolicyRows
 from samplebatch.rollout.places import Forecast
 from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.runs import Run, run_of
-from samplebatch.rollout.teams import Key, Team
 
 _RANDOM = "random"
 _NO_ROWS = FragmentRows(Forecast(None, {}, {}))

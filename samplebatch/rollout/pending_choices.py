@@ -8,12 +8,12 @@ import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.distributions import get_sliced_dist
+from samplebatch.env.infos import Rows
+from samplebatch.env.spaces import Columns
 from samplebatch.errors import ColumnLengthError
-from samplebatch.rollout import policy_state
-from samplebatch.rollout.choices import Choice
-from samplebatch.rollout.policies import Decision
-from samplebatch.rollout.rows import Columns
-from samplebatch.rollout.vector_infos import Rows
+from samplebatch.policy import state as policy_state
+from samplebatch.policy.as_policy import Decision
+from samplebatch.policy.choices import Choice
 
 
 class PendingChoices:

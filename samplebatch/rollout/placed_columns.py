@@ -16,7 +16,7 @@ from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.rollout.spaces import Leaf
+from samplebatch.env.spaces import Leaf
 
 DTYPES = {names.REWARDS: np.dtype(np.float64), names.TERMINATEDS: np.dtype(bool), names.TRUNCATEDS: np.dtype(bool)}
 """Fixed, so that a reward of 0 in one fragment and 0.5 in the next can be joined."""

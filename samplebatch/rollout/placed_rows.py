@@ -15,16 +15,15 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.rollout.deciding import Decided
-from samplebatch.rollout.episode_ends import EPS_DONE
+from samplebatch.env.spaces import Leaf
+from samplebatch.env.teams import Acted, Key, Outcome, Team
+from samplebatch.policy.deciding import Decided
 from samplebatch.rollout.placed_columns import Misfit, PlacedColumns, kept_info
 from samplebatch.rollout.places import Place, Places
-from samplebatch.rollout.spaces import Leaf
-from samplebatch.rollout.teams import Acted, Key, Outcome, Team
 
 _FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.INFOS)
-_LAST = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, EPS_DONE)
-_FLAGS = (names.TERMINATEDS, names.TRUNCATEDS, EPS_DONE)
+_LAST = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, names.EPS_DONE)
+_FLAGS = (names.TERMINATEDS, names.TRUNCATEDS, names.EPS_DONE)
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 _ndarray = np.ndarray
 
@@ -159,7 +158,7 @@ class PlacedRows:
         if ended or eps_done:
             self._mark(names.TERMINATEDS, team.places, terminateds)
             self._mark(names.TRUNCATEDS, team.places, truncateds)
-            self._mark(EPS_DONE, team.places, [eps_done] * len(team.places))
+            self._mark(names.EPS_DONE, team.places, [eps_done] * len(team.places))
         for place in team.places:
             place.row += 1
         del self.acting[team]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.rollout.teams import Key
+from samplebatch.env.teams import Key
 
 FIRST_ROOM = 64
 """Rows of an agent of which nothing is known."""

@@ -13,14 +13,14 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.flat import as_sample_batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.env.infos import Infos, Rows, batch_of, batch_of_steps, rows_of
+from samplebatch.env.spaces import Columns, Layout, Leaf
+from samplebatch.env.transitions import Outcome, Outcomes
 from samplebatch.names import TO_FLAT, TO_NESTED
-from samplebatch.rollout.choices import Choice, column_names
-from samplebatch.rollout.episode_hooks import EpisodeHook, call_on_buffer, call_on_rows
-from samplebatch.rollout.rows import Columns, GrowingRows, other_columns
-from samplebatch.rollout.spaces import Layout, Leaf
+from samplebatch.policy.choices import Choice, column_names
+from samplebatch.rollout.hooks import EpisodeHook, call_on_buffer, call_on_rows
+from samplebatch.rollout.rows import GrowingRows, other_columns
 from samplebatch.rollout.steps import Steps
-from samplebatch.rollout.transitions import Outcome, Outcomes
-from samplebatch.rollout.vector_infos import Infos, Rows, batch_of, batch_of_steps, rows_of
 
 StepHook = Callable[[Batch, Batch], Any]
 """Called with every step of the environments: on what was decided (`act`, `act_normalized`, `policy_entry`, `dist`,

@@ -10,11 +10,8 @@ import numpy.typing as npt
 
 from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly, wider
+from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError
-from samplebatch.rollout.spaces import Leaf
-
-Columns = dict[str, Leaf]
-"""Values by column, each of shape (k, ...); the leaves of nested ones have dotted names."""
 
 _LEAST_ROWS = 256
 

@@ -11,7 +11,7 @@ from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.rollout.episode_ends import episode_ends, run_starts
-from samplebatch.rollout.pieces import policies_of
+from samplebatch.rollout.fragments import policies_of
 from samplebatch.rollout.statistics import EpisodeStatistics, PolicyStatistics
 
 

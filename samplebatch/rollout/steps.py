@@ -11,10 +11,10 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
+from samplebatch.env.infos import Infos, Rows, nothing_said, rows_of
+from samplebatch.env.spaces import Columns, Layout, Leaf
 from samplebatch.rollout.episode_count import Counted, EpisodeCount
-from samplebatch.rollout.rows import Columns, GrowingRows
-from samplebatch.rollout.spaces import Layout, Leaf
-from samplebatch.rollout.vector_infos import Infos, Rows, nothing_said, rows_of
+from samplebatch.rollout.rows import GrowingRows
 
 _ORDER = (
     names.OBS,

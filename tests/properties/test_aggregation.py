@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from samplebatch import MultiAgentBatch, SampleBatch
 from samplebatch.batch.concat import concat_samples
 from samplebatch.column.ragged import RaggedColumn
-from samplebatch.rollout.aggregate import Aggregator
+from samplebatch.rollout.aggregator import Aggregator
 
 POLICIES = ("red", "blue", "red")
 """The policy of each agent, by its index."""

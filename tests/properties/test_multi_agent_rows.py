@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import Aggregator, MultiAgentBatch, MultiAgentCollector, channel, concat_samples
-from samplebatch.rollout.fragment_sender import FragmentSender
-from samplebatch.rollout.worker_board import FRAGMENTS, SENT
-from samplebatch.rollout.worker_plan import Plan
-from samplebatch.rollout.worker_task import task_of
+from samplebatch.workers.counters import FRAGMENTS, SENT
+from samplebatch.workers.fragment_sender import FragmentSender
+from samplebatch.workers.spec import Plan
+from samplebatch.workers.task import task_of
 
 AGENTS = ("cat_0", "cat_1", "cat_2", "dog_0", "dog_1")
 

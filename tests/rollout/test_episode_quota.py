@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import VectorReplayBuffer
+from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.episode_quota import EpisodeQuota
-from samplebatch.rollout.single_agent import Collector
 
 
 def stay(obs: Any) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+from samplebatch.env.registry import make_environment
 from samplebatch.errors import ColumnMismatchError, EnvironmentSpecError
-from samplebatch.rollout.environments import make_environment
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 
 COLUMNS = (

@@ -13,8 +13,8 @@ from gymnasium.spaces import Discrete
 from mpe2 import simple_spread_v3
 
 from samplebatch import Batch, MultiAgentBatch, concat_samples
+from samplebatch.env.registry import make_environment
 from samplebatch.errors import PolicyNotFoundError, PolicySpecError
-from samplebatch.rollout.environments import make_environment
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 
 

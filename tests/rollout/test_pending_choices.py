@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from samplebatch import Batch
 from samplebatch.errors import ColumnLengthError
-from samplebatch.rollout.choices import Choice
+from samplebatch.policy.choices import Choice
 from samplebatch.rollout.pending_choices import PendingChoices
 
 NUM_ENVS = 5

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+from samplebatch.env.registry import make_environment
 from samplebatch.errors import EnvironmentSpecError
-from samplebatch.rollout.aggregate import Aggregator
-from samplebatch.rollout.environments import make_environment
+from samplebatch.rollout.aggregator import Aggregator
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.statistics import episode_statistics
 

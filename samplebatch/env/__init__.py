@@ -1,0 +1,1 @@
+"""Environments of Gymnasium and PettingZoo behind one interface: reset, step, spaces."""

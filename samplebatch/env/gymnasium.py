@@ -1,0 +1,310 @@
+"""Gymnasium's environments, one or many at once, behind one interface.
+
+After an episode has ended, Gymnasium's vector environments go on in one of three ways, which the classes here make one:
+every step is a transition or void, and says both what it led to and what comes next.
+
+============  ====================================================  ====================================================
+autoreset     what Gymnasium does                                   what is made of it
+============  ====================================================  ====================================================
+next step     the following step resets; its action is ignored,     that step is void: no transition
+              its reward 0
+same step     resets at once; the last observation and info are     they are put back where they belong
+              among the infos
+disabled      nothing                                               the environments that ended are reset at once
+============  ====================================================  ====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from samplebatch.env.base import Environments, SingleEnvironment
+from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
+from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.env.transitions import Flags, Floats, Outcome, Outcomes, Transition, ends_of
+from samplebatch.errors import EnvironmentSpecError, require
+
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
+_count = np.count_nonzero
+
+
+class VectorEnvironments(Environments):
+    """A vector environment of Gymnasium's, which resets its environments by itself or not at all."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
+        inner = getattr(env, "unwrapped", env)
+        self._copies = getattr(inner, "copy", False) is not True
+        self._seeds_each = hasattr(inner, "env_fns")
+        if hasattr(inner, "parent_pipes") and inner.shared_memory:
+            check_shared(self.observations)
+        self._flat = self.observations.plain and self.actions.plain
+        # Whether nothing must be done to what the environment gives before it is acted on: known from a reset.
+        self._raw = False
+
+    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Start an episode in every environment; see `Environments.reset`."""
+        if seeds is not None:
+            given.setdefault("seed", list(seeds) if self._seeds_each else seeds[0])
+        obs, infos = self.env.reset(**given)
+        # An environment gives the same dtypes in every step; should it not, columns widen or refuse.
+        self._raw = self._flat and not self._copies and obs.dtype == self.observation_space.dtype
+        return self._own(obs), infos
+
+    def _own(self, obs: Any) -> Sequence[Leaf]:
+        """Take observations apart into arrays of their spaces' dtypes that the environment will not write to."""
+        leaves = self.observations.flatten(obs)
+        for place, (leaf, space) in enumerate(zip(leaves, self.observations.spaces, strict=True)):
+            if leaf.dtype != space.dtype and not leaf.dtype.hasobject:
+                leaves[place] = leaf.astype(space.dtype)
+            elif self._copies:
+                leaves[place] = leaf.copy()
+        return leaves
+
+    def _stepped(self, actions: Sequence[Leaf]) -> Outcome:
+        """Step every environment, and return what it gave: observations and flags of the usual dtypes, all our own."""
+        obs, *outcome, infos = self.env.step(actions[0] if self._flat else self.actions.nest(actions))
+        rewards, terminateds, truncateds = _typed(*outcome, copy=self._copies)
+        return self._own(obs), rewards, terminateds, truncateds, copied(infos) if self._copies else infos
+
+    def advance(self, actions: Sequence[Leaf]) -> Any:
+        """Step every environment; see `Environments.advance`."""
+        return self.env.step(actions[0]) if self._raw else self._stepped(actions)
+
+    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return what to act on; see `Environments.next`."""
+        obs, infos = step[0], step[4]
+        return (obs,) if self._raw else obs, self._said(infos) if infos else infos
+
+    def _said(self, infos: Infos) -> Infos:
+        """Return of infos that came with a step what a policy is told in the next one."""
+        return infos
+
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
+        """Bring what the environment gave into its usual form; see `Environments.settle`."""
+        obs, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
+        spoken = {place: said for place, said in enumerate(infos) if said}
+        if not self._raw:
+            return Outcomes(list(zip(*obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
+        if (rewards[0].dtype, terminateds[0].dtype, truncateds[0].dtype) != (_FLOAT, _BOOL, _BOOL):
+            typed = [_typed(*step, copy=False) for step in zip(rewards, terminateds, truncateds, strict=True)]
+            rewards, terminateds, truncateds = zip(*typed, strict=True)
+        return Outcomes([obs], rewards, terminateds, truncateds, spoken, None, None)
+
+
+def _typed(rewards: Any, terminateds: Any, truncateds: Any, *, copy: bool) -> tuple[Floats, Flags, Flags]:
+    return rewards.astype(_FLOAT, copy=copy), terminateds.astype(_BOOL, copy=copy), truncateds.astype(_BOOL, copy=copy)
+
+
+class NextStepEnvironments(VectorEnvironments):
+    """A vector environment that resets an environment in the step after its episode ended."""
+
+    resets_later = True
+    _resetting: Rows | None = None
+
+    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Start an episode in every environment; see `Environments.reset`."""
+        if self._resetting is not None:
+            self._reset_in_processes(self._resetting.tolist())
+        self._resetting = None
+        return super().reset(seeds=seeds, **given)
+
+    def _reset_in_processes(self, envs: list[int]) -> None:
+        """Let processes without shared memory make the resets that they owe: a reset of all does not make up for them.
+
+        Gymnasium's AsyncVectorEnv would reset these environments once more in the step after it.
+        """
+        inner = getattr(self.env, "unwrapped", self.env)
+        if not hasattr(inner, "parent_pipes") or inner.shared_memory:
+            return
+        for env in envs:
+            inner.parent_pipes[env].send(("step", None))
+        for env in envs:
+            inner.parent_pipes[env].recv()
+
+    def step(self, actions: Sequence[Leaf]) -> Transition:
+        """Step every environment; see `Environments.step`."""
+        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
+        void = self._resetting
+        done = terminateds | truncateds
+        if void is not None:
+            done[void] = False
+        ended = self._resetting = done.nonzero()[0] if _count(done) else None
+        return Transition(obs, rewards, terminateds, truncateds, infos, ended, void, obs, infos)
+
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
+        """Find the steps that were none; see `Environments.settle`."""
+        outcomes = super().settle(steps)
+        ends = ends_of(outcomes.terminateds, outcomes.truncateds).reshape(len(steps), self.num_envs)
+        # Shifted by one step: an environment is reset in the step after the one that ended its episode.
+        void = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
+        if self._resetting is not None:
+            void[0, self._resetting] = True
+        void[1:] = ends
+        if (ends & void[:-1]).any():
+            # An environment says of its reset, too, that the episode is over.
+            for place, over in enumerate(ends):
+                void[place + 1] = over & ~void[place]
+        last = void[-1].nonzero()[0]
+        self._resetting = last if len(last) else None
+        rows = void[:-1].ravel().nonzero()[0]
+        return outcomes._replace(void=rows) if len(rows) else outcomes
+
+
+class SameStepEnvironments(VectorEnvironments):
+    """A vector environment that resets an environment in the very step in which its episode ended."""
+
+    def step(self, actions: Sequence[Leaf]) -> Transition:
+        """Step every environment; see `Environments.step`.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            If an environment whose episode ended does not give its last observation.
+        """
+        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
+        done = terminateds | truncateds
+        if not _count(done):
+            return Transition(obs, rewards, terminateds, truncateds, infos, None, None, obs, infos)
+        ended = done.nonzero()[0]
+        finals = _finals(infos)
+        new_obs = [leaf.copy() for leaf in obs]
+        for leaf, values in zip(new_obs, self._leaves([finals[row] for row in ended.tolist()]), strict=True):
+            leaf[ended] = values
+        true, said = with_finals(infos, ended, self.num_envs), without_finals(infos)
+        return Transition(new_obs, rewards, terminateds, truncateds, true, ended, None, obs, said)
+
+    def _said(self, infos: Any) -> Infos:
+        return without_finals(infos)
+
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
+        """Find the last observations of episodes, and what was said with them; see `Environments.settle`.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            As `step` does.
+        """
+        outcomes = super().settle(steps)
+        rows = ends_of(outcomes.terminateds, outcomes.truncateds).nonzero()[0]
+        if not len(rows):
+            return outcomes
+        infos = outcomes.infos
+        places, envs = np.divmod(rows, self.num_envs)
+        finals = [_finals(infos.get(place))[env] for place, env in zip(places.tolist(), envs.tolist(), strict=True)]
+        for place in dict.fromkeys(places.tolist()):
+            if says_more(infos[place]):
+                infos[place] = with_finals(infos[place], envs[places == place], self.num_envs)
+            else:
+                del infos[place]
+        return outcomes._replace(finals=(rows, self._leaves(finals)))
+
+    def _leaves(self, values: Sequence[Any]) -> Sequence[Leaf]:
+        """Take observations of single environments apart, into one array for each leaf."""
+        if self._flat:
+            shape = self.observation_space.shape
+            return [np.concatenate(values).reshape(-1, *shape) if shape else np.array(values)]
+        return [np.concatenate(leaf) for leaf in zip(*map(self.observations.flatten_one, values), strict=True)]
+
+
+def _finals(infos: Any) -> Any:
+    finals = infos.get("final_obs") if isinstance(infos, dict) else None
+    if finals is None:
+        raise EnvironmentSpecError(
+            "a vector environment that resets in the same step must give the last observations of episodes as "
+            "infos['final_obs'], and gave none"
+        )
+    return finals
+
+
+class DisabledEnvironments(VectorEnvironments):
+    """A vector environment that resets nothing by itself; environments whose episode ended are reset at once."""
+
+    def step(self, actions: Sequence[Leaf]) -> Transition:
+        """Step every environment; see `Environments.step`."""
+        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
+        done = terminateds | truncateds
+        if not _count(done):
+            return Transition(obs, rewards, terminateds, truncateds, infos, None, None, obs, infos)
+        ended = done.nonzero()[0]
+        begun, said = self.env.reset(options={"reset_mask": done})
+        begun = self._own(begun)
+        said = replaced(infos, said, ended, self.num_envs)
+        return Transition(obs, rewards, terminateds, truncateds, infos, ended, None, begun, said)
+
+    def advance(self, actions: Sequence[Leaf]) -> Any:
+        """Step every environment; see `Environments.advance`."""
+        return self.step(actions)
+
+    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return what to act on; see `Environments.next`."""
+        return Environments.next(self, step)
+
+    def settle(self, steps: Sequence[Any]) -> Outcomes:
+        """Return what the steps led to; see `Environments.settle`."""
+        return Environments.settle(self, steps)
+
+
+def check_shared(observations: Layout) -> None:
+    """Refuse observations that Gymnasium reads but once from the memory that it shares with its processes.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there are others than numbers.
+    """
+    for name, space in zip(observations.names, observations.spaces, strict=True):
+        if not observations.is_numeric(space):
+            raise EnvironmentSpecError(
+                f"observations in shared memory must be numbers, and {f'{name!r} is' if name else 'they are'} of a "
+                f"{type(space).__name__}, which Gymnasium reads there but once; make the AsyncVectorEnv with "
+                "shared_memory=False"
+            )
+
+
+_BY_MODE: dict[str, type[VectorEnvironments]] = {
+    "NextStep": NextStepEnvironments,
+    "SameStep": SameStepEnvironments,
+    "Disabled": DisabledEnvironments,
+}
+
+
+def as_environments(env: Any) -> Environments:
+    """Put a Gymnasium environment or vector environment behind the one interface.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If it is neither.
+
+    Examples
+    --------
+    >>> import gymnasium
+    >>> environments = as_environments(gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"))
+    >>> type(environments).__name__, environments.num_envs
+    ('NextStepEnvironments', 3)
+    """
+    if isinstance(env, Environments):
+        return env
+    gymnasium = require("gymnasium", "envs")
+    vector = require("gymnasium.vector", "envs")
+    if isinstance(env, gymnasium.Env):
+        return SingleEnvironment(env)
+    if not isinstance(env, vector.VectorEnv):
+        raise EnvironmentSpecError(
+            f"env must be a Gymnasium environment or vector environment, got a {type(env).__name__}; "
+            "put several environments into a gymnasium.vector.SyncVectorEnv"
+        )
+    return _BY_MODE[_mode(env)](env)
+
+
+def _mode(env: Any) -> str:
+    # The metadata belong to the environments' class: vector environments of one class share them, whatever their mode.
+    mode = getattr(getattr(env, "unwrapped", env), "autoreset_mode", None) or env.metadata.get("autoreset_mode")
+    word = str(getattr(mode, "value", mode or "NextStep"))
+    if word not in _BY_MODE:
+        raise EnvironmentSpecError(f"autoreset must be one of {', '.join(_BY_MODE)}, got {word}")
+    return word

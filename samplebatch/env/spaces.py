@@ -1,0 +1,169 @@
+"""Layout: how the values of a space lie where those of many environments come together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE, node
+from samplebatch.errors import require
+
+Leaf = npt.NDArray[Any]
+"""The values of one leaf of a space, shape (n, ...): numbers where the space says so, else objects."""
+
+Columns = dict[str, Leaf]
+"""Values by column, each of shape (k, ...); the leaves of nested ones have dotted names."""
+
+
+class Layout:
+    """The leaves of a space: dicts and tuples of spaces are walked into, every other space is a leaf.
+
+    Values of n environments come as Gymnasium's vector environments give them: dicts and tuples of arrays of shape
+    (n, ...), and tuples of n objects for spaces that are no arrays (texts, graphs, sequences).
+
+    Parameters
+    ----------
+    space
+        A Gymnasium space, of one environment.
+
+    Attributes
+    ----------
+    plain
+        Whether the space is one leaf of numbers, so that its values are one array.
+    names
+        The leaves' names: dotted paths, or "" for a space that is a leaf itself.
+    spaces
+        The leaves' spaces.
+    choices
+        The first and the number of the values of a discrete space, else None.
+
+    Examples
+    --------
+    >>> from gymnasium import spaces
+    >>> layout = Layout(spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Tuple([spaces.Discrete(3)])))
+    >>> layout.names
+    ('camera', 'arm.0')
+    >>> leaves = layout.flatten({"camera": np.zeros((4, 2)), "arm": (np.arange(4),)})
+    >>> layout.nest(leaves)["arm"]
+    (array([0, 1, 2, 3]),)
+    """
+
+    def __init__(self, space: Any) -> None:
+        kinds = require("gymnasium.spaces", "envs")
+        self._dict, self._tuple = kinds.Dict, kinds.Tuple
+        self._numeric = (kinds.Box, kinds.Discrete, kinds.MultiDiscrete, kinds.MultiBinary)
+        self._space = space
+        self._known: dict[int, list[tuple[Any, Any]] | None] = {}
+        found = list(self._walk(space, ""))
+        self.names: tuple[str, ...] = tuple(name for name, _ in found)
+        self.spaces: tuple[Any, ...] = tuple(leaf for _, leaf in found)
+        self.plain = self.names == ("",) and self.is_numeric(space)
+        discrete = isinstance(space, kinds.Discrete)
+        self.choices: tuple[int, int] | None = (int(space.start), int(space.n)) if discrete else None
+
+    def _walk(self, space: Any, path: str) -> Iterator[tuple[str, Any]]:
+        parts = self._parts(space)
+        if parts is None:
+            yield path, space
+            return
+        for key, part in parts:
+            yield from self._walk(part, f"{path}.{key}" if path else str(key))
+
+    def _parts(self, space: Any) -> list[tuple[Any, Any]] | None:
+        known = self._known
+        if id(space) not in known:
+            known[id(space)] = self._find_parts(space)
+        return known[id(space)]
+
+    def _find_parts(self, space: Any) -> list[tuple[Any, Any]] | None:
+        if isinstance(space, self._dict):
+            return list(space.spaces.items())
+        return list(enumerate(space.spaces)) if isinstance(space, self._tuple) else None
+
+    def is_numeric(self, leaf: Any) -> bool:
+        """Tell whether the values of a leaf's space are numbers, or arrays of them of one shape."""
+        return isinstance(leaf, self._numeric)
+
+    def has_keys(self, values: Mapping[str, Any]) -> bool:
+        """Tell whether a dict has exactly the keys that the values of a dict space have."""
+        return isinstance(self._space, self._dict) and self._space.spaces.keys() == values.keys()
+
+    def flatten(self, values: Any) -> list[Leaf]:
+        """Take the values of n environments apart into one array a leaf, without copying arrays.
+
+        Parameters
+        ----------
+        values
+            Dicts, batches or tuples, as the space has them, of arrays of shape (n, ...) or sequences of n objects; a
+            batch has a tuple's items under the names `0`, `1`, ...
+
+        Raises
+        ------
+        KeyError
+            If a part of the space is missing.
+        """
+        if self.plain:
+            return [values if type(values) is np.ndarray else np.asarray(values)]
+        found: list[Leaf] = []
+        self._gather(self._space, values, found)
+        return found
+
+    def _gather(self, space: Any, values: Any, found: list[Leaf]) -> None:
+        parts = self._parts(space)
+        if parts is None:
+            found.append(np.asarray(values) if self.is_numeric(space) else _objects(values))
+            return
+        named = KINDS[type(values)] == NODE
+        for key, part in parts:
+            self._gather(part, values[str(key)] if named else values[key], found)
+
+    def flatten_one(self, value: Any) -> list[Leaf]:
+        """Take the value of a single environment apart into one array of shape (1, ...) a leaf, each of its own memory.
+
+        Numbers get the dtype of their space, as Gymnasium's vector environments do it.
+        """
+        found: list[Leaf] = []
+        self._gather_one(self._space, value, found)
+        return found
+
+    def _gather_one(self, space: Any, value: Any, found: list[Leaf]) -> None:
+        parts = self._parts(space)
+        if parts is not None:
+            for key, part in parts:
+                self._gather_one(part, value[key], found)
+        elif self.is_numeric(space):
+            array = np.empty((1, *space.shape), space.dtype)
+            array[0] = value
+            found.append(array)
+        else:
+            found.append(_objects([value]))
+
+    def nest(self, leaves: Sequence[Any]) -> Any:
+        """Put leaves, or anything that stands for them, together as the space has them: in dicts and tuples."""
+        if self.names == ("",):
+            return leaves[0]
+        return self._nested(self._space, iter(leaves), dict)
+
+    def batch(self, leaves: Sequence[Any]) -> Any:
+        """Put leaves together as policies and buffers see them: nested batches, or the one array itself."""
+        if self.names == ("",):
+            return leaves[0]
+        return self._nested(self._space, iter(leaves), lambda parts: node(Batch, parts))
+
+    def _nested(self, space: Any, leaves: Iterator[Any], make: Callable[[dict[str, Any]], Any]) -> Any:
+        parts = self._parts(space)
+        if parts is None:
+            return next(leaves)
+        if make is dict and isinstance(space, self._tuple):
+            return tuple(self._nested(part, leaves, make) for _, part in parts)
+        return make({str(key): self._nested(part, leaves, make) for key, part in parts})
+
+
+def _objects(values: Any) -> Leaf:
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        return values
+    return np.fromiter(values, object, len(values))

@@ -1,0 +1,1 @@
+"""Policies: asked for actions, seeded, given new weights."""

@@ -1,0 +1,228 @@
+"""Chooser: what is done next in each environment, and what is to be kept of how that was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.functions import to_numpy
+from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
+from samplebatch.env.spaces import Columns, Layout, Leaf
+from samplebatch.errors import PolicySpecError
+from samplebatch.policy import state as policy_state
+from samplebatch.policy.as_policy import Decision, as_policy
+from samplebatch.policy.random import RandomPolicy
+
+ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
+"""How actions become what environments take: cut off at the bounds, scaled to them from [-1, 1], or by a function."""
+
+_RECORDED = (names.ACTION_LOGP, names.ACTION_PROB, names.ACTION_DIST_INPUTS, names.VF_PREDS)
+"""What is kept of a decision beside actions, state and `policy`."""
+_new_tuple = tuple.__new__
+"""Makes a named tuple without a call of Python code."""
+
+
+class Choice(NamedTuple):
+    """What is done next in n environments.
+
+    Attributes
+    ----------
+    columns
+        What is known of the steps before they are made: observations, actions, what the policy wants kept.
+    actions
+        The leaves of the actions as the environments take them.
+    state
+        What the policy carries to the next step.
+    decision
+        All that the policy said.
+    """
+
+    columns: Columns
+    actions: Sequence[Leaf]
+    state: Any
+    decision: Decision
+
+
+class Chooser:
+    """Asks a policy for actions, or draws them, adds noise and maps them to what the environments take.
+
+    Parameters
+    ----------
+    policy
+        Anything that `as_policy` takes. Of its own methods, `add_exploration_noise`, `map_action` and
+        `map_action_inverse` are used where it has them, as Tianshou's policies do.
+    observations, actions
+        The layouts of the spaces.
+    action_space
+        The space of one environment's actions.
+    exploration_noise
+        Whether the policy's `add_exploration_noise` is called; or what is called, on actions and batch, in its place.
+    map_action
+        Takes the place of the policy's `map_action`.
+    seed
+        The seed of random actions.
+    hidden
+        Where the state that the policy returned is kept, for buffers; by default the one that it was given is kept, as
+        `state_in_0` and so on.
+
+    Raises
+    ------
+    PolicySpecError
+        If the policy cannot be asked, has no noise to add, or the actions cannot be mapped so.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        observations: Layout,
+        actions: Layout,
+        action_space: Any,
+        *,
+        exploration_noise: bool | Callable[[Any, Batch], Any] = False,
+        map_action: ActionMap | None = None,
+        seed: np.random.SeedSequence | None = None,
+        hidden: str | None = None,
+    ) -> None:
+        policy_seed, draw_seed = (seed or np.random.SeedSequence()).spawn(2)
+        self.actor = as_policy(policy, action_space, seed=policy_seed)
+        self._random = RandomPolicy(action_space, seed=draw_seed)
+        self._observations, self._layout = observations, actions
+        self._obs_names = column_names(names.OBS, observations)
+        self._plain = observations.plain and actions.plain
+        self._action_names = column_names(names.ACTIONS, actions)
+        self._noise = _noise_of(policy, exploration_noise)
+        self.takes_batch = self.actor.takes_batch or self._noise is not None
+        self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
+        self._unmap: Callable[[Any], Any] | None = getattr(policy, "map_action_inverse", None)
+        if map_action is not None:
+            self._map = map_action if callable(map_action) else _bounded(map_action, action_space)
+            self._unmap = None
+        self._hidden = hidden
+
+    def choose(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> Choice:
+        """Ask the policy what to do.
+
+        Parameters
+        ----------
+        obs
+            The leaves of the observations, each of shape (rows, ...).
+        info
+            What the environments said; not looked at unless `takes_batch`.
+        state
+            What the policy carried here.
+        rows
+            How many environments there are to decide for.
+
+        Raises
+        ------
+        PolicySpecError
+            If there are not as many actions as environments, or rows in the state, or the actions have not the parts
+            of the action space.
+        """
+        plain = self._plain
+        given: Any = obs[0] if plain else self._observations.batch(obs)
+        if self.takes_batch:
+            given = node(Batch, {"obs": given, "info": info})
+        if self._noise is None:
+            decision = self.actor.decide(given, state)
+            act = decision["act"]
+        else:
+            decision = self.actor(given, state)
+            act = decision["act"] = to_numpy(self._noise(decision["act"], given))
+        leaves = [act] if plain else self._layout.flatten(act)
+        for leaf in leaves:
+            if not leaf.ndim or len(leaf) != rows:
+                raise PolicySpecError(
+                    f"a policy must return an action for each of {rows} environments, got actions of shape {leaf.shape}"
+                )
+        # The policy may write its next actions where these are.
+        columns = {names.OBS: obs[0], names.ACTIONS: act.copy()} if plain else self._columns(obs, leaves)
+        after = None
+        if len(decision) > 1:
+            after = decision.get("state")
+            if after is not None:
+                policy_state.check(after, rows)
+            for name, kept in self._kept(decision, state, after):
+                columns[name] = kept.copy()
+        mapped = leaves if self._map is None else self._layout.flatten(to_numpy(self._map(act)))
+        return _new_tuple(Choice, (columns, mapped, after, decision))
+
+    def draw(self, obs: Sequence[Leaf], rows: int) -> Choice:
+        """Draw actions at random."""
+        drawn = self._random.sample(rows)
+        leaves = self._layout.flatten(drawn)
+        kept = leaves if self._unmap is None else self._layout.flatten(to_numpy(self._unmap(drawn)))
+        return Choice(self._columns(obs, kept), leaves, None, {"act": drawn})
+
+    def _columns(self, obs: Sequence[Leaf], actions: Sequence[Leaf]) -> Columns:
+        columns = dict(zip(self._obs_names, obs, strict=True))
+        for name, leaf in zip(self._action_names, actions, strict=True):
+            columns[name] = leaf.copy()
+        return columns
+
+    def _kept(self, decision: Decision, before: Any, after: Any) -> Iterator[tuple[str, Leaf]]:
+        said = decision.get("policy")
+        if said is not None:
+            named = values_of(said)
+            yield from _leaves_of("policy", vars(said) if named is None else named)
+        for name in _RECORDED:
+            if name in decision:
+                yield name, to_numpy(decision[name])
+        if after is None:
+            return
+        if self._hidden is not None:
+            kept = policy_state.as_arrays(after)
+            yield from _leaves_of(self._hidden, kept.__dict__) if KINDS[type(kept)] == NODE else [(self._hidden, kept)]
+        else:
+            yield from policy_state.columns_of(policy_state.zeros_like(after) if before is None else before)
+
+
+def column_names(top: str, layout: Layout) -> tuple[str, ...]:
+    """Name the columns of a layout's leaves.
+
+    >>> from gymnasium import spaces
+    >>> column_names("obs", Layout(spaces.Dict(camera=spaces.Discrete(2))))
+    ('obs.camera',)
+    """
+    return tuple(f"{top}.{leaf}" if leaf else top for leaf in layout.names)
+
+
+def _leaves_of(path: str, values: Any) -> Iterator[tuple[str, Leaf]]:
+    for name, value in values.items():
+        nested = values_of(value)
+        if nested is None:
+            yield f"{path}.{name}", to_numpy(value)
+        else:
+            yield from _leaves_of(f"{path}.{name}", nested)
+
+
+def _noise_of(policy: Any, wanted: bool | Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any] | None:
+    if callable(wanted):
+        return wanted
+    if not wanted:
+        return None
+    noise: Callable[[Any, Batch], Any] | None = getattr(policy, "add_exploration_noise", None)
+    if noise is None:
+        raise PolicySpecError(
+            f"a policy must have a method add_exploration_noise to explore, a {type(policy).__name__} has none; "
+            "give a function of actions and batch as exploration_noise"
+        )
+    return noise
+
+
+def _bounded(kind: str, space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is None or high is None:
+        raise PolicySpecError(f"map_action={kind!r} needs a Box of actions, got {type(space).__name__}")
+    if kind == "clip":
+        return lambda act: act.clip(low, high)
+    if kind != "scale":
+        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {kind!r}")
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise PolicySpecError("map_action='scale' needs bounds on every action; use 'clip' or a function")
+    return lambda act: (low + (act.clip(-1.0, 1.0) + 1.0) * ((high - low) / 2.0)).clip(low, high)

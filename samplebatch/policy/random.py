@@ -1,0 +1,103 @@
+"""RandomPolicy: draws actions from a space, for all environments at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE, node
+from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.errors import require
+
+Draw = Callable[[int], Leaf]
+"""Draws so many values of a leaf's space: shape (n, ...)."""
+
+
+class RandomPolicy:
+    """Acts at random: every action of the space is as likely as any other, as with `space.sample()`.
+
+    Values without bounds are drawn from a normal distribution, those with one bound from an exponential one that
+    begins there.
+
+    Parameters
+    ----------
+    action_space
+        A Gymnasium space, of one environment. It is not changed: its own generator is not used.
+    seed
+        The seed of the draws, or a generator to draw from.
+
+    Examples
+    --------
+    >>> from gymnasium import spaces
+    >>> policy = RandomPolicy(spaces.Discrete(3), seed=0)
+    >>> policy(Batch(obs=np.zeros((5, 4)))).act
+    array([2, 1, 1, 0, 0])
+    >>> RandomPolicy(spaces.Box(-2, 2, (1,)), seed=0).sample(2).dtype
+    dtype('float32')
+    """
+
+    def __init__(
+        self, action_space: Any, *, seed: int | np.random.SeedSequence | np.random.Generator | None = None
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.action_space = action_space
+        self._layout = Layout(action_space)
+        self._draws = [_draw_of(leaf, rng, numeric=self._layout.is_numeric(leaf)) for leaf in self._layout.spaces]
+
+    def __call__(self, batch: Batch, state: Any = None) -> Batch:
+        """Draw an action for every row of `batch.obs`."""
+        return node(Batch, {"act": self.sample(_rows(batch.obs))})
+
+    def sample(self, rows: int) -> Any:
+        """Draw so many actions: an array of shape (rows, ...), or a batch of them for dict and tuple spaces."""
+        return self._layout.batch([draw(rows) for draw in self._draws])
+
+
+def _rows(observations: Any) -> int:
+    while KINDS[type(observations)] == NODE:
+        observations = next(iter(observations.__dict__.values()))
+    return len(observations)
+
+
+def _draw_of(space: Any, rng: np.random.Generator, *, numeric: bool) -> Draw:
+    spaces = require("gymnasium.spaces", "envs")
+    if isinstance(space, spaces.Discrete):
+        first, stop, dtype = int(space.start), int(space.start + space.n), space.dtype
+        return lambda rows: rng.integers(first, stop, rows, dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start.astype(space.dtype), (space.start + space.nvec).astype(space.dtype)
+        return lambda rows: rng.integers(low, high, (rows, *space.shape), space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return lambda rows: rng.integers(0, 2, (rows, *space.shape), space.dtype)
+    if numeric:
+        return _box(space, rng)
+    # Spaces without arrays (texts, graphs, sequences) know best how to draw from themselves.
+    own = copy.deepcopy(space)
+    own.seed(int(rng.integers(1 << 31)))
+    return lambda rows: np.fromiter((own.sample() for _ in range(rows)), object, rows)
+
+
+def _box(space: Any, rng: np.random.Generator) -> Draw:
+    low, high, dtype, shape = space.low, space.high, space.dtype, space.shape
+    if dtype.kind in "iu":
+        return lambda rows: rng.integers(low, high, (rows, *shape), dtype, endpoint=True)
+    below, above = space.bounded_below, space.bounded_above
+    both = below & above
+    floor = np.where(both, low, 0.0)
+    extent = np.where(both, high, 0.0) - floor
+    if both.all():
+        return lambda rows: (floor + extent * rng.random((rows, *shape))).astype(dtype)
+
+    def draw(rows: int) -> npt.NDArray[Any]:
+        size = (rows, *shape)
+        inside = floor + extent * rng.random(size)
+        tail = rng.exponential(size=size)
+        outside = np.where(below, low + tail, np.where(above, high - tail, rng.standard_normal(size)))
+        return np.where(both, inside, outside).astype(dtype)
+
+    return draw

@@ -1,0 +1,132 @@
+"""What a recurrent policy carries from step to step: an array, a tensor, or a tree of them; a row an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.functions import to_numpy
+from samplebatch.batch.nested.node import ARRAY, KINDS, MAPPING, NODE, TENSOR, node
+from samplebatch.env.infos import Rows
+from samplebatch.errors import PolicySpecError
+
+
+def begun_anew(state: Any, rows: Rows) -> Any:
+    """Return a state that is zero in some rows, where episodes begin; None stays None.
+
+    Examples
+    --------
+    >>> begun_anew((np.ones((3, 1)), np.ones(3)), np.array([1]))[1]
+    array([1., 0., 1.])
+    """
+
+    def zeroed(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        # The policy may hold on to what it returned.
+        kept = leaf.clone() if KINDS[type(leaf)] == TENSOR else leaf.copy()
+        kept[rows] = 0
+        return kept
+
+    return _mapped(state, zeroed)
+
+
+def check(state: Any, rows: int) -> None:
+    """Refuse a state without a row for each of so many environments.
+
+    Raises
+    ------
+    PolicySpecError
+        If a leaf has another number of rows, or is neither an array nor a tensor.
+    """
+
+    def checked(leaf: Any) -> None:
+        if leaf is not None and (not leaf.ndim or len(leaf) != rows):
+            raise PolicySpecError(
+                f"a policy's state must have a row for each of {rows} environments, got shape {tuple(leaf.shape)}; "
+                "return a dict, not a Batch, if the state is a tuple: a Batch would stack it"
+            )
+
+    _mapped(state, checked)
+
+
+def zeros_like(state: Any) -> Any:
+    """Return a state of zeros of the same form."""
+    return _mapped(state, lambda leaf: leaf * 0)
+
+
+def taken(state: Any, rows: Rows) -> Any:
+    """Return some rows of a state; None stays None."""
+    return _mapped(state, lambda leaf: None if leaf is None else leaf[rows])
+
+
+def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
+    """Return the state of `count` environments in which some rows are new; zeros where there was none before."""
+
+    def joined(given: Any, leaf: Any) -> Any:
+        if given is None:
+            return None
+        tensor = KINDS[type(given)] == TENSOR
+        if leaf is None:
+            shape = (count, *given.shape[1:])
+            leaf = given.new_zeros(shape) if tensor else np.zeros(shape, given.dtype)
+        kept = leaf.clone() if tensor else leaf.copy()
+        kept[rows] = given
+        return kept
+
+    return _mapped(new, joined, state, paired=True)
+
+
+def as_arrays(state: Any) -> Any:
+    """Return a state as an array, or as a nested batch of arrays; the items of a tuple get the names `0`, `1`, ..."""
+    if isinstance(state, (tuple, list)):
+        return node(Batch, {str(place): as_arrays(part) for place, part in enumerate(state)})
+    return to_numpy(state)
+
+
+def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the columns `state_in_0`, `state_in_1`, ... of a state, and `state_in.key` for dicts, as arrays."""
+    if isinstance(state, (tuple, list)):
+        for place, part in enumerate(state):
+            yield from _named(f"state_in_{place}", part)
+    elif KINDS[type(state)] in (NODE, MAPPING):
+        yield from _named("state_in", state)
+    else:
+        yield "state_in_0", to_numpy(state)
+
+
+def _named(name: str, state: Any) -> Iterator[tuple[str, Any]]:
+    parts = _parts(state)
+    if parts is None:
+        yield name, to_numpy(state)
+        return
+    for key, part in parts:
+        yield from _named(f"{name}.{key}", part)
+
+
+def _parts(state: Any) -> list[tuple[Any, Any]] | None:
+    kind = KINDS[type(state)]
+    if kind == NODE:
+        return list(state.__dict__.items())
+    if kind == MAPPING:
+        return list(state.items())
+    return list(enumerate(state)) if isinstance(state, (tuple, list)) else None
+
+
+def _mapped(state: Any, function: Callable[..., Any], other: Any = None, *, paired: bool = False) -> Any:
+    """Make a state of what a function makes of each leaf; if `paired`, also of the leaf in its place in another one."""
+    parts = _parts(state)
+    if parts is None:
+        if state is not None and KINDS[type(state)] not in (ARRAY, TENSOR):
+            raise PolicySpecError(
+                f"a policy's state must be an array, a tensor or a tree of them, got a {type(state).__name__}"
+            )
+        return function(state, other) if paired else function(state)
+    others = dict(_parts(other) or ()) if other is not None else {}
+    made = {key: _mapped(part, function, others.get(key), paired=paired) for key, part in parts}
+    if isinstance(state, (tuple, list)):
+        return type(state)(made.values()) if type(state) in (tuple, list) else type(state)(*made.values())
+    return node(Batch, made) if KINDS[type(state)] == NODE else made

@@ -1,0 +1,266 @@
+"""Aggregator: joins fragments into train batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch.concat import join
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.interface import Column
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError
+from samplebatch.rollout import fragments as pieces
+from samplebatch.rollout.fragments import Piece
+from samplebatch.rollout.open_episodes import UnfinishedEpisodes
+from samplebatch.rollout.statistics import finished_episodes
+
+_MODES = ("env_steps", "agent_steps")
+"""What a size may count, in the order of a piece's counts."""
+_NOTHING = np.zeros(3, np.int64)
+
+
+class Aggregator:
+    """Join fragments from any source into train batches, one copy of every byte.
+
+    Fragments are kept as they are, and cut without being copied where a train batch is full: what does not fit goes
+    into the next one. Every step that goes in comes out once. Memory that fragments lie in, such as slots of a channel,
+    is held until the last of their steps has been joined.
+
+    A train batch is a `SampleBatch` if all that is in it came as such, else a `MultiAgentBatch`.
+
+    Parameters
+    ----------
+    train_batch_size
+        Steps in a train batch: as many whole environment steps as fit, at least one. None for no batches but the one
+        that `build_and_reset` makes of everything.
+    mode
+        The steps that count: `"agent_steps"`, those of all agents, or `"env_steps"`. All agents' rows of an environment
+        step, a pair of `eps_id` and `t`, go into one train batch; every row of a `SampleBatch` is a step by itself. A
+        fragment whose rows do not tell their steps, or that is padded, is not cut.
+    complete_episodes
+        Whether train batches consist of whole episodes, as many as fit, at least one. An episode that has not ended is
+        held back until a fragment comes in that ends it (see `episode_ends`). Within the batch each agent's steps of an
+        episode lie together, in the order in which they came.
+
+    Attributes
+    ----------
+    env_steps : int
+        Environment steps held: those that have come in, and are in no batch yet.
+    agent_steps : int
+        Steps of all agents in them.
+    episodes : int
+        Episodes that ended in them.
+
+    Raises
+    ------
+    ValueError
+        If the size is not positive, or the mode is another one.
+
+    Examples
+    --------
+    >>> aggregator = Aggregator(train_batch_size=4)
+    >>> for first in (0, 3, 6):
+    ...     aggregator.add(SampleBatch(obs=[first, first + 1, first + 2]))
+    >>> [batch["obs"].tolist() for batch in aggregator.batches()]
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    >>> aggregator.env_steps, aggregator.build_and_reset()["obs"].tolist()
+    (1, [8])
+    """
+
+    def __init__(
+        self,
+        train_batch_size: int | None = None,
+        mode: Literal["agent_steps", "env_steps"] = "agent_steps",
+        *,
+        complete_episodes: bool = False,
+    ) -> None:
+        if train_batch_size is not None and train_batch_size < 1:
+            raise ValueError(f"train_batch_size must be at least 1, got {train_batch_size}")
+        if mode not in _MODES:
+            raise ValueError(f"mode must be 'agent_steps' or 'env_steps', got {mode!r}")
+        self._size = train_batch_size
+        self._mode = _MODES.index(mode)
+        self._unfinished = UnfinishedEpisodes() if complete_episodes else None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._queue: deque[Piece] = deque()
+        self._first = 0
+        """The first unit of the queue's first piece that is in no batch yet."""
+        self._models: dict[str, _Model] = {}
+        self.env_steps = 0
+        self.agent_steps = 0
+        self.episodes = 0
+        self._queued_nbytes = 0
+
+    @property
+    def fragments(self) -> int:
+        """Fragments held, in whole or in part; with `complete_episodes`, episodes."""
+        return len(self._queue) + (0 if self._unfinished is None else len(self._unfinished))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns held; of a fragment that is in batches in part, all of its bytes."""
+        held = 0 if self._unfinished is None else self._unfinished.nbytes
+        return held + self._queued_nbytes
+
+    def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
+        """Take a fragment in; it is kept, not copied.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If its columns, row shapes or dtypes cannot be joined with those that are held; names them. Nothing is taken
+            in then.
+        ColumnNotFoundError
+            If only whole episodes are wanted, and it has no `eps_id`, or of several policies no `t`.
+        ColumnTypeError
+            If it is neither type of batch.
+        """
+        if not isinstance(fragment, (SampleBatch, MultiAgentBatch)):
+            raise ColumnTypeError(
+                f"a fragment must be a SampleBatch or MultiAgentBatch, got a {type(fragment).__name__}"
+            )
+        models = self._checked(fragment)
+        if self._unfinished is not None:
+            whole = self._unfinished.add(fragment)
+        elif self._size is None:
+            whole = [pieces.whole(fragment, len(finished_episodes(fragment)))]
+        else:
+            whole = [pieces.by_env_step(fragment)]
+        self._models = {**(self._models if self.fragments else {}), **models}
+        for piece in whole:
+            self._queue.append(piece)
+            self._queued_nbytes += piece.nbytes
+        self.env_steps += fragment.env_steps()
+        self.agent_steps += fragment.agent_steps()
+        self.episodes += sum([int(piece.counts[-1, 2]) for piece in whole])
+
+    def batches(self) -> Iterator[SampleBatch | MultiAgentBatch]:
+        """Yield every train batch that is full: the next step or episode does not fit into it any more.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If columns that are held cannot be joined after all. Nothing is lost then.
+        """
+        while (found := self._full()) is not None:
+            yield self._joined(*found)
+
+    def build_and_reset(self, *, unfinished: bool = True) -> SampleBatch | MultiAgentBatch:
+        """Join all that is held, however much it is, in the order in which it came, and start anew.
+
+        Parameters
+        ----------
+        unfinished
+            Whether to include episodes that were held back because they have not ended; if not, they stay.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If columns that are held cannot be joined after all. Nothing is lost then.
+        """
+        held = list(self._unfinished.pieces()) if unfinished and self._unfinished is not None else []
+        batch = self._joined(len(self._queue), 0, held)
+        if unfinished and self._unfinished is not None:
+            self._unfinished.clear()
+        return batch
+
+    def drop_unfinished(self, env_ids: Container[int] | None = None) -> int:
+        """Forget episodes that will never end, such as those of a worker that is gone.
+
+        Parameters
+        ----------
+        env_ids
+            The environments whose episodes are forgotten; all by default.
+
+        Returns
+        -------
+        int
+            The environment steps that are lost with them.
+        """
+        if self._unfinished is None:
+            return 0
+        lost = self._unfinished.drop(env_ids).counts[-1].tolist()
+        self.env_steps -= lost[0]
+        self.agent_steps -= lost[1]
+        return int(lost[0])
+
+    def _full(self) -> tuple[int, int] | None:
+        """Find out how many pieces, and how many units of the one after them, make a full batch; None if none is."""
+        if self._size is None:
+            return None
+        room, first = self._size, self._first
+        for taken, piece in enumerate(self._queue):
+            before = piece.counts[:, self._mode]
+            stop = int(before.searchsorted(before[first] + room, "right")) - 1
+            if stop < piece.stop:
+                if stop == first and room == self._size:
+                    stop += 1
+                return (taken, stop) if stop < piece.stop else (taken + 1, 0)
+            room -= int(before[stop] - before[first])
+            if not room:
+                return taken + 1, 0
+            first = 0
+        return None
+
+    def _joined(self, whole: int, stop: int, held: Sequence[Piece] = ()) -> SampleBatch | MultiAgentBatch:
+        """Join so many whole pieces, the units up to `stop` of the one after them, and others; forget them then."""
+        ranges = [(piece, 0, piece.stop) for piece in islice(self._queue, whole)]
+        if stop:
+            ranges.append((self._queue[whole], 0, stop))
+        if ranges:
+            ranges[0] = (ranges[0][0], self._first, ranges[0][2])
+        ranges += [(piece, 0, piece.stop) for piece in held]
+        by_policy: dict[str, list[SampleBatch]] = {}
+        for piece, first, last in ranges:
+            for policy, steps in piece.parts(first, last):
+                by_policy.setdefault(policy, []).append(steps)
+        joined = {policy: join(parts) for policy, parts in by_policy.items()}
+        counts = sum([piece.counts[last] - piece.counts[first] for piece, first, last in ranges], _NOTHING).tolist()
+        self.env_steps -= counts[0]
+        self.agent_steps -= counts[1]
+        self.episodes -= counts[2]
+        for _ in range(whole):
+            self._queued_nbytes -= self._queue.popleft().nbytes
+        self._first = stop
+        if ranges and all(piece.flat for piece, _, _ in ranges):
+            return joined.get(names.DEFAULT_POLICY_ID, SampleBatch())
+        return MultiAgentBatch(joined, counts[0])
+
+    def _checked(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
+        """Check that a fragment can be joined with what is held, and return what is to be like each policy's rows."""
+        models = {}
+        for policy, steps in pieces.policies_of(fragment).items():
+            if steps.zero_padded or steps.time_major:
+                continue
+            form = [(name, type(column), column.dtype, column.row_shape) for name, column in _columns(steps)]
+            model = self._models.get(policy) if self.fragments else None
+            if model is not None and model.form == form:
+                continue
+            row = steps.slice(0, 1)
+            try:
+                models[policy] = _Model(form, row.copy() if model is None else join([model.row, row]))
+            except ColumnMismatchError as error:
+                error.add_note(f"in the batch of policy {policy!r}")
+                raise
+        return models
+
+
+class _Model(NamedTuple):
+    """What the rows of a policy must be like."""
+
+    form: list[tuple[str, type[Column], Any, tuple[int | None, ...]]]
+    """Name, class, dtype and row shape of every column of the fragment that came last."""
+    row: SampleBatch
+    """A row with which theirs can be joined."""
+
+
+def _columns(steps: SampleBatch) -> list[tuple[str, Column]]:
+    return [(name, steps.column(name)) for name in steps.column_names]

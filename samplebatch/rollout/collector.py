@@ -1,0 +1,414 @@
+"""Collector: lets a policy act in Gymnasium environments, and keeps every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.env.gymnasium import as_environments
+from samplebatch.env.infos import Infos, Rows, batch_of
+from samplebatch.env.spaces import Leaf
+from samplebatch.errors import EnvironmentSpecError
+from samplebatch.policy import state as policy_state
+from samplebatch.policy.choices import ActionMap, Choice, Chooser
+from samplebatch.rollout.collect_statistics import CollectStats
+from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.hooks import EpisodeHook
+from samplebatch.rollout.postprocessing import Hook, postprocess
+from samplebatch.rollout.recorder import Recorder, StepHook
+
+_MOST_TURNS = 256
+_MOST_NBYTES = 1 << 25
+"""Steps of all environments, and bytes of observations, after which these are taken down at the latest."""
+
+_count = np.count_nonzero
+
+
+class Collector:
+    """Let a policy act in one environment or many, and keep every step, in a buffer or as a batch.
+
+    A policy always decides for all environments, row i for environment i. The steps that Gymnasium's vector
+    environments spend on resetting are left out, and what an episode's last step led to is always its last observation.
+
+    Without a buffer, `collect` returns a batch of the steps, those of an environment together and in order of time. Its
+    columns are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
+
+    - `eps_id`: the episode, 63 random bits, unlike every other process's and every earlier run's, whatever the seed;
+    - `env_id`: the environment, counted from 0; `agent_index`: 0;
+    - `t`: steps since the episode began; `unroll_id`: the call of `collect`;
+    - `policy`: what the policy returned under that name; `action_logp`, `action_prob`, `action_dist_inputs` and
+      `vf_preds` if it returned them; `state_in_0`, ... the state that it was given.
+
+    An episode goes on in the next call if it has not ended.
+
+    Parameters
+    ----------
+    policy
+        Anything that `as_policy` takes: a callable on batches or observations, a torch module, an action space. If it
+        has methods `map_action` or `add_exploration_noise`, they are used, as Tianshou's are.
+    env
+        A Gymnasium environment, or vector environment in any autoreset mode.
+    buffer
+        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each.
+    exploration_noise
+        Whether to let the policy's `add_exploration_noise` change the actions; or a function of actions and batch that
+        does.
+    on_episode_done_hook
+        Called on the steps of every episode that ended, under Tianshou's names; what it returns, arrays with a row a
+        step by name, is kept with the steps. (See `EpisodeHook`.)
+    on_step_hook
+        Called on what was decided and on the transitions, to which it may add columns. (See `StepHook`.)
+    hooks
+        Applied to the trajectories of every batch, as `postprocess` does it; only without a buffer.
+    map_action
+        How actions become what the environments take: `"clip"` to the bounds of the space, `"scale"` from [-1, 1] to
+        them, or a function. By default what the policy's `map_action` does, if it has one. Kept are the actions before.
+    seed
+        Seed of the environments, the first time they are reset, and of random actions. With the same seed and a policy
+        that draws nothing itself, the data are the same, `eps_id` aside.
+    first_unroll_id
+        The `unroll_id` of the first call; those after it count on.
+
+    Attributes
+    ----------
+    policy, env, buffer
+        As given.
+    num_envs
+        How many environments there are.
+    collect_step, collect_episode, collect_time
+        Steps, episodes that ended, and seconds, since the last `reset_stat`.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If `env` is no Gymnasium environment.
+    PolicySpecError
+        If the policy cannot be asked for actions.
+    ValueError
+        If the buffer has not a ring for each environment, or there are both a buffer and `hooks`.
+
+    Examples
+    --------
+    >>> import gymnasium
+    >>> env = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+    >>> collector = Collector(lambda obs: (obs[:, 2] > 0).astype(int), env, seed=1)
+    >>> stats = collector.collect(n_episode=6)
+    >>> stats.n_collected_episodes, stats.batch["new_obs"].shape == (stats.lens.sum(), 4)
+    (6, True)
+    >>> collector.close()
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        env: Any,
+        buffer: Any = None,
+        *,
+        exploration_noise: bool | Callable[[Any, Batch], Any] = False,
+        on_episode_done_hook: EpisodeHook | None = None,
+        on_step_hook: StepHook | None = None,
+        hooks: Sequence[Hook] = (),
+        map_action: ActionMap | None = None,
+        seed: int | np.random.SeedSequence | None = None,
+        first_unroll_id: int = 0,
+    ) -> None:
+        self._environments = environments = as_environments(env)
+        self.policy, self.env, self.buffer = policy, env, buffer
+        self.num_envs = environments.num_envs
+        check_buffer(buffer, self.num_envs)
+        if buffer is not None and hooks:
+            raise ValueError("hooks must be for batches, and with a buffer there are none; work out columns of samples")
+        self._hooks = tuple(hooks)
+        seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        env_seeds, action_seeds = seeds.spawn(2)
+        self._seeds: Sequence[int] | None = env_seeds.generate_state(self.num_envs).tolist()
+        self._chooser = Chooser(
+            policy,
+            environments.observations,
+            environments.actions,
+            environments.action_space,
+            exploration_noise=exploration_noise,
+            map_action=map_action,
+            seed=action_seeds,
+            hidden=None if buffer is None else "policy.hidden_state",
+        )
+        self._recorder = Recorder(
+            self.num_envs,
+            environments.observations,
+            environments.actions,
+            buffer,
+            on_step=on_step_hook,
+            on_episode=on_episode_done_hook,
+        )
+        self._env_ids = np.arange(self.num_envs)
+        self._obs: Sequence[Leaf] | None = None
+        self._infos: Infos = {}
+        self._state: Any = None
+        self._unroll_id = first_unroll_id
+        self._closed = False
+        self.reset_stat()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the environments."""
+        if not self._closed:
+            self._closed = True
+            self._environments.close()
+
+    # Starting anew
+
+    def reset(
+        self,
+        reset_buffer: bool = True,
+        reset_stats: bool = True,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[Any, Infos]:
+        """Reset the environments and, unless told otherwise, the buffer and the counts; return what `reset_env` does.
+
+        Parameters
+        ----------
+        reset_buffer
+            Whether to empty the buffer.
+        reset_stats
+            Whether to start counting anew.
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`.
+        """
+        returned = self.reset_env(gym_reset_kwargs)
+        if reset_buffer:
+            self.reset_buffer()
+        if reset_stats:
+            self.reset_stat()
+        return returned
+
+    def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
+        """Start an episode in every environment, and return the observations and what was said with them.
+
+        Episodes that were under way are cut off: in a buffer, their last steps become truncated.
+
+        Parameters
+        ----------
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`, such as `seed` or `options`. Where an environment resets itself
+            after an episode, they are not used again.
+        """
+        if self._closed:
+            raise EnvironmentSpecError("the environments must be open to be reset, and the collector has been closed")
+        self._recorder.begin()
+        self._obs, self._infos = self._environments.reset(seeds=self._seeds, **(gym_reset_kwargs or {}))
+        # Later resets go on with the environments' generators: no two episodes shall be alike.
+        self._seeds = None
+        self._state = None
+        return self._environments.observations.nest(self._obs), self._infos
+
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer, if there is one."""
+        if self.buffer is not None:
+            self.buffer.reset(keep_statistics=keep_statistics)
+
+    def reset_stat(self) -> None:
+        """Start counting steps, episodes and time anew."""
+        self.collect_step = self.collect_episode = 0
+        self.collect_time = 0.0
+
+    # Collecting
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        random: bool = False,
+        render: float | None = None,
+        reset_before_collect: bool = False,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> CollectStats:
+        """Collect at least so many steps, or exactly so many episodes.
+
+        With `n_step`, all environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.
+
+        With `n_episode`, an environment goes on after an episode as long as fewer episodes than wanted have been begun,
+        so that every one that is begun is kept, whatever its length. Environments with nothing left to do are stepped
+        on, because Gymnasium's vector environments only step together, but what they do is dropped; all environments
+        are reset before the next call then. Episodes that earlier calls have begun are among those counted.
+
+        Parameters
+        ----------
+        n_step, n_episode
+            How much; one of the two.
+        random
+            Whether to act at random, instead of as the policy says.
+        render
+            Seconds to wait after each step, once `env.render()` has been called.
+        reset_before_collect
+            Whether to reset the environments first, without emptying the buffer. The first call always does.
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`, for that.
+
+        Raises
+        ------
+        ValueError
+            If not exactly one of `n_step` and `n_episode` is positive.
+        EnvironmentSpecError
+            If the collector has been closed.
+        PolicySpecError
+            If the policy gives no actions that fit.
+        """
+        check_amounts(n_step, n_episode)
+        began = time.perf_counter()
+        if reset_before_collect or self._obs is None:
+            self.reset_env(gym_reset_kwargs)
+        elif self._closed:
+            raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
+        try:
+            if n_step:
+                self._collect_steps(n_step, random=random, render=render)
+            else:
+                self._collect_episodes(n_episode or 0, random=random, render=render)
+        except BaseException:
+            # Nobody knows how far the environments got.
+            self._obs = None
+            raise
+        steps_kept = self._recorder.steps.kept
+        batch, returns, lens = self._recorder.take(self._unroll_id)
+        if batch is not None and self._hooks:
+            batch = postprocess(batch, self._hooks)
+        self._unroll_id += 1
+        stats = CollectStats.of(
+            steps=steps_kept, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
+        )
+        self.collect_step += stats.n_collected_steps
+        self.collect_episode += stats.n_collected_episodes
+        self.collect_time += stats.collect_time
+        return stats
+
+    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
+        steps = self._recorder.steps
+        if self.buffer is None:
+            steps.reserve(wanted + 2 * self.num_envs)
+        while steps.kept < wanted:
+            self._go_on(-((steps.kept - wanted) // self.num_envs), None, random=random, render=render)
+
+    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
+        quota = EpisodeQuota(self.num_envs, wanted)
+        while quota.left:
+            self._go_on(_MOST_TURNS, quota, random=random, render=render)
+        if self.num_envs > 1:
+            # They are in the middle of episodes that do not count.
+            self._obs = None
+
+    def _go_on(self, turns: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
+        """Step all environments, at most so many times and as long as there are episodes to finish."""
+        obs_nbytes = sum([leaf.nbytes for leaf in self._obs or ()])
+        turns = min(turns, _MOST_TURNS, _MOST_NBYTES // (2 * obs_nbytes + 1))
+        # A state may have to begin anew after any step.
+        if turns < 2 or render is not None or self._state is not None or self._recorder.looks_at_each_step:
+            self._step(self._choose(random=random), quota, render=render)
+        else:
+            self._run(turns, quota, random=random)
+
+    def _run(self, turns: int, quota: EpisodeQuota | None, *, random: bool) -> None:
+        """Step all environments, at most so many times, before anything is taken down; until a state is carried."""
+        choose, advance, following = self._choose, self._environments.advance, self._environments.next
+        columns, steps = [], []
+        choice = None
+        ended, enough = 0, 0 if quota is None else quota.left
+        try:
+            for _ in range(turns):
+                choice = choose(random=random)
+                if choice.state is not None:
+                    break
+                step = advance(choice.actions)
+                columns.append(choice.columns)
+                steps.append(step)
+                self._obs, self._infos = following(step)
+                if quota is not None and (_count(step[2]) or _count(step[3])):
+                    ended += int(_count((step[2] | step[3]) & quota.running))
+                    if ended >= enough:
+                        break
+        finally:
+            # What was done is taken down, even if the policy or an environment has failed by now.
+            if steps:
+                outcomes = self._environments.settle(steps)
+                beyond = None if quota is None else quota.spend(outcomes.ends())
+                self._recorder.extend(columns, outcomes, joined(outcomes.void, beyond))
+        if choice is not None and choice.state is not None:
+            self._step(choice, quota, render=None)
+
+    def _step(self, choice: Choice, quota: EpisodeQuota | None, *, render: float | None) -> None:
+        """Step all environments once, and take down what they did."""
+        step = self._environments.step(choice.actions)
+        beyond = None
+        if quota is not None:
+            ends = np.zeros((1, self.num_envs), np.bool_)
+            if step.ended is not None:
+                ends[0, step.ended] = True
+            beyond = quota.spend(ends)
+        self._recorder.record(choice, step[:5], None, joined(step.void, beyond))
+        self._obs, self._infos, state = step.obs, step.obs_infos, choice.state
+        if state is not None:
+            begun = step.void if self._environments.resets_later else step.ended
+            state = state if begun is None else policy_state.begun_anew(state, begun)
+        self._state = state
+        if render is not None:
+            self.env.render()
+            if render > 0:
+                time.sleep(render)
+
+    def _choose(self, *, random: bool) -> Choice:
+        obs, chooser = self._obs or (), self._chooser
+        if random:
+            return chooser.draw(obs, self.num_envs)
+        info = None
+        if chooser.takes_batch:
+            info = node(Batch, {}) if not self._infos else batch_of(self._infos)
+            info.__dict__["env_id"] = self._env_ids
+        return chooser.choose(obs, info, self._state, self.num_envs)
+
+
+def joined(rows: Rows | None, others: Rows | None) -> Rows | None:
+    """Join rows of two kinds, ascending; None stands for none."""
+    if rows is None or others is None:
+        return others if rows is None else rows
+    return np.union1d(rows, others)
+
+
+def check_amounts(n_step: int | None, n_episode: int | None) -> None:
+    """Refuse anything but exactly one positive amount.
+
+    Raises
+    ------
+    ValueError
+        If none is positive, or both are, or one is negative.
+    """
+    if (n_step or 0) < 0 or (n_episode or 0) < 0 or bool(n_step) == bool(n_episode):
+        raise ValueError(
+            f"exactly one of n_step and n_episode must be positive, got n_step={n_step} and n_episode={n_episode}"
+        )
+
+
+def check_buffer(buffer: Any, num_envs: int) -> None:
+    """Refuse a buffer that has not a ring for each environment.
+
+    Raises
+    ------
+    ValueError
+        If it has fewer; a plain buffer has one.
+    """
+    if buffer is None:
+        return
+    rings = getattr(buffer, "buffer_num", 1)
+    if rings < num_envs:
+        raise ValueError(
+            f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
+            f"use a VectorReplayBuffer with buffer_num={num_envs}"
+        )

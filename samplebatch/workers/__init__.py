@@ -1,0 +1,1 @@
+"""Processes that collect with a policy and send fragments of the steps."""

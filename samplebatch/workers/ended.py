@@ -1,0 +1,23 @@
+"""Ended: how a rollout worker came to an end before its work was done."""
+
+from __future__ import annotations
+
+
+class Ended(Exception):
+    """A worker has failed, died or been found hanging; everything that it sent has been received.
+
+    Attributes
+    ----------
+    how
+        How it ended.
+    why
+        Its reason, if it gave one.
+    details
+        More of that, such as a traceback.
+    """
+
+    def __init__(self, how: str, why: str = "", details: str = "") -> None:
+        super().__init__(how)
+        self.how = how
+        self.why = why
+        self.details = details

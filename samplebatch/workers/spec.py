@@ -1,0 +1,80 @@
+"""Plan: what one rollout worker is to do, and how the work of a run is shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from samplebatch.batch.multi_agent_builder import PolicyMapping
+from samplebatch.env.registry import Environment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one worker is to do.
+
+    Attributes
+    ----------
+    index
+        Which of the workers it is, counted from 0.
+    environment
+        What it steps.
+    policy
+        Makes the policy, or the policies by their ids.
+    envs
+        How many environments it steps, whose ids begin at `index * envs`.
+    env_steps, episodes
+        How many it is to make; neither: as many as it can.
+    fragment_length
+        Environment steps in a fragment.
+    policy_mapping, hooks
+        As given to `RolloutWorkers`.
+    seed
+        The seed of the run, or, where the worker takes the place of another, one derived from it.
+    first_unroll_id
+        The `unroll_id` of its first fragment.
+    """
+
+    index: int
+    environment: Environment
+    policy: Callable[[], Any]
+    envs: int
+    env_steps: int | None
+    episodes: int | None
+    fragment_length: int
+    policy_mapping: PolicyMapping | None
+    hooks: Sequence[Any]
+    seed: np.random.SeedSequence
+    first_unroll_id: int
+
+    @property
+    def env_ids(self) -> range:
+        """The `env_id` of each of its environments, as long as these are no vector environments of their own."""
+        return range(self.index * self.envs, (self.index + 1) * self.envs)
+
+
+def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
+    """Share a number out to the environments, as many to each, give or take one, and count what each worker gets.
+
+    The first environments get one more. So each environment gets the same, whoever steps it.
+
+    >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
+    ([6, 4], [3, 3, 2, 2], [None, None])
+    """
+    if total is None:
+        return [None] * workers
+    least, more = divmod(total, workers * envs)
+    return [least * envs + min(max(more - index * envs, 0), envs) for index in range(workers)]
+
+
+def seeds_at(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequence:
+    """Return the seeds of a place, whatever else was spawned before.
+
+    >>> root = np.random.SeedSequence(5)
+    >>> seeds_at(root, 1).generate_state(1) == root.spawn(2)[1].generate_state(1)
+    array([ True])
+    """
+    return np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *place), pool_size=seeds.pool_size)

@@ -1,0 +1,200 @@
+"""Supervision: what the parent knows of a worker's process, and how it receives from it."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Iterator
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import cast
+
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.env.exit_status import how_it_ended
+from samplebatch.errors import (
+    ChannelTimeoutError,
+    EndOfStreamError,
+    EnvironmentSpecError,
+    SampleBatchError,
+    WorkerError,
+)
+from samplebatch.transport.channel import channel
+from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.end import HEADER_NBYTES
+from samplebatch.transport.subscription import Subscription
+from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerBoard
+from samplebatch.workers.ended import Ended
+from samplebatch.workers.spec import Plan
+from samplebatch.workers.worker import work
+
+GRACE_S = 2.0
+"""Seconds that workers have to close their environments when they are stopped."""
+_START_S = 60.0
+"""Seconds that a process has in any case to start, import what it needs and make its environments."""
+
+
+class WorkerProcess:
+    """A worker's process, and the consumer of its channel.
+
+    Attributes
+    ----------
+    plan
+        What the worker is to do.
+    env_steps, episodes, fragments
+        Environment steps, episodes that ended, and fragments that were received from it.
+    finished
+        Whether it has sent all that it was to send.
+    """
+
+    def __init__(
+        self, plan: Plan, context: BaseContext, board: WorkerBoard, subscription: Subscription, capacity_bytes: int
+    ) -> None:
+        self.plan = plan
+        self.env_steps = self.episodes = self.fragments = 0
+        self.finished = False
+        board.clear(plan.index)
+        self._line = board.line(plan.index)
+        producer, self._consumer = channel(capacity_bytes, allow_pickle=True)
+        self._process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=work,
+            args=(producer, subscription, board.region, plan),
+            name=f"rollout-worker-{plan.index}",
+        )
+        try:
+            self._process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self._consumer.close()
+            raise EnvironmentSpecError(
+                "environment, policy_mapping and hooks go to other processes, and must be names or importable "
+                f"functions: {error}"
+            ) from error
+        finally:
+            producer.close()
+        self.pid = self._process.pid or 0
+        self._progress = (0, 0)
+        self._heard_at = time.monotonic()
+        self._hang: Ended | None = None
+
+    @property
+    def waits_on(self) -> list[int]:
+        """Descriptors of which one is readable when there is something to receive."""
+        return [self._consumer.fileno(), self._process.sentinel]
+
+    @property
+    def made(self) -> int:
+        """Environment steps that the worker has made."""
+        return int(self._line[MADE])
+
+    @property
+    def sent_steps(self) -> int:
+        """Environment steps in the fragments that it has sent."""
+        # It may have been killed before it counted what it had just sent.
+        return max(int(self._line[SENT]), self.env_steps)
+
+    @property
+    def waiting(self) -> int:
+        """Fragments that were sent and not received yet."""
+        return max(0, int(self._line[FRAGMENTS]) - self.fragments)
+
+    def receive(self, timeout_s: float = 0.0) -> SampleBatch | MultiAgentBatch | None:
+        """Receive the next fragment; None if there is none.
+
+        It lies where the worker wrote it as long as that leaves room for the next fragments, and is copied otherwise.
+
+        Raises
+        ------
+        Ended
+            If there will be no other, and the worker has not done all that it was to do.
+        """
+        was_alive = self._process.is_alive()
+        try:
+            fragment = cast("SampleBatch | MultiAgentBatch", self._consumer.recv(timeout_s))
+        except ChannelTimeoutError:
+            if was_alive:
+                return None
+            self._close()
+        except EndOfStreamError:
+            self._close()
+        except WorkerError as error:
+            raise Ended("failed", str(error), "\n".join(getattr(error, "__notes__", ()))) from None
+        except SampleBatchError as error:
+            self._close(str(error))
+        else:
+            self.fragments += 1
+            self._heard_at = time.monotonic()
+            if not _leaves_room(self._consumer):
+                fragment = fragment.copy()
+            return fragment
+        return None
+
+    def _close(self, why: str = "") -> None:
+        """Find out how the worker came to its end.
+
+        Raises
+        ------
+        Ended
+            If not by having done all that it was to do.
+        """
+        if self._line[DONE]:
+            self.finished = True
+            return
+        if self._hang is not None:
+            raise self._hang
+        self._process.join(GRACE_S)
+        raise Ended(how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
+
+    def check_stall(self, stall_timeout_s: float) -> None:
+        """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
+        progress, now = (int(self._line[READY]), self.made), time.monotonic()
+        if not progress[0]:
+            stall_timeout_s = max(stall_timeout_s, _START_S)
+        if progress != self._progress:
+            self._progress, self._heard_at = progress, now
+        elif now - self._heard_at > stall_timeout_s and self._hang is None and not self._consumer.poll():
+            self._hang = Ended(f"hangs (it made no step for {stall_timeout_s:g} s)")
+            self._process.kill()
+
+    def pardon(self, seconds: float) -> None:
+        """Do not count the time for which nobody wanted anything from the worker."""
+        self._heard_at += seconds
+
+    def terminate(self) -> None:
+        """Ask the worker to end."""
+        self._process.terminate()
+
+    def drain(self, deadline: float) -> Iterator[SampleBatch | MultiAgentBatch]:
+        """Receive what a worker that is being stopped has still sent; kill it if it has not ended by the deadline."""
+        with contextlib.suppress(Ended):
+            while not self.finished:
+                fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
+                if fragment is not None:
+                    yield fragment
+                elif time.monotonic() > deadline:
+                    self._process.kill()
+
+    def end(self) -> None:
+        """End the process, whatever it is doing, and close the channel; fragments that were received stay."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._consumer.close()
+
+
+def _leaves_room(consumer: Consumer) -> bool:
+    """Tell whether half of the arena is free in one piece beside what was handed out.
+
+    No fragment takes more than that: so whoever keeps fragments never keeps a worker from sending the next.
+    """
+    start = int(consumer._memory.ctypes.data) + HEADER_NBYTES
+    stop = start + consumer.capacity_bytes
+    half = consumer.capacity_bytes // 2
+    leases = [lease for lease in [tie() for tie in list(consumer._lent.values())] if lease is not None]
+    spans = sorted((int(lease.ctypes.data), lease.nbytes) for lease in leases)
+    free_from = start
+    for address, nbytes in spans:
+        if address - free_from >= half:
+            return True
+        free_from = address + nbytes
+    return stop - free_from >= half

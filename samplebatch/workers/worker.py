@@ -1,0 +1,96 @@
+"""What runs in a worker's process: collect, and send."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+
+from samplebatch.errors import ChannelClosedError, PeerDiedError, SampleBatchError
+from samplebatch.transport.producer import Producer
+from samplebatch.transport.region import Region
+from samplebatch.transport.subscription import Subscription
+from samplebatch.workers.counters import DONE, MADE, READY, WorkerBoard
+from samplebatch.workers.fragment_sender import FragmentSender
+from samplebatch.workers.spec import Plan, seeds_at
+from samplebatch.workers.task import Task, task_of
+
+_DRAWS = 3
+"""Place of the seed of what draws from the generators that a process has by itself."""
+
+
+def work(producer: Producer, subscription: Subscription, region: Region, plan: Plan) -> None:
+    """Do the work of one worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _quit)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    line = WorkerBoard(region).line(plan.index)
+    tasks: list[Task] = []
+    try:
+        with producer:
+            try:
+                _send_all(producer, subscription, line, plan, tasks)
+                line[DONE] = 1
+            except (ChannelClosedError, PeerDiedError):
+                # There is nobody to send anything to.
+                return
+            except Exception as error:
+                reason = str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
+                with contextlib.suppress(SampleBatchError):
+                    producer.fail(reason, traceback.format_exc())
+    finally:
+        for task in tasks:
+            with contextlib.suppress(Exception):
+                task.close()
+
+
+def _send_all(producer: Producer, subscription: Subscription, line: Any, plan: Plan, tasks: list[Task]) -> None:
+    def made(steps: int) -> None:
+        line[MADE] += steps
+
+    _seed(seeds_at(plan.seed, _DRAWS, plan.index))
+    task = task_of(plan, made)
+    tasks.append(task)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # There is a process for each core already.
+        torch.set_num_threads(1)
+        _seed(seeds_at(plan.seed, _DRAWS, plan.index))
+    sender = FragmentSender(producer, line)
+    line[READY] = 1
+    while True:
+        task.refresh(subscription)
+        fragment = task.next(sender.reserve)
+        if fragment is None:
+            return
+        sender.send(*fragment)
+
+
+def _seed(seeds: np.random.SeedSequence) -> None:
+    """Seed what draws from generators of the process, such as torch's distributions: else all workers draw the same."""
+    words = seeds.generate_state(3).tolist()
+    random.seed(words[0])
+    np.random.seed(words[1])
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(words[2])
+
+
+def _quit(*_: Any) -> None:
+    sys.exit(0)
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

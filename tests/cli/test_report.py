@@ -1,0 +1,136 @@
+"""Pictures and pages are files that others can read, and say what is in the batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import arena
+import numpy as np
+import pytest
+
+from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.cli.report import check_picture, draw_episodes, episodes_as_svg, write_html_report
+from samplebatch.errors import FormatError, MissingExtraError
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
+
+STEPS = SampleBatch(
+    eps_id=[7, 7, 8, 9], t=[0, 1, 0, 0], agent_index=[0] * 4, rewards=[1.0, 2.0, 9.0, 1.0], dones=[0, 1, 1, 0]
+)
+
+
+class Page(HTMLParser):
+    """Collects the tags and the text of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_ending_says_the_format(ending: str, begins: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"episodes.{ending}"
+    draw_episodes(STEPS, path)
+    assert path.read_bytes().startswith(begins)
+
+
+def test_a_policy_has_a_row_in_the_picture() -> None:
+    pytest.importorskip("matplotlib")
+    from samplebatch.cli import report as pictures
+    from samplebatch.rollout.statistics import episode_statistics
+
+    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(20)
+    statistics = episode_statistics(batch)
+    assert statistics is not None
+    figure = pictures._figure(statistics)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [title for title in titles if "return" in title] == [
+        f"{policy}: return of each episode" for policy in statistics.policies
+    ]
+    drawn = figure.axes[0].lines[0].get_ydata()
+    assert np.array_equal(drawn, next(iter(statistics.policies.values())).returns)
+    assert figure.get_suptitle() == "2 episodes ended, 1 did not"
+
+
+def test_the_line_is_the_mean_of_the_last_episodes() -> None:
+    pytest.importorskip("matplotlib")
+    from samplebatch.cli import report as pictures
+
+    values = np.random.default_rng(3).standard_normal(50)
+    expected = [values[i : i + 20].mean() for i in range(31)]
+    assert np.allclose(pictures._running_mean(values), expected)
+    assert np.allclose(pictures._running_mean(values[:5]), [values[:5].mean()])
+
+
+def test_batches_without_an_ended_episode_have_a_picture_that_says_so() -> None:
+    unfinished = STEPS.slice(3, 4)
+    assert Page(episodes_as_svg(unfinished)).text.count("no episode ended") == 2
+    assert "0 episodes ended, 0 did not" in Page(episodes_as_svg(MultiAgentBatch({}, 0))).text
+
+
+def test_rewards_of_several_parts_have_a_line_each(tmp_path: Path) -> None:
+    parts = SampleBatch(eps_id=[1, 1], t=[0, 1], agent_index=[0, 0], rewards=[[1.0, 9.0], [2.0, 8.0]], dones=[0, 1])
+    draw_episodes(parts, tmp_path / "parts.png")
+    assert (tmp_path / "parts.png").stat().st_size > 1000
+
+
+def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"must end in one of .png, .svg.* got 'episodes.txt'"):
+        draw_episodes(STEPS, tmp_path / "episodes.txt")
+    with pytest.raises(FormatError, match="needs the columns 'eps_id'"):
+        draw_episodes(SampleBatch(rewards=[1.0]), tmp_path / "episodes.png")
+    with pytest.raises(FileNotFoundError):
+        check_picture(tmp_path / "nowhere" / "episodes.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'samplebatch\[plot\]'"):
+        draw_episodes(STEPS, tmp_path / "episodes.png")
+
+
+def test_no_window_system_is_loaded(tmp_path: Path) -> None:
+    program = (
+        "import sys; from samplebatch import SampleBatch; from samplebatch.cli.report import draw_episodes\n"
+        "draw_episodes(SampleBatch(eps_id=[1], t=[0], agent_index=[0], rewards=[1.0], dones=[True]), sys.argv[1])\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "one.png")], check=True)
+
+
+def test_the_page_stands_alone_and_names_everything(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(20)
+    write_html_report(batch, path, title="relay <20 steps>")
+    source = path.read_text()
+    page = Page(source)
+    assert page.tags.count("h1") == page.tags.count("svg") == 1
+    assert page.tags.count("table") == 1 + len(batch.policy_batches)
+    assert "relay <20 steps>" in page.text
+    assert "2 episodes ended, 1 did not" in page.text
+    for policy in batch.policy_batches:
+        assert policy in page.text
+        assert any(f"policy {policy}" in text for text in page.text)
+    assert {"obs", "rewards", "eps_id"} <= set(page.text)
+    assert "<script" not in source
+    assert "<link" not in source
+
+
+def test_a_page_of_a_batch_that_tells_no_episodes_has_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_html_report(SampleBatch(rewards=[1.0, 2.0]), path, title="two steps")
+    page = Page(path.read_text())
+    assert "svg" not in page.tags
+    assert "2 steps" in page.text
+    assert "1.5" in page.text

@@ -1,0 +1,216 @@
+"""Every autoreset mode gives the same transitions, with the observations where they belong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import gyms
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
+from samplebatch.env.base import Environments
+from samplebatch.env.gymnasium import as_environments
+from samplebatch.env.infos import batch_of, replaced, rows_of
+from samplebatch.errors import EnvironmentSpecError
+
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+def ladders(kind: type[Any], mode: str, lengths: list[int], **given: Any) -> VectorEnv:
+    makers = [
+        lambda number=number, length=length: kind(number, length, **given) for number, length in enumerate(lengths)
+    ]
+    return SyncVectorEnv(makers, autoreset_mode=mode)
+
+
+def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
+    """Step, and list the transitions that are none but void: (number, episode, step) before and after, and the rest."""
+    obs, infos = environments.reset()
+    found = []
+    said = rows_of(infos, environments.num_envs)
+    for _ in range(steps):
+        before, said_before = obs[0], said
+        step = environments.step([np.zeros(environments.num_envs, int)])
+        rows = rows_of(step.infos, environments.num_envs)
+        for row in range(environments.num_envs):
+            if step.void is None or row not in step.void:
+                over = step.ended is not None and row in step.ended
+                assert over == (step.terminateds[row] or step.truncateds[row])
+                found.append(
+                    (
+                        *before[row].tolist(),
+                        *step.new_obs[0][row].tolist(),
+                        float(step.rewards[row]),
+                        bool(step.terminateds[row]),
+                        bool(step.truncateds[row]),
+                        str(rows[row]),
+                        str(said_before[row]),
+                    )
+                )
+        obs, said = step.obs, rows_of(step.obs_infos, environments.num_envs)
+    return sorted(found)
+
+
+def expected(lengths: list[int], counts: list[int], *, truncates: bool, says: bool) -> list[tuple[Any, ...]]:
+    found = []
+    for number, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        for made in range(count):
+            episode, step = divmod(made, length)
+            over = step + 1 == length
+            info = {"step": step + 1, "name": f"step {step + 1}"} if says else {}
+            before: dict[str, Any] = {"step": step, "name": f"step {step}"} if says else {}
+            if says and not step:
+                before = {"episode_number": episode}
+            after = (number, episode, step + 1, 100.0 * number + step + 1)
+            flags = (over and not truncates, over and truncates)
+            found.append((number, episode, step, *after, *flags, str(info), str(before)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("says", [False, True])
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_transitions_are_the_same_in_every_mode(mode: str, truncates: bool, says: bool) -> None:
+    lengths = [1, 3, 5]
+    environments = as_environments(ladders(gyms.Ladder, mode, lengths, truncates=truncates, says=says))
+    counts = [12] * 3
+    if mode == "NextStep":
+        counts = [12 - 12 // (length + 1) for length in lengths]
+    assert walk(environments, 12) == expected(lengths, counts, truncates=truncates, says=says)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_environments_in_processes(mode: str) -> None:
+    makers = [lambda n=n: gyms.Ladder(n, 2 + n, truncates=True, says=True) for n in range(2)]
+    environments = as_environments(AsyncVectorEnv(makers, autoreset_mode=mode, context="fork"))
+    counts = [6, 6] if mode != "NextStep" else [4, 5]
+    try:
+        assert walk(environments, 6) == expected([2, 3], counts, truncates=True, says=True)
+    finally:
+        environments.close()
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_after_the_end_of_an_episode_is_the_only_one(mode: str, memory: bool) -> None:
+    makers = [lambda n=n: gyms.Ladder(n, 2 + n) for n in range(2)]
+    vector = AsyncVectorEnv(makers, autoreset_mode=mode, shared_memory=memory, context="fork")
+    environments = as_environments(vector)
+    environments.reset()
+    for _ in range(2):
+        step = environments.step([np.zeros(2, int)])
+    assert step.ended is not None
+    obs, _ = environments.reset()
+    assert obs[0][:, 2].tolist() == [0, 0]
+    step = environments.step([np.zeros(2, int)])
+    assert step.void is None
+    assert step.new_obs[0][:, 1:].tolist() == [[obs[0][0, 1], 1], [obs[0][1, 1], 1]]
+    environments.close()
+
+
+def test_what_gymnasium_does_not_read_from_shared_memory_is_refused() -> None:
+    vector = AsyncVectorEnv([lambda: gyms.Nested(0)], context="fork")
+    with pytest.raises(EnvironmentSpecError, match=r"'mouth' is of a Text, .* with shared_memory=False"):
+        as_environments(vector)
+    vector.close()
+
+
+@pytest.mark.parametrize("kind", [gyms.Ladder, gyms.Reusing])
+def test_a_single_environment(kind: type[Any]) -> None:
+    env = kind(0, 3, truncates=True)
+    environments = as_environments(env)
+    assert environments.num_envs == 1
+    assert walk(environments, 8) == expected([3], [8], truncates=True, says=False)
+    environments.close()
+    assert env.closed
+
+
+def test_arrays_are_not_overwritten_by_a_vector_environment_that_reuses_its_own() -> None:
+    makers = [lambda n=n: gyms.Ladder(n, 3) for n in range(2)]
+    environments = as_environments(SyncVectorEnv(makers, copy=False))
+    obs, _ = environments.reset()
+    step = environments.step([np.zeros(2, int)])
+    assert obs[0][:, 2].tolist() == [0, 0]
+    assert step.new_obs[0][:, 2].tolist() == [1, 1]
+
+
+def test_the_mode_is_that_of_the_vector_environment_not_of_its_class() -> None:
+    same, later = (ladders(gyms.Ladder, mode, [1, 1]) for mode in ("SameStep", "NextStep"))
+    assert gyms.Ladder.metadata["autoreset_mode"].value == "NextStep"
+    kinds = [type(as_environments(env)).__name__ for env in (same, later)]
+    assert kinds == ["SameStepEnvironments", "NextStepEnvironments"]
+
+
+def test_wrapped_and_custom_vector_environments() -> None:
+    wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(ladders(gyms.Ladder, "SameStep", [2, 3]))
+    environments = as_environments(wrapped)
+    environments.reset()
+    environments.step([np.zeros(2, int)])
+    step = environments.step([np.zeros(2, int)])
+    assert [sorted(row) for row in rows_of(step.infos, 2)] == [["episode"], []]
+    custom = as_environments(gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point"))
+    obs, _ = custom.reset(seeds=[5, 6, 7])
+    again, _ = custom.reset(seeds=[5, 9, 9])
+    assert obs[0].tolist() == again[0].tolist()
+    held = obs[0].copy()
+    custom.step([np.ones(3, int)])
+    assert (obs[0] == held).all()
+
+
+def test_seeds_reach_every_environment() -> None:
+    env = ladders(gyms.Ladder, "NextStep", [2, 2])
+    environments = as_environments(env)
+    environments.reset(seeds=[3, 4], options={"level": 1})
+    environments.reset(seeds=[3, 4], seed=8)
+    environments.reset()
+    assert [one.resets for one in env.envs] == [  # type: ignore[attr-defined]
+        [(3, {"level": 1}), (8, None), (None, None)],
+        [(4, {"level": 1}), (9, None), (None, None)],
+    ]
+
+
+def test_a_missing_final_observation_is_refused() -> None:
+    class Forgetful(gymnasium.vector.VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            *rest, _ = super().step(actions)
+            return (*rest, {})
+
+    environments = as_environments(Forgetful(ladders(gyms.Ladder, "SameStep", [1, 2])))
+    environments.reset()
+    with pytest.raises(EnvironmentSpecError, match="final_obs"):
+        environments.step([np.zeros(2, int)])
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(EnvironmentSpecError, match="got a list"):
+        as_environments([gyms.Ladder(0)])
+
+
+def test_infos_of_some_rows_are_replaced() -> None:
+    infos = {"x": np.array([1, 2, 3]), "_x": np.array([True, True, False]), "d": {"y": np.array([1.5, 2.5, 0.0])}}
+    others = {"x": np.array([0.5, 0.0, 0.0]), "_x": np.array([True, False, False]), "z": np.array([None, "b", "c"])}
+    merged = replaced(infos, others, np.array([0, 1]), 3)
+    assert rows_of(merged, 3) == [{"x": 0.5, "z": None}, {"z": "b"}, {"d": {"y": 0.0}}]
+    assert rows_of(infos, 3)[0] == {"x": 1, "d": {"y": 1.5}}
+
+
+def test_infos_as_a_batch() -> None:
+    both = np.array([True, True])
+    infos = {
+        "x": np.array([1, 2]),
+        "_x": both,
+        "deep": {"y": np.zeros((2, 3)), "_y": both},
+        "_deep": both,
+        "_odd": both,
+    }
+    made = batch_of(infos)
+    assert made.x.tolist() == [1, 2]
+    assert made.deep.y.shape == (2, 3)
+    assert sorted(made.__dict__) == ["_odd", "deep", "x"]
+    assert batch_of([{"x": 1}, {}]).x.tolist() == [1, 0]
+    assert not batch_of([{}, {}]).__dict__
+    assert rows_of([{"x": 1}], 1) == [{"x": 1}]
+    assert rows_of({}, 2) == [{}, {}]
+    assert rows_of({"v": np.eye(2)}, 2)[1]["v"].tolist() == [0.0, 1.0]

@@ -1,0 +1,262 @@
+"""Whatever can be asked for actions is asked in the way that suits it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from samplebatch import Batch
+from samplebatch.errors import PolicySpecError
+from samplebatch.policy.as_policy import as_policy
+from samplebatch.policy.random import RandomPolicy
+
+OBS = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def batch(obs: Any = OBS) -> Batch:
+    return Batch(obs=obs, info=Batch())
+
+
+def test_a_callable_on_batches_is_called_on_the_batch_and_its_state() -> None:
+    seen = []
+
+    def policy(batch: Batch, state: Any = None) -> Batch:
+        seen.append((batch, state))
+        return Batch(act=[0, 1, 0], state=np.ones((3, 2)), policy=Batch(logp=np.zeros(3)))
+
+    given = batch()
+    decided = as_policy(policy)(given, "before")
+    assert seen == [(given, "before")]
+    assert decided["act"].tolist() == [0, 1, 0]
+    assert decided["state"].shape == (3, 2)
+    assert decided["policy"].logp.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda b: {"act": b.obs[:, 0]},
+        lambda anything: Batch(act=anything.obs[:, 0]),
+        functools.partial(lambda scale, batch: Batch(act=batch.obs[:, 0] * scale), 1),
+        lambda obs: obs[:, 0],
+        lambda observations: {"act": observations[:, 0]},
+        lambda x: list(x[:, 0]),
+        lambda obs: torch.from_numpy(obs)[:, 0],
+    ],
+)
+def test_functions_of_batches_and_of_observations(policy: Any) -> None:
+    assert as_policy(policy)(batch())["act"].tolist() == [0.0, 4.0, 8.0]
+
+
+def test_annotations_say_what_a_function_takes() -> None:
+    def of_tensors(whatever: torch.Tensor) -> torch.Tensor:
+        assert isinstance(whatever, torch.Tensor)
+        return whatever[:, 0].long()
+
+    def of_arrays(whatever: np.ndarray) -> np.ndarray:
+        return whatever[:, 0]
+
+    def of_batches(whatever: Batch) -> Batch:
+        return Batch(act=whatever.obs[:, 0])
+
+    for policy in (of_tensors, of_arrays, of_batches):
+        assert as_policy(policy)(batch())["act"].tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize("state", ["kept", None])
+def test_the_state_goes_in_under_its_name_or_in_second_place(state: Any) -> None:
+    def by_name(obs: Any, *, state: Any) -> Any:
+        return obs[:, 0], state
+
+    def by_place(obs: Any, hidden: Any) -> Any:
+        return obs[:, 0], hidden
+
+    def with_an_option(obs: Any, epsilon: float = 0.5) -> Any:
+        return obs[:, 0] + epsilon
+
+    for policy in (by_name, by_place):
+        decided = as_policy(policy)(batch(), state)
+        assert decided["act"].tolist() == [0, 4, 8]
+        assert decided["state"] is state
+    assert as_policy(with_an_option)(batch(), state)["act"].tolist() == [0.5, 4.5, 8.5]
+
+
+class Net(torch.nn.Module):
+    """Scores that prefer action 1 wherever the second number is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([[0.0, 1.0], [5.0, 0.0], [0, 0], [0, 0]]).double())
+
+    def forward(self, x: Any) -> Any:
+        assert not torch.is_grad_enabled()
+        return x @ self.weight
+
+
+def test_a_module_gets_tensors_of_its_own_dtype_and_its_best_scores_count() -> None:
+    policy = as_policy(Net(), spaces.Discrete(2, start=5))
+    assert policy(batch(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32)))["act"].tolist() == [6, 5]
+
+
+def test_integers_reach_a_module_as_integers() -> None:
+    module = torch.nn.Embedding(6, 2)
+    assert as_policy(module, spaces.Discrete(2))(batch(np.array([0, 5])))["act"].shape == (2,)
+
+
+def test_a_module_may_take_batches_and_states() -> None:
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = torch.nn.GRUCell(4, 6)
+
+        def forward(self, batch: Batch, state: Any = None, **kwargs: Any) -> Batch:
+            hidden = self.cell(torch.from_numpy(batch.obs), state)
+            return Batch(act=hidden.argmax(1) % 2, state=hidden)
+
+    policy = as_policy(Recurrent())
+    first = policy(batch())
+    second = policy(batch(), first["state"])
+    assert not second["state"].requires_grad
+    assert not torch.equal(first["state"], second["state"])
+
+
+def test_a_module_that_returns_scores_and_a_state() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
+            return obs[:, :2], 1 if state is None else state + 1
+
+    decided = as_policy(Net(), spaces.Discrete(2))(batch(), 1)
+    assert decided["act"].tolist() == [1, 1, 1]
+    assert decided["state"] == 2
+
+
+def test_nested_observations_reach_a_module_as_a_batch_of_tensors() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, obs: Batch) -> Any:
+            assert isinstance(obs.camera, torch.Tensor)
+            return obs.camera + obs.arm.angle
+
+    nested = Batch(camera=np.ones((3, 2)), arm=Batch(angle=np.full((3, 2), 2.0)))
+    assert as_policy(Net(), spaces.Box(-1, 1, (2,)))(batch(nested))["act"].tolist() == [[3.0, 3.0]] * 3
+
+
+def test_a_distribution_is_sampled_and_its_log_probability_kept() -> None:
+    class Gaussian(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.distributions.Normal(x[:, :2], 1.0)
+
+    torch.manual_seed(1)
+    decided = as_policy(Gaussian(), spaces.Box(-1, 1, (2,)))(batch())
+    assert decided["act"].shape == (3, 2)
+    assert not np.array_equal(decided["act"], OBS[:, :2])
+    expected = decided["dist"].log_prob(torch.from_numpy(decided["act"])).sum(1)
+    assert torch.allclose(decided["action_logp"], expected)
+
+    categorical = as_policy(lambda obs: torch.distributions.Categorical(logits=torch.zeros(len(obs), 5)))
+    assert categorical(batch())["action_logp"].tolist() == pytest.approx([-np.log(5)] * 3)
+
+
+def test_scores_are_recognised_by_the_space_alone() -> None:
+    scores = np.array([[0.0, 2.0, 1.0]] * 3)
+    assert as_policy(lambda obs: scores, spaces.Discrete(3))(batch())["act"].tolist() == [1, 1, 1]
+    assert as_policy(lambda obs: scores, spaces.Box(-9, 9, (3,)))(batch())["act"] is scores
+    assert as_policy(lambda obs: scores)(batch())["act"] is scores
+    explicit = as_policy(lambda obs: {"act": np.ones(3, int)}, spaces.Discrete(3))
+    assert explicit(batch())["act"].tolist() == [1, 1, 1]
+
+
+def test_a_batch_of_another_library_is_read() -> None:
+    tianshou = pytest.importorskip("tianshou.data")
+    decided = as_policy(lambda b: tianshou.Batch(act=np.arange(3), state=np.zeros((3, 1))))(batch())
+    assert decided["act"].tolist() == [0, 1, 2]
+    assert decided["state"].shape == (3, 1)
+
+
+def test_actions_of_many_parts() -> None:
+    space = spaces.Dict(steer=spaces.Box(-1, 1, (2,)), gears=spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
+
+    def parts(obs: Any) -> dict[str, Any]:
+        return {"steer": torch.zeros(3, 2), "gears": (np.zeros(3, int), [1, 1, 2])}
+
+    act = as_policy(parts, space)(batch())["act"]
+    assert act.steer.shape == (3, 2)
+    assert act.gears["1"].tolist() == [1, 1, 2]
+    same = as_policy(lambda obs: {"act": act}, space)(batch())["act"]
+    assert same == act
+    with pytest.raises(PolicySpecError, match=r"'gears\.0'"):
+        as_policy(lambda obs: {"act": {"steer": np.zeros((3, 2))}}, space)(batch())
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [(lambda obs: None, "got None"), (lambda obs: {"action": obs}, "got 'action'"), (lambda obs: {}, "got nothing")],
+)
+def test_a_policy_without_actions_is_refused(policy: Any, words: str) -> None:
+    with pytest.raises(PolicySpecError, match=words):
+        as_policy(policy)(batch())
+
+
+def test_what_is_no_policy_is_refused() -> None:
+    with pytest.raises(PolicySpecError, match="got a str"):
+        as_policy("random")
+
+
+def test_an_error_inside_a_policy_says_what_it_was_called_on() -> None:
+    with pytest.raises(AttributeError) as caught:
+        as_policy(lambda obs: obs.obs)(batch())
+    assert "called on observations: its first parameter is 'obs'" in caught.value.__notes__[0]
+    with pytest.raises(PolicySpecError) as refused:
+        as_policy(lambda array: array + 1)(batch())
+    assert "called on a Batch: its first parameter is 'array'" in refused.value.__notes__[0]
+
+
+SPACES = [
+    spaces.Discrete(4, start=-2),
+    spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    spaces.MultiBinary((2, 3)),
+    spaces.Box(np.array([-1.0, 5.0]), np.array([1.0, 6.0]), dtype=np.float64),
+    spaces.Box(np.array([-1.0, -np.inf, 3.0, -np.inf]), np.array([1.0, np.inf, np.inf, -3.0]), dtype=np.float64),
+    spaces.Box(250, 255, (3,), np.uint8),
+    spaces.Text(5),
+    spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Box(0, 1, (2,)), spaces.Discrete(3)])),
+]
+
+
+def unbatched(actions: Any, row: int) -> Any:
+    """Return one row as the space has it."""
+    if isinstance(actions, Batch):
+        parts = {name: unbatched(part, row) for name, part in Batch.items(actions)}
+        return tuple(parts.values()) if "0" in parts else parts
+    return actions[row]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_random_actions_lie_in_the_space_and_depend_on_the_seed_alone(space: Any) -> None:
+    before = space.np_random.bit_generator.state
+    drawn = RandomPolicy(space, seed=1)(batch(np.zeros((200, 2)))).act
+    for row in range(200):
+        assert space.contains(unbatched(drawn, row))
+    again = RandomPolicy(space, seed=1).sample(200)
+    other = RandomPolicy(space, seed=2).sample(200)
+    assert str(unbatched(drawn, slice(None))) == str(unbatched(again, slice(None)))
+    assert str(unbatched(drawn, slice(None))) != str(unbatched(other, slice(None)))
+    assert space.np_random.bit_generator.state == before
+
+
+def test_random_actions_are_spread_evenly() -> None:
+    drawn = RandomPolicy(spaces.Discrete(4, start=-2), seed=0).sample(8000)
+    assert np.allclose(np.unique(drawn, return_counts=True)[1] / 8000, 0.25, atol=0.02)
+    box = RandomPolicy(spaces.Box(-2.0, 6.0, (1,)), seed=0).sample(8000)
+    assert abs(box.mean() - 2.0) < 0.1
+    assert box.min() < -1.9
+    assert box.max() > 5.9
+
+
+def test_random_actions_follow_nested_observations() -> None:
+    nested = batch(Batch(a=Batch(b=np.zeros((7, 2)))))
+    assert as_policy(spaces.Discrete(2), seed=0)(nested)["act"].shape == (7,)

@@ -1,0 +1,59 @@
+"""Policies out of files, and what is said of files that hold none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samplebatch.errors import PolicySpecError, UntrustedPickleError
+from samplebatch.policy.file import load_policy
+
+
+def test_an_exported_program_is_loaded_only_if_that_is_allowed(tmp_path: Path) -> None:
+    import torch
+
+    linear, path = torch.nn.Linear(4, 2), tmp_path / "policy.pt2"
+    rows = torch.export.Dim.AUTO
+    torch.export.save(torch.export.export(linear, (torch.zeros(3, 4),), dynamic_shapes=({0: rows},)), path)
+    obs = torch.ones(5, 4)
+    with pytest.raises(UntrustedPickleError, match="exported program"):
+        load_policy(path)
+    assert torch.equal(load_policy(path, allow_pickle=True)(obs), linear(obs))
+
+
+def test_releases_of_torch_that_run_code_for_weights_alone_are_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    torch.save({}, tmp_path / "policy.pt")
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.5.1"))
+    with pytest.raises(UntrustedPickleError, match=r"by torch 2\.5\.1"):
+        load_policy(tmp_path / "policy.pt")
+
+
+def test_a_pickled_module_is_loaded_only_if_that_is_allowed(tmp_path: Path) -> None:
+    import torch
+
+    linear, path = torch.nn.Linear(4, 2), tmp_path / "policy.pt"
+    torch.save(linear, path)
+    with pytest.raises(UntrustedPickleError, match="pickled module"):
+        load_policy(path)
+    assert torch.equal(load_policy(path, allow_pickle=True).weight, linear.weight)
+
+
+def test_files_that_hold_no_policy_are_refused(tmp_path: Path) -> None:
+    import torch
+
+    weights, text, program = (tmp_path / name for name in ("weights.pt", "text.pt", "text.pt2"))
+    torch.save(torch.nn.Linear(4, 2).state_dict(), weights)
+    text.write_text("hello")
+    program.write_text("hello")
+    with pytest.raises(PolicySpecError, match="holds a OrderedDict; where it holds weights, name a 'module:function'"):
+        load_policy(weights)
+    for path in (text, program):
+        with pytest.raises((PolicySpecError, UntrustedPickleError), match="text"):
+            load_policy(path)
+        with pytest.raises(PolicySpecError, match="cannot be loaded"):
+            load_policy(path, allow_pickle=True)

@@ -1,0 +1,62 @@
+"""Fragments that a worker's task makes, sent through a channel or not, and what must be the same in both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplebatch import channel, concat_samples
+from samplebatch.rollout.postprocessing import Hook
+from samplebatch.workers.counters import FRAGMENTS, SENT
+from samplebatch.workers.fragment_sender import FragmentSender
+from samplebatch.workers.spec import Plan
+from samplebatch.workers.task import task_of
+
+
+def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tuple[Hook, ...] = ()) -> Plan:
+    return Plan(0, environment, lambda: policy, envs, None, None, 60, None, hooks, np.random.SeedSequence(1), 0)
+
+
+def sent(of: Plan, fragments: int, capacity_bytes: int = 1 << 20) -> tuple[list[Any], FragmentSender]:
+    """Send fragments through a channel, and return copies of what arrives."""
+    line = np.zeros(8, np.int64)
+    producer, consumer = channel(capacity_bytes, allow_pickle=True)
+    arrived: list[Any] = []
+    with producer, consumer:
+        task, sender = task_of(of, lambda _: None), FragmentSender(producer, line)
+        for _ in range(fragments):
+            made = task.next(sender.reserve)
+            assert made is not None
+            sender.send(*made)
+            del made
+            while consumer.poll():
+                fragment = consumer.recv()
+                arrived.append(fragment.copy())
+                del fragment
+        task.close()
+    assert line[SENT] == sum(fragment.env_steps() for fragment in arrived)
+    assert line[FRAGMENTS] == fragments
+    return arrived, sender
+
+
+def made(of: Plan, fragments: int) -> list[Any]:
+    """Make the same fragments without slots."""
+    task = task_of(of, lambda _: None)
+    found = [task.next(None) for _ in range(fragments)]
+    task.close()
+    return [fragment.batch for fragment in found if fragment is not None]
+
+
+def check_same(some: list[Any], others: list[Any]) -> None:
+    one, other = (concat_samples(part).as_multi_agent().policy_batches for part in (some, others))
+    assert list(one) == list(other)
+    for policy, steps in one.items():
+        assert steps.column_names == other[policy].column_names
+        for name in steps.column_names:
+            if name != "eps_id":
+                assert steps.column(name).dtype == other[policy].column(name).dtype
+                assert steps[name].tolist() == other[policy][name].tolist(), name
+        # Ids differ between runs, episodes do not.
+        for ids in (steps["eps_id"], other[policy]["eps_id"]):
+            assert len(np.unique(ids)) == len(np.unique(steps["eps_id"]))

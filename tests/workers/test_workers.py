@@ -1,0 +1,552 @@
+"""Workers are real processes here, and die real deaths."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import actors
+import arena
+import numpy as np
+import pytest
+
+from samplebatch import MultiAgentBatch, concat_samples
+from samplebatch.errors import EnvironmentSpecError, PolicySpecError, WorkerError
+from samplebatch.rollout.advantages import GAE
+from samplebatch.rollout.aggregator import Aggregator
+from samplebatch.rollout.postprocessing import postprocess
+from samplebatch.rollout.statistics import episode_statistics
+from samplebatch.workers.workers import RolloutWorkers
+
+SPREAD = "mpe2/simple_spread_v3"
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: Iterable[int], timeout_s: float = 10) -> list[int]:
+    """Wait for processes to end, and return those that did not."""
+    deadline = time.monotonic() + timeout_s
+    left = list(pids)
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if is_running(pid)]
+        time.sleep(0.02)
+    return left
+
+
+def check_whole(batch: MultiAgentBatch) -> None:
+    """Check that a batch holds every step up to somewhere, of every worker's relay, and nothing else."""
+    steps = batch["runner"]
+    assert (steps["obs"][:, 0] == steps["t"]).all()
+    assert (steps["rewards"] == 100 * steps["t"] + steps["agent_index"]).all()
+    env_steps = len(np.unique(np.stack([steps["eps_id"], steps["t"]], 1), axis=0))
+    assert env_steps == batch.count
+
+
+def gather(fragments: Iterable[MultiAgentBatch], aggregator: Aggregator) -> None:
+    for fragment in fragments:
+        aggregator.add(fragment)
+
+
+def test_the_total_is_exact_and_every_step_is_there_once() -> None:
+    aggregator = Aggregator()
+    with RolloutWorkers("arena:Relay", env_steps=211, num_workers=3, fragment_length=20, seed=1) as workers:
+        pids = workers.pids
+        assert len(set(pids)) == 3
+        for fragment in workers:
+            assert 0 < fragment.count <= 20
+            aggregator.add(fragment)
+    assert not wait_until_gone(pids, 0.5)
+    assert aggregator.env_steps == 211
+    assert aggregator.fragments == 12
+    batch = aggregator.build_and_reset()
+    assert batch.count == 211
+    check_whole(batch)
+    steps = batch["runner"]
+    # 71, 70 and 70 steps are 9 episodes of 8 each, the last of them unfinished.
+    assert len(np.unique(steps["eps_id"])) == 27
+    assert len(np.unique(steps["unroll_id"])) == 12
+    found = episode_statistics(batch)
+    assert found is not None
+    assert (found.episodes, found.unfinished) == (24, 3)
+
+
+def by_worker(fragments: list[MultiAgentBatch]) -> dict[int, dict[str, Any]]:
+    """Lay out what each worker sent, but for the episodes' ids."""
+    found: dict[int, list[MultiAgentBatch]] = {}
+    for fragment in fragments:
+        found.setdefault(int(fragment["agent"]["unroll_id"][0]) >> 32, []).append(fragment)
+    return {
+        worker: {
+            name: column.tolist()
+            for name, column in concat_samples(parts)["agent"].items()
+            if name not in ("eps_id", "infos")
+        }
+        for worker, parts in found.items()
+    }
+
+
+def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
+    runs = []
+    for seed in (5, 5):
+        with RolloutWorkers(SPREAD, env_steps=80, fragment_length=15, seed=seed, backend="inline") as workers:
+            runs.append(list(workers))
+    one, two = map(by_worker, runs)
+    assert sorted(one) == [0, 1]
+    assert one == two
+    assert one[0] != one[1]
+    ids = [np.unique(np.concatenate([part["agent"]["eps_id"] for part in run])) for run in runs]
+    # Two workers with 40 steps each, in episodes of 25, are four episodes.
+    assert [len(own) for own in ids] == [4, 4]
+    assert not np.intersect1d(*ids).size
+
+
+def test_a_killed_worker_is_named_and_the_rest_is_kept() -> None:
+    delay_s = random.choice([0.0, random.uniform(0.02, 0.25)])
+    aggregator = Aggregator()
+    with RolloutWorkers("arena:slow_relay", env_steps=100_000, num_workers=2, fragment_length=7) as workers:
+        pids = workers.pids
+        fragments = iter(workers)
+        aggregator.add(next(fragments))
+        time.sleep(delay_s)
+        victim = random.randrange(2)
+        os.kill(pids[victim], signal.SIGKILL)
+        with pytest.raises(
+            WorkerError,
+            match=rf"worker {victim} \(process {pids[victim]}\) was killed by SIGKILL after sending \d+ of 50000",
+        ):
+            gather(fragments, aggregator)
+        assert not wait_until_gone(pids, 0.5)
+    assert aggregator.env_steps > 0
+    assert aggregator.env_steps % 7 == 0
+    check_whole(aggregator.build_and_reset())
+
+
+def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
+    aggregator = Aggregator()
+    words = r"worker 0 .* failed after sending 24 of 100 steps: RuntimeError: the baton was dropped"
+    with (
+        RolloutWorkers("arena:Failing", env_steps=100, num_workers=1, fragment_length=8) as workers,
+        pytest.raises(WorkerError, match=words) as caught,
+    ):
+        gather(workers, aggregator)
+    assert "arena.py" in caught.value.__notes__[0]
+    assert aggregator.env_steps == 24
+    check_whole(aggregator.build_and_reset())
+
+
+def test_a_worker_that_hangs_is_ended_and_named() -> None:
+    aggregator = Aggregator()
+    with RolloutWorkers("arena:Hanging", env_steps=100, num_workers=1, fragment_length=8, stall_timeout_s=3) as workers:
+        pids = workers.pids
+        with pytest.raises(WorkerError, match=r"worker 0 .* hangs \(it made no step for 3 s\) after sending 24 of 100"):
+            gather(workers, aggregator)
+    assert not wait_until_gone(pids, 0.5)
+    assert aggregator.env_steps == 24
+
+
+def test_who_takes_fragments_may_be_slow() -> None:
+    with RolloutWorkers("arena:Relay", env_steps=4000, num_workers=2, fragment_length=20, stall_timeout_s=2) as workers:
+        fragments = iter(workers)
+        counts = [next(fragments).count]
+        time.sleep(2.5)
+        counts += [fragment.count for fragment in fragments]
+    assert sum(counts) == 4000
+
+
+def test_workers_must_be_started() -> None:
+    with pytest.raises(WorkerError, match="with statement"):
+        next(iter(RolloutWorkers("arena:Relay", env_steps=1)))
+
+
+def test_leaving_early_ends_all_workers() -> None:
+    with RolloutWorkers("arena:slow_relay", env_steps=100_000, num_workers=2, fragment_length=5) as workers:
+        pids = workers.pids
+        for _ in workers:
+            break
+    assert not wait_until_gone(pids, 0.5)
+
+
+def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
+    aggregator = Aggregator()
+    with RolloutWorkers("arena:slow_relay", env_steps=100_000, num_workers=2, fragment_length=5) as workers:
+        for fragment in workers:
+            aggregator.add(fragment)
+            if aggregator.fragments == 3:
+                time.sleep(0.2)
+                workers.request_stop()
+    # What lay in the pipes when the request came is there too.
+    assert aggregator.fragments > 3
+    check_whole(aggregator.build_and_reset())
+
+
+def test_other_ways_to_start_and_functions_with_arguments() -> None:
+    environment = functools.partial(arena.Relay, pause_s=0.0)
+    with RolloutWorkers(
+        environment, env_steps=1, num_workers=4, policy_mapping=arena.whose, start_method="forkserver"
+    ) as workers:
+        (fragment,) = workers
+    assert list(fragment.policy_batches) == ["policy of runner_0"]
+
+
+def by_environment(fragments: Iterable[Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Lay out what was collected by policy and environment, but for ids that no two runs share."""
+    joined = concat_samples(list(fragments)).as_multi_agent()
+    found = {}
+    for policy, steps in joined.policy_batches.items():
+        for env_id in np.unique(steps["env_id"]).tolist():
+            rows = steps.take(np.flatnonzero(steps["env_id"] == env_id))
+            order = np.argsort(rows["agent_index"], kind="stable")
+            found[policy, env_id] = {
+                name: np.asarray(rows[name])[order].tolist()
+                for name in rows.column_names
+                if name not in ("eps_id", "unroll_id")
+            }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy"), [("CartPole-v1", "random"), (SPREAD, "random"), ("gyms:Walk", "actors:ones")]
+)
+def test_the_same_seed_gives_the_same_data_however_environments_are_spread(environment: str, policy: str) -> None:
+    runs = []
+    for workers, envs, backend in ((1, 4, "inline"), (4, 1, "inline"), (2, 2, "process")):
+        with RolloutWorkers(
+            environment,
+            policy,
+            env_steps=1003,
+            num_workers=workers,
+            envs_per_worker=envs,
+            fragment_length=120,
+            seed=7,
+            backend=backend,
+        ) as pool:
+            runs.append(by_environment(pool))
+        assert pool.summary.env_steps == pool.summary.sent_steps == 1003
+    first, *others = runs
+    assert {env_id for _, env_id in first} == {0, 1, 2, 3}
+    for other in others:
+        assert other == first
+
+
+def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
+    aggregator = Aggregator(300, "env_steps")
+    trained = 0
+    with RolloutWorkers("CartPole-v1", env_steps=2001, envs_per_worker=3, fragment_length=70) as workers:
+        for fragment in workers:
+            aggregator.add(fragment)
+            trained += sum(batch.env_steps() for batch in aggregator.batches())
+    summary = workers.summary
+    assert trained % 300 == 0
+    assert trained + aggregator.env_steps == summary.env_steps == summary.sent_steps == 2001
+    assert (summary.queue_depth, summary.lost_steps, summary.restarts) == (0, 0, [])
+    assert summary.versions == {0: 2001}
+    assert summary.nbytes > 0
+    assert summary.fragments == 2 * 15
+
+
+def test_weights_arrive_and_every_step_says_which() -> None:
+    seen = []
+    with RolloutWorkers("CartPole-v1", "actors:Marked", num_workers=2, fragment_length=50, seed=1) as workers:
+        for fragment in workers:
+            (version,) = np.unique(fragment["weights_version"]).tolist()
+            assert fragment["weights_version"].dtype == np.int64
+            assert set(fragment["policy.mark"].tolist()) == {10.0 * version}
+            seen.append(version)
+            if len(seen) % 20 == 0 and len(seen) <= 60:
+                number = workers.publish({"mark": np.array([10.0 * len(seen) / 20])})
+                assert number == len(seen) // 20
+            if version == 3 or len(seen) > 5000:
+                workers.request_stop()
+    assert seen[0] == 0
+    assert 3 in seen
+    assert sum(workers.summary.versions.values()) == workers.summary.env_steps
+
+
+def test_weights_go_to_the_policy_of_their_name() -> None:
+    policies = {"adversary": "actors:Marked", "agent": "random"}
+    with RolloutWorkers(
+        "mpe2/simple_tag_v3", policies, env_steps=60, num_workers=1, fragment_length=20, backend="inline"
+    ) as workers:
+        assert workers.publish({"adversary": {"mark": np.array([4.0])}}) == 1
+        for fragment in workers:
+            assert set(fragment["adversary"]["policy.mark"].tolist()) == {4.0}
+            assert set(fragment["agent"]["weights_version"].tolist()) == {1}
+
+
+def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(4, 2)
+    torch.nn.init.zeros_(net.weight)
+    net.bias.data = torch.tensor([1.0, 0.0])
+    with RolloutWorkers("CartPole-v1", net, num_workers=1, fragment_length=40) as workers:
+        fragments = iter(workers)
+        assert set(next(fragments)["actions"].tolist()) == {0}
+        net.bias.data = torch.tensor([0.0, 1.0])
+        time.sleep(0.1)
+        for _, fragment in zip(range(3), fragments, strict=False):
+            assert set(fragment["actions"].tolist()) == {0}
+        workers.publish(net.state_dict())
+        for fragment in fragments:
+            if fragment["weights_version"][0]:
+                assert set(fragment["actions"].tolist()) == {1}
+                workers.request_stop()
+
+
+def test_workers_apply_hooks() -> None:
+    hooks = [GAE(bootstrap=actors.first, gamma=0.9, lambda_=0.8)]
+    plain, hooked = [], []
+    for found, given in ((plain, []), (hooked, hooks)):
+        with RolloutWorkers(
+            "CartPole-v1", "actors:Marked", env_steps=400, num_workers=1, envs_per_worker=2, seed=3, hooks=given
+        ) as workers:
+            found += [fragment.copy() for fragment in workers]
+    for one, other in zip(plain, hooked, strict=True):
+        wanted = postprocess(one, hooks)
+        assert "advantages" in other
+        for name in ("advantages", "value_targets", "obs", "weights_version"):
+            assert wanted[name].tolist() == other[name].tolist()
+
+
+def test_fragments_may_all_be_kept_in_an_arena_that_cannot_hold_them() -> None:
+    with RolloutWorkers("CartPole-v1", env_steps=6000, fragment_length=100, capacity_bytes=1 << 16, seed=2) as workers:
+        kept = list(workers)
+    with RolloutWorkers("CartPole-v1", env_steps=6000, fragment_length=100, backend="inline", seed=2) as workers:
+        assert by_environment(workers) == by_environment(kept)
+    assert sum(fragment.size_bytes() for fragment in kept) > 4 << 16
+
+
+def test_fragments_larger_than_the_arena_come_in_parts() -> None:
+    with RolloutWorkers(SPREAD, env_steps=400, num_workers=1, fragment_length=400, capacity_bytes=1 << 16) as workers:
+        counts = [fragment.count for fragment in workers]
+    assert sum(counts) == 400
+    assert len(counts) > 4
+
+
+def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> None:
+    aggregator = Aggregator(complete_episodes=True)
+    before = set(os.listdir("/proc/self/fd"))
+    kills, at, dropped, everybody = 0, time.monotonic(), 0, []
+    with RolloutWorkers("arena:slow_relay", num_workers=2, fragment_length=8, max_restarts=50, seed=4) as workers:
+        stop_at = time.monotonic() + 4
+        handled = 0
+        for fragment in workers:
+            assert fragment.count == 8
+            aggregator.add(fragment)
+            everybody += workers.pids
+            for incident in workers.summary.restarts[handled:]:
+                handled += 1
+                dropped += aggregator.drop_unfinished(incident.env_ids)
+            if time.monotonic() - at > 0.5:
+                os.kill(random.choice(workers.pids), signal.SIGKILL)
+                kills, at = kills + 1, time.monotonic()
+            if at > stop_at:
+                workers.request_stop()
+    summary = workers.summary
+    assert 1 <= kills - 1 <= len(summary.restarts) <= kills
+    for incident in summary.restarts:
+        assert incident.how == "was killed by SIGKILL"
+        assert incident.replaced
+        # What it had not sent: one fragment at most, and what had been made of the next.
+        assert incident.lost_steps <= 2 * 8
+    assert summary.env_steps == summary.sent_steps == aggregator.env_steps + dropped
+    assert summary.lost_steps == sum(incident.lost_steps for incident in summary.restarts)
+    check_whole(aggregator.build_and_reset())
+    assert not wait_until_gone(set(everybody), 1)
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_failing_worker_is_replaced_until_the_limit() -> None:
+    fragments = []
+    with (
+        RolloutWorkers("arena:Failing", env_steps=100, num_workers=1, fragment_length=8, max_restarts=2) as workers,
+        pytest.raises(WorkerError, match=r"worker 0 .* failed after sending 24 of 52 steps: RuntimeError: the baton"),
+    ):
+        fragments.extend(workers)
+    assert sum(fragment.count for fragment in fragments) == 72
+    incidents = workers.summary.restarts
+    assert [(one.index, one.env_steps, one.lost_steps, one.replaced) for one in incidents] == [
+        (0, 24, 5, True),
+        (0, 24, 5, True),
+        (0, 24, 5, False),
+    ]
+    assert str(incidents[0]).startswith(f"worker 0 (process {incidents[0].pid}) failed: RuntimeError: the baton")
+    assert len({int(fragment["runner"]["unroll_id"][0]) for fragment in fragments}) == 9
+
+
+def test_a_replacement_makes_the_steps_that_are_missing() -> None:
+    with RolloutWorkers(
+        "arena:Failing", env_steps=60, num_workers=1, fragment_length=8, max_restarts=2, backend="inline"
+    ) as workers:
+        assert sum(fragment.count for fragment in workers) == 60
+    assert [one.lost_steps for one in workers.summary.restarts] == [5, 5]
+
+
+def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None:
+    with (
+        RolloutWorkers("CartPole-v1", "actors:broken", env_steps=9, num_workers=1, backend="inline") as workers,
+        pytest.raises(WorkerError, match="failed after sending 0 of 9 steps: RuntimeError: the policy broke") as caught,
+    ):
+        list(workers)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert workers.pids == []
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", "arena:Bazaar", "arena:vector_of_carts"])
+def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
+    envs = 1 if "vector" in environment else 3
+    options = {"num_workers": 2, "envs_per_worker": envs, "fragment_length": 31, "backend": "inline"}
+    with RolloutWorkers(environment, env_steps=100, **options) as workers:
+        assert sum(fragment.env_steps() for fragment in workers) == 100
+    with RolloutWorkers(environment, episodes=11, **options) as workers:
+        fragments = list(workers)
+    assert workers.summary.episodes == 11
+    aggregator = Aggregator(complete_episodes=True)
+    for fragment in fragments:
+        aggregator.add(fragment)
+    assert aggregator.episodes == 11
+    assert aggregator.env_steps == aggregator.build_and_reset(unfinished=False).env_steps()
+    assert aggregator.env_steps == 0
+
+
+@pytest.mark.parametrize("environment", ["arena:Bazaar", "arena:vector_of_carts"])
+def test_processes_send_what_this_process_makes(environment: str) -> None:
+    runs = []
+    for backend in ("process", "inline"):
+        with RolloutWorkers(environment, env_steps=90, fragment_length=20, seed=6, backend=backend) as workers:
+            runs.append(by_environment(workers))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "actions"),
+    [
+        ("actors:constant", {1}),
+        (actors.constant, {1}),
+        ("actors:lean", {0, 1}),
+        ({"default_policy": actors.lean}, {0, 1}),
+    ],
+)
+def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> None:
+    with RolloutWorkers("CartPole-v1", policy, env_steps=60, num_workers=1, backend="inline") as workers:
+        (steps,) = workers
+    assert set(steps["actions"].tolist()) == actions
+    if actions == {0, 1}:
+        assert steps["actions"].tolist() == (steps["obs"][:, 2] > 0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("actors:lena", "no policy 'lena' in module 'actors'; did you mean 'lean'"),
+        ("lean", "'random' or as 'module:function'"),
+        ("nowhere:lean", "the module of policy 'nowhere:lean' must import"),
+        (lambda obs: obs, "must be 'random', a name, an importable function"),
+    ],
+)
+def test_wrong_policies_are_found_before_any_process_starts(policy: Any, words: str) -> None:
+    with pytest.raises(PolicySpecError, match=words):
+        RolloutWorkers("CartPole-v1", policy, env_steps=1)
+
+
+def test_policies_that_take_no_weights_say_so() -> None:
+    with RolloutWorkers("CartPole-v1", actors.lean, env_steps=1, num_workers=1, backend="inline") as workers:
+        workers.publish({"mark": np.zeros(1)})
+        with pytest.raises(WorkerError, match="load_state_dict or set_weights"):
+            next(iter(workers))
+
+
+def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
+    with (
+        RolloutWorkers("CartPole-v1", {"a": "random"}, env_steps=1, backend="inline") as workers,
+        pytest.raises(WorkerError, match="must have one policy"),
+    ):
+        next(iter(workers))
+    with (
+        RolloutWorkers("arena:vector_of_carts", env_steps=1, envs_per_worker=2, backend="inline") as workers,
+        pytest.raises(WorkerError, match="envs_per_worker must be 1"),
+    ):
+        next(iter(workers))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"env_steps": 1, "episodes": 1}, "one of env_steps and episodes"),
+        ({"max_restarts": -1}, "max_restarts must not be negative"),
+        ({"backend": "threads"}, "backend must be 'process' or 'inline'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RolloutWorkers("CartPole-v1", **given)
+
+
+@pytest.mark.parametrize("name", ["env_steps", "num_workers", "fragment_length", "stall_timeout_s"])
+def test_numbers_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+        RolloutWorkers(SPREAD, **{"env_steps": 1, name: 0})
+
+
+def test_a_wrong_environment_is_found_before_any_process_starts() -> None:
+    with pytest.raises(EnvironmentSpecError, match="did you mean"):
+        RolloutWorkers("mpe2/simple_spraed_v3", env_steps=1)
+
+
+def test_what_cannot_go_to_another_process_is_refused() -> None:
+    with pytest.raises(EnvironmentSpecError, match="importable"), RolloutWorkers(lambda: arena.Relay(), env_steps=1):
+        pass
+
+
+PARENT = """
+    import sys
+    sys.path.insert(0, {folder!r})
+    from samplebatch.workers.workers import RolloutWorkers
+
+    if __name__ == "__main__":
+        with RolloutWorkers({environment!r}, env_steps=10**7, num_workers=2, fragment_length=5) as workers:
+            fragments = iter(workers)
+            next(fragments)
+            print(*workers.pids, flush=True)
+            {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "then"),
+    [
+        ("arena:slow_relay", "for _ in fragments: pass"),
+        ("arena:Relay", "import time; time.sleep(1000)"),
+        ("arena:Hanging", "import time; time.sleep(1000)"),
+    ],
+    ids=["stepping", "blocked by a full pipe", "hanging"],
+)
+def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, environment: str, then: str) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(PARENT).format(folder=str(Path(arena.__file__).parent), environment=environment, then=then)
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(map(is_running, pids))
+    time.sleep(0.3)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert not wait_until_gone(pids, 5)
