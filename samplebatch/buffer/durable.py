@@ -314,7 +314,9 @@ class Durable(Filling):
         write_buffer(self, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False, **missing: Any) -> Self:
+    def load(
+        cls, path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, **missing: Any
+    ) -> Self:
         """Read a buffer that `save` wrote; it goes on exactly as that one would have.
 
         Parameters
@@ -324,13 +326,16 @@ class Durable(Filling):
         allow_pickle
             Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
             trust: a pickle can run any code.
+        verify
+            Whether to hold the file against its checksums. One by an older version has none, and is read without.
         **missing
             What no file can hold, such as the function that a hindsight buffer was made with.
 
         Raises
         ------
         FormatError
-            If the file is damaged, or holds a buffer of another class, or something else.
+            If the file is damaged, or holds a buffer of another class, or something else. Names the columns where
+            bytes have changed.
         UntrustedPickleError
             If a column is pickled and `allow_pickle` is false; names it.
         OSError
@@ -338,7 +343,7 @@ class Durable(Filling):
         """
         from samplebatch.storage.buffer_file import read_buffer
 
-        described, table, sampler = read_buffer(path, allow_pickle=allow_pickle)
+        described, table, sampler = read_buffer(path, allow_pickle=allow_pickle, verify=verify)
         buffer: Self = make(cls, described, table, sampler, missing)
         return buffer
 

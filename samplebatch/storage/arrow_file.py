@@ -1,7 +1,8 @@
 """Batches in Arrow IPC files, read where they lie.
 
 A file is the table that `to_arrow` makes, uncompressed, so that reading maps it into memory and copies nothing.
-Polars, DuckDB, pandas and every other reader of Arrow files read it too.
+Polars, DuckDB, pandas and every other reader of Arrow files read it too. Before its footer it has checksums of all its
+bytes (see `file_checksums`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from samplebatch.batch.arrow import metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnTypeError, FormatError
-
-_MAGIC = b"ARROW1"
+from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
 
 
 def write_arrow(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str]) -> None:
@@ -52,12 +52,27 @@ def write_arrow(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[st
     [1.0, 2.0]
     """
     table = batch.to_arrow()
-    with replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+    with arrow_writer(path, table.schema) as writer:
         writer.write_table(table)
 
 
+@contextlib.contextmanager
+def arrow_writer(path: str | os.PathLike[str], schema: pa.Schema) -> Iterator[Any]:
+    """Open a writer of an Arrow file, which takes the path's place, with checksums, when the block ends well.
+
+    Raises
+    ------
+    OSError
+        If the path is a folder, or no file there can be written.
+    """
+    with replacing(path) as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            yield writer
+        add_checksums(file, ARROW)
+
+
 def read_arrow(
-    path: str | os.PathLike[str], *, memory_map: bool = True, allow_pickle: bool = False
+    path: str | os.PathLike[str], *, memory_map: bool = True, allow_pickle: bool = False, verify: bool | None = None
 ) -> SampleBatch | MultiAgentBatch:
     """Read a batch that `write_arrow` wrote.
 
@@ -72,11 +87,16 @@ def read_arrow(
     allow_pickle
         Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
         trust: a pickle can run any code.
+    verify
+        Whether to hold the file against its checksums, which reads all of it. By default that is done where all of it
+        is read anyway, without `memory_map`; a mapped file has its footer checked alone. A file without checksums, by
+        an older version or another tool, is read without a check.
 
     Raises
     ------
     FormatError
-        If the file is no Arrow file, is damaged or cut short, or was not written by this library.
+        If the file is no Arrow file, is damaged or cut short, or was not written by this library. Names the columns
+        where bytes have changed.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     OSError
@@ -85,13 +105,76 @@ def read_arrow(
     name = os.fspath(path)
     check_magic(name)
     try:
-        with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
-            table = pa.ipc.open_file(source).read_all()
+        data = file_bytes(name, memory_map=memory_map)
+        check_arrow(data, name, verify=not memory_map if verify is None else verify)
+        table = pa.ipc.open_file(data).read_all()
         table.validate(full=True)
         about = metadata_of(table.schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
     return batch_in(table, about, f"{name!r} must be a batch that write_arrow wrote", allow_pickle=allow_pickle)
+
+
+def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
+    """Return all bytes of a file, mapped or read.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
+        return source.read_buffer()
+
+
+def check_arrow(data: pa.Buffer, name: str, *, verify: bool) -> bool:
+    """Hold the bytes of an Arrow file against its checksums, and tell whether it has any.
+
+    Parameters
+    ----------
+    data
+        The bytes.
+    name
+        The file, for errors.
+    verify
+        Whether to check all of them, or the footer alone.
+
+    Raises
+    ------
+    FormatError
+        If a byte is not as it was written; names the columns.
+    """
+    if verify:
+        return check_whole(data, ARROW, name, _columns_at(data))
+    view = memoryview(data)
+    found = checksums_in(view, ARROW, name)
+    if found is not None:
+        check_footer(view, found, name)
+    return found is not None
+
+
+def _columns_at(data: pa.Buffer) -> ColumnsAt:
+    """Make a function that names the columns of an Arrow file with values between two places."""
+
+    def named(start: int, stop: int) -> list[str]:
+        try:
+            file = pa.ipc.open_file(data)
+            batches = [file.get_batch(i) for i in range(file.num_record_batches)]
+        # What is damaged may be what says where the columns are.
+        except (pa.ArrowException, OSError):
+            return []
+        low, high = data.address + start, data.address + stop
+        return [
+            name
+            for i, name in enumerate(file.schema.names)
+            if any(
+                buffer is not None and buffer.address < high and buffer.address + buffer.size > low
+                for batch in batches
+                for buffer in batch.column(i).buffers()
+            )
+        ]
+
+    return named
 
 
 def batch_in(
@@ -183,7 +266,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
 def _open_beside(target: Path) -> tuple[Path, BinaryIO]:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        return temporary, temporary.open("xb")
+        return temporary, temporary.open("x+b")
     except OSError as error:
         raise type(error)(f"{str(target)!r} must lie in a folder that can be written to: {error.strerror}") from error
 
@@ -199,7 +282,7 @@ def check_magic(name: str) -> None:
         If it cannot be read.
     """
     with open(name, "rb") as file:
-        start = file.read(len(_MAGIC))
-        if start == _MAGIC:
+        start = file.read(len(ARROW.magic))
+        if start == ARROW.magic:
             return
     raise FormatError(f"{name!r} must be an Arrow file, and its first bytes are not those of one")

@@ -30,7 +30,7 @@ from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError, SampleBatchError
-from samplebatch.storage.arrow_file import check_magic, replacing
+from samplebatch.storage.arrow_file import arrow_writer, check_arrow, check_magic, file_bytes
 
 _PART_NBYTES = 1 << 25
 """Bytes of rows that are written at once, about."""
@@ -78,13 +78,12 @@ def write_buffer(buffer: Durable, path: str | os.PathLike[str]) -> None:
     names = checkpoint.leaves(structure["tree"])
     own: dict[str, Column] = {} if weights is None else {_WEIGHTS: TensorColumn(weights)}
     parts = _parts(table.columns, names, slots, own, finals)
-    with replacing(path) as file:
-        first = next(parts)
-        schema = pa.schema([field for field, _ in first], metadata)
-        with pa.ipc.new_file(file, schema) as writer:
-            writer.write_batch(pa.record_batch([array for _, array in first], schema=schema))
-            for part in parts:
-                writer.write_batch(pa.record_batch([array for _, array in part], schema=schema))
+    first = next(parts)
+    schema = pa.schema([field for field, _ in first], metadata)
+    with arrow_writer(path, schema) as writer:
+        writer.write_batch(pa.record_batch([array for _, array in first], schema=schema))
+        for part in parts:
+            writer.write_batch(pa.record_batch([array for _, array in part], schema=schema))
 
 
 def _form(structure: Mapping[str, Any]) -> State:
@@ -153,7 +152,9 @@ def _parts(
         yield [*found, *finals.of(start, start + len(part))]
 
 
-def read_buffer(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> tuple[State, Table, Sampler]:
+def read_buffer(
+    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True
+) -> tuple[State, Table, Sampler]:
     """Read what `write_buffer` wrote.
 
     Parameters
@@ -162,6 +163,8 @@ def read_buffer(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
         The file.
     allow_pickle
         Whether to unpickle columns of Python objects that Arrow has no type for.
+    verify
+        Whether to hold the file against its checksums, if it has any.
 
     Returns
     -------
@@ -171,7 +174,8 @@ def read_buffer(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
     Raises
     ------
     FormatError
-        If the file is no Arrow file, is damaged or cut short, or holds something else than a buffer.
+        If the file is no Arrow file, is damaged or cut short, or holds something else than a buffer. Names the columns
+        where bytes have changed.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     OSError
@@ -180,17 +184,18 @@ def read_buffer(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
     name = os.fspath(path)
     check_magic(name)
     try:
-        with pa.memory_map(name) as source:
-            file = pa.ipc.open_file(source)
-            about = metadata_of(file.schema) or {}
-            if about.get("type") != "ReplayBuffer":
-                raise FormatError(f"{name!r} must hold a replay buffer, it holds a {about.get('type', 'table')}")
-            table = _table_of(file, about, allow_pickle=allow_pickle)
-            sampler = dict(about["sampler"])
-            if _WEIGHTS in file.schema.names:
-                weights = [part.column(_WEIGHTS) for part in _batches(file)]
-                known = pa.chunked_array(weights).combine_chunks().to_numpy(zero_copy_only=False)
-                sampler["known"] = sampler["known"] | {"weights": known}
+        data = file_bytes(name, memory_map=True)
+        check_arrow(data, name, verify=verify)
+        file = pa.ipc.open_file(data)
+        about = metadata_of(file.schema) or {}
+        if about.get("type") != "ReplayBuffer":
+            raise FormatError(f"{name!r} must hold a replay buffer, it holds a {about.get('type', 'table')}")
+        table = _table_of(file, about, allow_pickle=allow_pickle)
+        sampler = dict(about["sampler"])
+        if _WEIGHTS in file.schema.names:
+            weights = [part.column(_WEIGHTS) for part in _batches(file)]
+            known = pa.chunked_array(weights).combine_chunks().to_numpy(zero_copy_only=False)
+            sampler["known"] = sampler["known"] | {"weights": known}
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

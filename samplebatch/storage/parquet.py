@@ -2,7 +2,8 @@
 
 A file holds the table that `to_arrow` makes; each policy has row groups of its own. Where Parquet has no place for what
 Arrow holds, the values are written in another layout, and the Arrow schema stands beside them in the metadata under
-`SCHEMA_KEY`, so that what is read equals what was written.
+`SCHEMA_KEY`, so that what is read equals what was written. Each page has a checksum as the format defines it, for every
+reader; before the footer there are checksums of all bytes (see `file_checksums`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import FormatError, near_names
 from samplebatch.storage import parquet_layout
-from samplebatch.storage.arrow_file import batch_in, replacing
+from samplebatch.storage.arrow_file import batch_in, file_bytes, replacing
+from samplebatch.storage.file_checksums import PARQUET, ColumnsAt, add_checksums, check_whole
 
 SCHEMA_KEY = b"samplebatch.arrow_schema"
 """Key of the schema's metadata that holds the Arrow schema, in base64, where Parquet has no place for all of it."""
 
-_MAGIC = b"PAR1"
 _POLICY = "policy_id"
 _CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
 
@@ -70,9 +71,8 @@ def write_parquet(
         )
     table = batch.to_arrow()
     stored = _stored(table)
-    with (
-        replacing(path) as file,
-        parquet.ParquetWriter(
+    with replacing(path) as file:
+        with parquet.ParquetWriter(
             file,
             stored.schema,
             compression=compression,
@@ -82,13 +82,15 @@ def write_parquet(
             write_page_checksum=True,
             # The version that has 16-bit floats and unsigned integers.
             version="2.6",
-        ) as writer,
-    ):
-        for part in _row_groups(batch, stored):
-            writer.write_table(part)
+        ) as writer:
+            for part in _row_groups(batch, stored):
+                writer.write_table(part)
+        add_checksums(file, PARQUET)
 
 
-def read_parquet(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> SampleBatch | MultiAgentBatch:
+def read_parquet(
+    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True
+) -> SampleBatch | MultiAgentBatch:
     """Read a batch that `write_parquet` wrote.
 
     Parameters
@@ -98,11 +100,14 @@ def read_parquet(path: str | os.PathLike[str], *, allow_pickle: bool = False) ->
     allow_pickle
         Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
         trust: a pickle can run any code.
+    verify
+        Whether to hold the file against its checksums; against those of its pages, where an older version wrote it.
 
     Raises
     ------
     FormatError
-        If the file is no Parquet file, is damaged or cut short, or was not written by this library.
+        If the file is no Parquet file, is damaged or cut short, or was not written by this library. Names the columns
+        where bytes have changed.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     OSError
@@ -114,7 +119,8 @@ def read_parquet(path: str | os.PathLike[str], *, allow_pickle: bool = False) ->
     must = f"{name!r} must be a batch that write_parquet wrote"
     _check_magic(name)
     try:
-        with parquet.ParquetFile(name, page_checksum_verification=True) as file:
+        verified = verify and check_parquet(file_bytes(name, memory_map=True), name)
+        with parquet.ParquetFile(name, page_checksum_verification=verify and not verified) as file:
             table = file.read()
         table.validate(full=True)
         table = _restored(table)
@@ -125,6 +131,40 @@ def read_parquet(path: str | os.PathLike[str], *, allow_pickle: bool = False) ->
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{name!r} must be a whole Parquet file, and it is damaged or cut short: {error}") from error
     return batch_in(table, about, must, allow_pickle=allow_pickle)
+
+
+def check_parquet(data: pa.Buffer, name: str) -> bool:
+    """Hold all bytes of a Parquet file against its checksums, and tell whether it has any.
+
+    Raises
+    ------
+    FormatError
+        If a byte is not as it was written; names the columns.
+    """
+    return check_whole(data, PARQUET, name, _columns_at(data))
+
+
+def _columns_at(data: pa.Buffer) -> ColumnsAt:
+    """Make a function that names the columns of a Parquet file with values between two places."""
+
+    def named(start: int, stop: int) -> list[str]:
+        from pyarrow import parquet
+
+        try:
+            about = parquet.read_metadata(pa.BufferReader(data))
+        # What is damaged may be what says where the columns are.
+        except (pa.ArrowException, OSError):
+            return []
+        found: dict[str, None] = {}
+        for group in range(about.num_row_groups):
+            for i in range(about.num_columns):
+                column = about.row_group(group).column(i)
+                first = column.dictionary_page_offset or column.data_page_offset
+                if first < stop and first + column.total_compressed_size > start:
+                    found[column.path_in_schema.removesuffix(".list.element")] = None
+        return list(found)
+
+    return named
 
 
 def _stored(table: pa.Table) -> pa.Table:
@@ -178,6 +218,6 @@ def _row_groups(batch: SampleBatch | MultiAgentBatch, table: pa.Table) -> Iterat
 
 def _check_magic(name: str) -> None:
     with open(name, "rb") as file:
-        if file.read(len(_MAGIC)) == _MAGIC:
+        if file.read(len(PARQUET.magic)) == PARQUET.magic:
             return
     raise FormatError(f"{name!r} must be a Parquet file, and its first bytes are not those of one")

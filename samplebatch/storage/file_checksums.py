@@ -1,0 +1,164 @@
+"""Checksums within files whose format leaves room for them, where no other reader looks.
+
+::
+
+    body                    all that the format writes before its footer
+    checksums               of each block of the body, 32 bits each
+    trailer                 bytes in the body, checksum of the footer, CRC-32 of all this, magic
+    footer                  as the format writes it; files of HDF5 have none
+
+Readers of Arrow and Parquet files find the footer from the end, and go from there to places counted from the start;
+HDF5 counts from the start and does not look behind its end. A file that another tool writes again has no checksums.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from samplebatch.column.checksum import BLOCK_NBYTES, block_checksums, checksum
+from samplebatch.errors import FormatError
+
+_MAGIC = b"SBCHECKS"
+_FIELDS = struct.Struct("<QI")
+_END = struct.Struct("<I8s")
+_TRAILER_NBYTES = _FIELDS.size + _END.size
+_LENGTH = struct.Struct("<I")
+
+ColumnsAt = Callable[[int, int], Sequence[str]]
+"""Names the columns that have bytes between two places of a file."""
+
+
+class Format(NamedTuple):
+    """The end of a format's files: the magic, before which stands the length of the footer; b"" if there is none."""
+
+    magic: bytes
+
+    def footer_nbytes(self, data: memoryview) -> int:
+        """Read how many bytes the footer of a file has, with all that stands behind it."""
+        if not self.magic:
+            return 0
+        at = len(data) - len(self.magic) - _LENGTH.size
+        if at < 0 or data[-len(self.magic) :] != self.magic:
+            return 0
+        return min(len(data), int(_LENGTH.unpack_from(data, at)[0]) + _LENGTH.size + len(self.magic))
+
+
+ARROW, PARQUET, HDF5 = Format(b"ARROW1"), Format(b"PAR1"), Format(b"")
+
+
+class FileChecksums(NamedTuple):
+    """The checksums that a file has."""
+
+    body_nbytes: int
+    blocks: Sequence[int]
+    footer_start: int
+    footer: int
+
+
+def add_checksums(file: BinaryIO, form: Format) -> None:
+    """Put checksums into a file that has been written and is open for reading, too.
+
+    Parameters
+    ----------
+    file
+        The file, whole as its format has it.
+    form
+        The format.
+    """
+    file.flush()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+        body_nbytes = len(data) - form.footer_nbytes(data)
+        with data[:body_nbytes] as body:
+            blocks = np.array(block_checksums(body), "<u4").tobytes()
+        footer = bytes(data[body_nbytes:])
+    fields = _FIELDS.pack(body_nbytes, checksum(footer))
+    file.seek(body_nbytes)
+    file.write(blocks + fields + _END.pack(zlib.crc32(blocks + fields), _MAGIC) + footer)
+
+
+def checksums_in(data: memoryview, form: Format, name: str) -> FileChecksums | None:
+    """Read the checksums of a file; None if it has none.
+
+    Parameters
+    ----------
+    data
+        The bytes of the file.
+    form
+        Its format.
+    name
+        The file, for errors.
+
+    Raises
+    ------
+    FormatError
+        If there are checksums, and they are not whole.
+    """
+    footer_start = len(data) - form.footer_nbytes(data)
+    start = footer_start - _TRAILER_NBYTES
+    if start < 0:
+        return None
+    crc, magic = _END.unpack_from(data, start + _FIELDS.size)
+    if magic != _MAGIC:
+        return None
+    body_nbytes, footer = _FIELDS.unpack_from(data, start)
+    count = -(-body_nbytes // BLOCK_NBYTES)
+    if body_nbytes + 4 * count != start or zlib.crc32(data[body_nbytes : start + _FIELDS.size]) != crc:
+        raise FormatError(f"{name!r} must have whole checksums, and they have changed; the file is damaged")
+    blocks: list[int] = np.frombuffer(data, "<u4", count, body_nbytes).tolist()
+    return FileChecksums(body_nbytes, blocks, footer_start, footer)
+
+
+def check_footer(data: memoryview, found: FileChecksums, name: str) -> None:
+    """Check the footer of a file alone.
+
+    Raises
+    ------
+    FormatError
+        If it is not as it was written.
+    """
+    if checksum(bytes(data[found.footer_start :])) != found.footer:
+        raise FormatError(f"{name!r} must have the footer that was written, and it has changed; the file is damaged")
+
+
+def check_blocks(data: memoryview, found: FileChecksums, name: str, columns_at: ColumnsAt) -> None:
+    """Check all of a file but the footer.
+
+    Raises
+    ------
+    FormatError
+        If a byte is not as it was written; names the columns in the first block that has one.
+    """
+    with data[: found.body_nbytes] as body:
+        blocks = block_checksums(body)
+    for i, (now, written) in enumerate(zip(blocks, found.blocks, strict=True)):
+        if now != written:
+            start, stop = i * BLOCK_NBYTES, min((i + 1) * BLOCK_NBYTES, found.body_nbytes)
+            columns = list(columns_at(start, stop))
+            where = f", in column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}" if columns else ""
+            raise FormatError(
+                f"{name!r} must have the bytes that were written, and among those from {start} to {stop} some have "
+                f"changed{where}; the file is damaged"
+            )
+
+
+def check_whole(data: Any, form: Format, name: str, columns_at: ColumnsAt) -> bool:
+    """Check every byte of a file, and tell whether it has checksums at all.
+
+    Raises
+    ------
+    FormatError
+        If a byte is not as it was written; names the columns in the first block that has one.
+    """
+    view = memoryview(data).cast("B")
+    found = checksums_in(view, form, name)
+    if found is None:
+        return False
+    check_footer(view, found, name)
+    check_blocks(view, found, name, columns_at)
+    return True
