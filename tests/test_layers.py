@@ -122,6 +122,7 @@ ONE_IMPORTER = {
         "samplebatch.batch.lockstep",
         "samplebatch.buffer.commits",
         "samplebatch.buffer.journal",
+        "samplebatch.column.checksum",
         "samplebatch.transport.arena",
     },
     "is a layer's door to the only layer above that needs it": {
