@@ -118,7 +118,6 @@ ONE_IMPORTER = {
         "samplebatch.transport.split",
     },
     "is an algorithm that is tested by itself": {
-        "samplebatch.batch.episodes",
         "samplebatch.batch.lockstep",
         "samplebatch.buffer.commits",
         "samplebatch.buffer.journal",

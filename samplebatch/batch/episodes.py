@@ -1,11 +1,83 @@
-"""Where episodes end: boundaries from ids or from flags, without walking rows."""
+"""Episodes and streams in the columns of batches: where they begin and end, and the order of their rows."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from samplebatch import names
+
+if TYPE_CHECKING:
+    from samplebatch.batch.sample_batch import SampleBatch
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.intp]
+
+
+def run_starts(*keys: npt.NDArray[Any]) -> Rows:
+    """Return the first row of every run of equal keys, shape (r,), in keys that are not empty.
+
+    >>> run_starts(np.array([7, 7, 7, 8]), np.array([0, 0, 1, 1]))
+    array([0, 2, 3])
+    """
+    changed = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return np.concatenate(([0], np.flatnonzero(changed) + 1))
+
+
+def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Rows:
+    """Return the order of rows in which those of a stream lie together, shape (n,).
+
+    Parameters
+    ----------
+    keys
+        Ids that tell streams apart, shape (n,) each; streams are sorted by the first of them, then by the next.
+    t
+        Times within a stream, shape (n,). None keeps the order of its rows.
+
+    Examples
+    --------
+    >>> by_stream(np.array([0, 1, 0, 1])), by_stream(np.array([0, 1, 0, 1]), t=np.array([3, 0, 2, 1]))
+    (array([0, 2, 1, 3]), array([2, 0, 1, 3]))
+    """
+    if t is None and len(keys) == 1:
+        (key,) = keys
+        if len(key) and key.dtype.kind in "iu" and key.min() >= 0 and key.max() < 1 << 16:
+            # NumPy sorts short integers by radix, in linear time.
+            key = key.astype(np.uint16)
+        return key.argsort(kind="stable")
+    return np.lexsort([*([] if t is None else [t]), *reversed(keys)])
+
+
+class EnvSteps(NamedTuple):
+    """Environment steps that rows belong to, numbered by episode and time.
+
+    Attributes
+    ----------
+    step
+        The number of each row's environment step, shape (n,).
+    episode
+        The number of each environment step's episode, shape (s,), ascending; ids are numbered in ascending order.
+    """
+
+    step: Ints
+    episode: Ints
+
+
+def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> EnvSteps:
+    """Number the environment steps of rows: the distinct pairs of `eps_id` and `t`, shape (n,) each, not empty.
+
+    >>> number_env_steps(np.array([7, 7, 5, 7]), np.array([0, 1, 0, 0]))
+    EnvSteps(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
+    """
+    episodes = np.unique(eps_id, return_inverse=True)[1].reshape(-1)
+    times = np.unique(t, return_inverse=True)[1].reshape(-1)
+    width = times.max() + 1
+    # Two codes below the number of rows make one that fits 64 bits for any batch that fits in memory.
+    keys, step = np.unique(episodes * width + times, return_inverse=True)
+    return EnvSteps(step.reshape(-1), keys // width)
 
 
 def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
@@ -16,7 +88,7 @@ def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
     """
     if not len(ids):
         return []
-    return [*(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
+    return [*run_starts(ids)[1:].tolist(), len(ids)]
 
 
 def ends_by_flag(flags: npt.NDArray[Any]) -> list[int]:
@@ -29,3 +101,67 @@ def ends_by_flag(flags: npt.NDArray[Any]) -> list[int]:
     if len(flags) and (not ends or ends[-1] < len(flags)):
         ends.append(len(flags))
     return ends
+
+
+class EpisodeEnds(NamedTuple):
+    """Episodes, shape (k,) in ascending order of their ids, and whether each of them ended."""
+
+    ids: npt.NDArray[Any]
+    finished: npt.NDArray[np.bool_]
+
+
+def episode_ends(policies: Mapping[str, SampleBatch]) -> EpisodeEnds | None:
+    """Tell which episodes ended.
+
+    Those with a step that is marked by `eps_done`; without that column, those in whose last step every agent that acts
+    is terminated or truncated.
+
+    Parameters
+    ----------
+    policies
+        Batches with the columns `eps_id` and `eps_done`; or `eps_id`, `t`, and `terminateds` and `truncateds` (or
+        `dones`), in any order of rows, where a single one without `t` has its rows in order.
+
+    Returns
+    -------
+    EpisodeEnds or None
+        None if a batch lacks one of these columns.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> steps = SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0], dones=[False, True, False])
+    >>> episode_ends({"walker": steps})
+    EpisodeEnds(ids=array([7, 8]), finished=array([ True, False]))
+    """
+    batches = [steps for steps in policies.values() if steps.count]
+    if not batches:
+        return EpisodeEnds(np.empty(0, np.int64), np.empty(0, np.bool_))
+    marked = all(names.EPS_ID in steps and names.EPS_DONE in steps for steps in batches)
+    if not marked and not all(_tells(steps, ordered=len(batches) == 1) for steps in batches):
+        return None
+    eps_id = np.concatenate([np.asarray(steps[names.EPS_ID]) for steps in batches])
+    if marked:
+        last = np.concatenate([np.asarray(steps[names.EPS_DONE]) for steps in batches]).astype(np.bool_)
+        ids, episode = np.unique(eps_id, return_inverse=True)
+        finished = np.zeros(len(ids), np.bool_)
+        finished[episode[last]] = True
+        return EpisodeEnds(ids, finished)
+    done = np.concatenate([np.asarray(steps[names.DONES]) for steps in batches]).astype(np.bool_)
+    t = np.concatenate(
+        [np.asarray(steps[names.T]) if names.T in steps else np.arange(len(eps_id)) for steps in batches]
+    )
+    order = by_stream(eps_id, t=t)
+    eps_id, t, done = eps_id[order], t[order], done[order]
+    starts = run_starts(eps_id)
+    stops = np.append(starts[1:], len(eps_id))
+    last = np.repeat(t[stops - 1], stops - starts)
+    return EpisodeEnds(eps_id[starts], np.logical_and.reduceat(done | (t < last), starts))
+
+
+def _tells(steps: SampleBatch, *, ordered: bool) -> bool:
+    return (
+        names.EPS_ID in steps
+        and (ordered or names.T in steps)
+        and (names.DONES in steps or (names.TERMINATEDS in steps and names.TRUNCATEDS in steps))
+    )

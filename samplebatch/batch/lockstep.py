@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch.episodes import number_env_steps
 
 if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch
@@ -24,11 +25,11 @@ def lockstep(policy_batches: Mapping[str, SampleBatch], k: int) -> Iterator[tupl
     batches = {policy: _ordered(batch) for policy, batch in policy_batches.items() if batch.count}
     if not batches:
         return
-    episodes = _codes([np.asarray(batch[names.EPS_ID]) for batch in batches.values()])
-    times = _codes([np.asarray(batch[names.T]) for batch in batches.values()])
-    # Two codes below the number of rows make one that fits 64 bits for any batch that fits in memory.
-    steps = _codes([episodes * (times.max() + 1) + times])
-    total = int(steps.max()) + 1
+    eps_id, t = (
+        np.concatenate([np.asarray(batch[name]) for batch in batches.values()]) for name in (names.EPS_ID, names.T)
+    )
+    steps, episode = number_env_steps(eps_id, t)
+    total = len(episode)
     starts = np.arange(0, total, k)
     bounds = []
     offset = 0
@@ -58,9 +59,3 @@ def _ordered(batch: SampleBatch) -> SampleBatch:
     if (order[1:] > order[:-1]).all():
         return batch
     return batch._gather(order)
-
-
-def _codes(parts: list[np.ndarray]) -> np.ndarray:
-    """Number the distinct values of some arrays, laid end to end, in ascending order."""
-    codes: np.ndarray = np.unique(np.concatenate(parts), return_inverse=True)[1]
-    return codes

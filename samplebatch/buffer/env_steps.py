@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.episodes import number_env_steps
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.ring import Ints
 from samplebatch.errors import EmptyBufferError, FormatError, SequenceError
@@ -263,12 +264,9 @@ def env_steps_of(parts: dict[str, SampleBatch], env_steps: int) -> tuple[int, di
         episodes, times = (
             np.concatenate([np.asarray(part[name]) for part in parts.values()]) for name in (names.EPS_ID, names.T)
         )
-        _, episode = np.unique(episodes, return_inverse=True)
-        earliest = int(times.min())
-        key = episode.reshape(-1) * (int(times.max()) - earliest + 1) + (times - earliest)
-        found, step = np.unique(key, return_inverse=True)
+        step, episode = number_env_steps(episodes, times)
         ends = np.cumsum([part.count for part in parts.values()])[:-1]
-        return len(found), dict(zip(parts, np.split(step.reshape(-1), ends), strict=True))
+        return len(episode), dict(zip(parts, np.split(step, ends), strict=True))
     for policy, part in parts.items():
         if part.count != env_steps:
             raise SequenceError(

@@ -18,9 +18,6 @@ from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, Sequenc
 FRAGMENT_END: Final = "fragment_end"
 """The column that tells the steps that count as truncated because a fragment ended with them."""
 
-BATCH_INDEXES: Final = "batch_indexes"
-"""The column of sampled batches that says where a prioritized buffer has each row."""
-
 _FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated", names.DONES: "done"}
 
 

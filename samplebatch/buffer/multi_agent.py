@@ -9,11 +9,12 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.checkpoint import State, generator_of, generator_state
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
-from samplebatch.buffer.fragments import BATCH_INDEXES, FRAGMENT_END, Form, Fragment, fragment_of, rows_as_added
+from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, fragment_of, rows_as_added
 from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
@@ -263,8 +264,8 @@ class MultiAgentReplayBuffer:
         if n_step is not None:
             held |= nstep_columns(buffer._table, slots, n_step, gamma, buffer.stack_num)
         if isinstance(buffer, PrioritizedReplayBuffer):
-            held["weights"] = held.pop("weight")
-            held[BATCH_INDEXES] = slots
+            held["weights"] = held.pop(names.WEIGHT)
+            held[names.BATCH_INDEXES] = slots
         return rows_as_added(held, self._forms[policy])
 
     def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[str, npt.ArrayLike]) -> None:
@@ -290,7 +291,7 @@ class MultiAgentReplayBuffer:
             part, buffer = batch[policy], self.buffers.get(policy)
             if buffer is None:
                 raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.buffers)}")
-            where, generation = part[BATCH_INDEXES], part["generation"]
+            where, generation = part[names.BATCH_INDEXES], part[names.GENERATION]
             if not isinstance(buffer, PrioritizedReplayBuffer):
                 raise ColumnTypeError(f"the buffer of policy {policy!r} must be prioritized, it is none")
             buffer.update_weight(where, given, generation=generation)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.sum_tree import SumTree
@@ -102,7 +103,7 @@ class Prioritized(Sampler):
             largest = weights.max()
             if largest > 0.0:
                 weights /= largest
-        return {"weight": weights, "generation": table.rings.generation(slots)}
+        return {names.WEIGHT: weights, names.GENERATION: table.rings.generation(slots)}
 
     def importance(self, slots: Ints) -> Floats:
         """Return the importance weights of rows, not normalized: 0 for slots without a row, shape of the slots."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node
 from samplebatch.buffer.episodes import EpisodeSampling, episodes_of
@@ -14,12 +15,6 @@ from samplebatch.buffer.reading import rows_at
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.spans import shifted, steps_after, steps_before
 from samplebatch.errors import ColumnMismatchError, EmptyBufferError, SequenceError
-
-MASK: Final = "mask"
-"""The column that tells which steps are there."""
-
-BURN_IN: Final = "burn_in"
-"""The column that tells which steps only warm up the state."""
 
 
 class SequenceSampling(EpisodeSampling):
@@ -144,7 +139,7 @@ class SequenceSampling(EpisodeSampling):
         """Return the sequences that begin with the steps in given slots, shape (n,)."""
         table = self._table
         rings, done = table.rings, table.done
-        for name in (MASK, BURN_IN):
+        for name in (names.MASK, names.BURN_IN):
             if name in table.columns.tree:
                 raise ColumnMismatchError(f"sequences have a column {name!r} of their own; rename that of the rows")
         before = steps_before(rings, done, given, burn_in) if burn_in and len(given) else np.zeros(len(given), np.intp)
@@ -159,7 +154,7 @@ class SequenceSampling(EpisodeSampling):
         if padding.any():
             held = {name: _blanked(value, padding) for name, value in held.items()}
         held.update(self._sampler.columns(table, given))
-        held |= {MASK: mask, BURN_IN: steps < before[:, None]}
+        held |= {names.MASK: mask, names.BURN_IN: steps < before[:, None]}
         return node(Batch, held), np.where(mask, slots - self._start, -1)
 
 

@@ -19,9 +19,6 @@ from samplebatch.rollout.postprocessing import TrajectoryColumns
 Values = str | Callable[[Any], Any]
 """Where estimates come from: a column, or a function of observations (n rows to n numbers), a torch module for one."""
 
-RETURNS = "returns"
-DISCOUNT = "discount"
-
 
 class GAE(TrajectoryColumns):
     """Adds `advantages` and `value_targets`, by generalized advantage estimation; see `samplebatch.returns.gae`.
@@ -154,7 +151,7 @@ class NStepReturns(TrajectoryColumns):
         """Work the columns out."""
         ended = (np.asarray(steps[names.TRUNCATEDS]) != 0) | last
         found = nstep(steps[names.REWARDS], steps[names.TERMINATEDS], ended, self._n_step, self._gamma)
-        columns = {RETURNS: found.returns, DISCOUNT: found.discount}
+        columns = {names.RETURNS: found.returns, names.DISCOUNT: found.discount}
         if names.NEXT_OBS in steps:
             columns[names.NEXT_OBS] = steps.select(names.NEXT_OBS).take(found.last)[names.NEXT_OBS]
         return columns

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.episodes import by_stream
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -82,7 +84,7 @@ class EpisodeCount:
         rows
             Those that count, shape (k,), ascending; None for all.
         """
-        order = by_environment(env_id if rows is None else env_id[rows])
+        order = by_stream(env_id if rows is None else env_id[rows])
         if rows is not None:
             order = rows[order]
         count = len(order)
@@ -121,18 +123,6 @@ class EpisodeCount:
             returns[over][by_time],
             lens[over][by_time],
         )
-
-
-def by_environment(env_id: Ints) -> Rows:
-    """Return the rows' order in which each environment's stand together, in their order; shape (n,).
-
-    >>> by_environment(np.array([0, 1, 0, 1]))
-    array([0, 2, 1, 3])
-    """
-    if len(env_id) and env_id.max() < 1 << 16:
-        # NumPy sorts short integers by radix, in linear time.
-        return env_id.astype(np.uint16).argsort(kind="stable")
-    return env_id.argsort(kind="stable")
 
 
 def episode_ids(count: int) -> Ints:

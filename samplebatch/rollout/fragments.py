@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.episodes import episode_ends, number_env_steps
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.rollout.episode_ends import episode_ends
 
 Counts = npt.NDArray[np.int64]
 Parts = list[tuple[str, SampleBatch]]
@@ -126,12 +126,10 @@ def number_steps(policies: Mapping[str, SampleBatch]) -> NumberedSteps | None:
     appearance = np.argsort(first, kind="stable")
     rank = np.empty(len(ids), np.int64)
     rank[appearance] = np.arange(len(ids))
-    times = np.unique(t, return_inverse=True)[1]
-    # Two codes below the number of rows make one that fits 64 bits for any batch that fits in memory.
-    keys, units = np.unique(rank[episodes] * (times.max() + 1) + times, return_inverse=True)
+    numbered = number_env_steps(rank[episodes], t)
     stops = np.cumsum([len(steps) for steps in batches])
     return NumberedSteps(
-        dict(zip(policies, np.split(units, stops[:-1]), strict=True)), keys // (times.max() + 1), ids[appearance]
+        dict(zip(policies, np.split(numbered.step, stops[:-1]), strict=True)), numbered.episode, ids[appearance]
     )
 
 

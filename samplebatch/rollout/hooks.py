@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.episodes import run_starts
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnLengthError
-from samplebatch.rollout.episode_ends import run_starts
 
 EpisodeHook = Callable[[Batch], Mapping[str, Any] | None]
 """Called on the steps of every episode that ended, under Tianshou's names; what it returns, arrays with a row a step by

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch.episodes import episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError, SequenceError
-from samplebatch.rollout.episode_ends import episode_ends, run_starts
 from samplebatch.rollout.fragments import Piece, number_steps, policies_of, runs, whole
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch.episodes import by_stream, episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.rollout.episode_ends import episode_ends, run_starts
 from samplebatch.rollout.fragments import policies_of
 from samplebatch.rollout.statistics import EpisodeStatistics, PolicyStatistics
 
@@ -90,7 +90,7 @@ class RunningStatistics:
 
     def _add(self, policy: str, steps: SampleBatch) -> None:
         eps_id, agent, rewards = (np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX, names.REWARDS))
-        order = np.lexsort((agent, eps_id))
+        order = by_stream(eps_id, agent)
         eps_id, agent = eps_id[order], agent[order]
         starts = run_starts(eps_id, agent)
         totals = np.add.reduceat(rewards[order].astype(np.float64), starts, axis=0)

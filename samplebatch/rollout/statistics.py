@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.episodes import by_stream, episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.rollout.episode_ends import episode_ends, run_starts
 
 _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
 
@@ -125,7 +125,7 @@ def _policies(batch: MultiAgentBatch | SampleBatch) -> Mapping[str, SampleBatch]
 def _of_policy(steps: SampleBatch, finished: npt.NDArray[Any]) -> PolicyStatistics:
     eps_id, agent, rewards = (np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX, names.REWARDS))
     rows = np.flatnonzero(np.isin(eps_id, finished))
-    rows = rows[np.lexsort((agent[rows], eps_id[rows]))]
+    rows = rows[by_stream(eps_id[rows], agent[rows])]
     if not len(rows):
         return PolicyStatistics(0, np.empty((0, *rewards.shape[1:])), np.empty(0, np.int64))
     starts = run_starts(eps_id[rows], agent[rows])

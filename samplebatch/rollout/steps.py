@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.episodes import by_stream
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
 from samplebatch.env.infos import Infos, Rows, nothing_said, rows_of
@@ -216,7 +217,7 @@ class Steps:
             for place in map(Counted._fields.index, ("env_id", "eps_id", "t"))
         )
         if len(portions) > 1:
-            order = env_id.argsort(kind="stable")
+            order = by_stream(env_id)
             rows, env_id, eps_id, t = rows[order], env_id[order], eps_id[order], t[order]
         data = {name: _gathered(column, rows) for name, column in self._rows.columns().items()}
         whole = self._nested(data)

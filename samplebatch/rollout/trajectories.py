@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.episodes import by_stream, run_starts
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError, SequenceError
-from samplebatch.rollout.episode_ends import run_starts
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
     whole = len({*zip(*(key[starts].tolist() for key in keys), strict=True)}) == len(starts)
     if whole and (t is None or _rises(t, starts)):
         return steps, starts
-    order = np.lexsort([*([] if t is None else [t]), *reversed(keys)])
+    order = by_stream(*keys, t=t)
     starts = run_starts(*(key[order] for key in keys))
     # By the first row of each, wherever in time that is.
     first = np.minimum.reduceat(order, starts)

@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.rollout.episode_ends import episode_ends
+from samplebatch.rollout.statistics import finished_episodes
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class RunCount:
     def add(self, worker: Counted, fragment: SampleBatch | MultiAgentBatch) -> None:
         """Count a fragment that a worker has sent."""
         policies = fragment.as_multi_agent().policy_batches
-        env_steps, ended = fragment.env_steps(), _episodes_ended(fragment)
+        env_steps, ended = fragment.env_steps(), len(finished_episodes(fragment))
         worker.env_steps += env_steps
         worker.episodes += ended
         self._env_steps += env_steps
@@ -158,10 +156,3 @@ class RunCount:
             restarts=list(self.incidents),
             versions=dict(sorted(self._versions.items())),
         )
-
-
-def _episodes_ended(fragment: SampleBatch | MultiAgentBatch) -> int:
-    if isinstance(fragment, SampleBatch):
-        return int(np.count_nonzero(fragment[names.DONES]))
-    ends = episode_ends(fragment.policy_batches)
-    return 0 if ends is None else int(ends.finished.sum())

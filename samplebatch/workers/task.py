@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.episodes import run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.agents import policy_by_kind
@@ -22,7 +23,6 @@ from samplebatch.errors import EnvironmentSpecError, PolicySpecError, require
 from samplebatch.policy.deciding import seed_number
 from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.policy.source import load_weights, made_policy
-from samplebatch.rollout.episode_ends import run_starts
 from samplebatch.rollout.postprocessing import postprocess
 from samplebatch.transport.reservation import Reservation
 from samplebatch.transport.subscription import Subscription
