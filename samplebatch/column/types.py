@@ -7,6 +7,7 @@ the field carries the dtype's name under `DTYPE_KEY`.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,6 +111,10 @@ def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
     return None
 
 
+_PLAIN_UNIT = re.compile(r"[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ]+\])?")
+"""Names of dtypes whose unit, if they have one, is a multiple of one of NumPy's."""
+
+
 @lru_cache(maxsize=256)
 def named_dtype(name: str) -> np.dtype[Any]:
     """Read a dtype's name from outside, and refuse all but the dtypes that a tensor column can hold.
@@ -119,9 +124,12 @@ def named_dtype(name: str) -> np.dtype[Any]:
     ColumnTypeError
         If it is not the name of such a dtype.
     """
+    # NumPy divides by the numbers in a date's unit, and does not survive that they are zero.
+    if not isinstance(name, str) or not _PLAIN_UNIT.fullmatch(name):
+        raise ColumnTypeError(f"{name!r} is not the name of a dtype that a column can hold")
     try:
         dtype = np.dtype(name)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise ColumnTypeError(f"{name!r} is not the name of a dtype") from error
     if not dtype.isnative or dtype.kind not in "biufcSUmM":
         raise ColumnTypeError(f"no column can hold dtype {name!r}")

@@ -130,3 +130,11 @@ def test_torch_and_numpy_agree_both_ways():
     assert types.torch_dtype(np.dtype("M8[s]")) is None
     for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.complex32):
         assert types.numpy_dtype(dtype) is None
+
+
+@pytest.mark.parametrize("name", ["M8[s/0]", "M8[0s]", "m8[s/3]", "M8[s", "", "i4,i4", ">i4", "O", "V8", None, 3])
+def test_names_from_outside_are_dtypes_that_a_column_can_hold(name: object) -> None:
+    with pytest.raises(ColumnTypeError):
+        types.named_dtype(name)
+    for dtype in ALL:
+        assert types.named_dtype(dtype.str) == dtype
