@@ -20,7 +20,8 @@ from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError
 from samplebatch.storage import tianshou_pickle
 from samplebatch.storage.hdf5 import from_hdf5, read_inert
-from samplebatch.storage.inert_pickle import Foreign, resolved
+from samplebatch.storage.inert_pickle import resolved
+from samplebatch.storage.stub_unpickler import Foreign, Named
 from samplebatch.storage.tianshou_pickle import Standing
 
 _OPTIONS = ("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail", "alpha", "beta")
@@ -214,7 +215,10 @@ def _parts(found: State, children: Mapping[str, Any]) -> list[State]:
     ):
         raise FormatError("'buffers' must be pickled buffers of Tianshou's, they are something else")
     names = (*_CURSORS, "maxsize", "horizon", "future_p")
-    return [{name: resolved(part.state[name]) for name in names if name in part.state} for part in buffers.tolist()]
+    parts: list[State] = resolved(
+        [{name: part.state[name] for name in names if name in part.state} for part in buffers.tolist()]
+    )
+    return parts
 
 
 def reward_function_in(children: Mapping[str, Any], *, allow_pickle: bool = False) -> State:
@@ -234,7 +238,7 @@ def reward_function_in(children: Mapping[str, Any], *, allow_pickle: bool = Fals
     if not isinstance(first, Foreign) or not isinstance(first.state, dict) or name not in first.state:
         return {}
     function = first.state[name]
-    if not isinstance(function, Foreign) or function.args is not None:
+    if not isinstance(function, Named):
         raise FormatError(f"{name!r} must be a function of a module, it is something else; pass {name}=...")
     module, _, own = function.name.rpartition(".")
     return {name: unpickle([f"c{module}\n{own}\n.".encode()], repr(name), allow_pickle=allow_pickle)[0]}

@@ -98,7 +98,7 @@ class Child:
         return outcome, error
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.child", self.target, self.folder],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch.errors import FormatError, SampleBatchError
-from samplebatch.storage.inert_pickle import Foreign, is_plain, read_pickle, resolved
+from samplebatch.storage.inert_pickle import is_plain, read_pickle, resolved
+from samplebatch.storage.stub_unpickler import Foreign
 
 SCALARS = (
     st.none()
@@ -189,3 +190,66 @@ def test_arrays_that_lie_about_their_size_are_refused() -> None:
     assert pickled.count(b"K\x04") == 1
     with pytest.raises(FormatError, match="must have the bytes of its arrays"):
         read_pickle(pickled.replace(b"K\x04", b"K\x7f"))
+
+
+def shared_tuples(depth: int) -> bytes:
+    """Return the operations that make a tuple which holds one twice, which holds one twice, and so on, by number."""
+    return b")" + b"".join(b"\x94h" + bytes([i]) + b"\x86" for i in range(depth)) + b"\x94"
+
+
+@pytest.mark.parametrize("use", [b"}h\x3cNs.", b"}(h\x3cNu.", b"(h\x3cNd.", b"\x8f(h\x3c\x90.", b"(h\x3c\x91."])
+def test_shared_tuples_that_would_take_for_ever_to_hash_are_refused(use: bytes) -> None:
+    data = b"\x80\x04" + shared_tuples(60) + use
+    assert len(data) < 260
+    with pytest.raises(FormatError, match="soon be hashed"):
+        read_pickle(data)
+
+
+def test_many_keys_of_shared_tuples_are_refused() -> None:
+    with pytest.raises(FormatError, match="soon be hashed"):
+        read_pickle(b"\x80\x04" + shared_tuples(15) + b"}" + b"h\x0fNs" * 10_000 + b".")
+
+
+def test_deep_tuples_are_refused() -> None:
+    with pytest.raises(FormatError, match="deeper ones"):
+        read_pickle(b")" + b"\x85" * 200_000 + b".")
+
+
+def test_long_integers_made_to_have_one_hash_are_refused() -> None:
+    keys = [((2**61 - 1) * i).to_bytes(10, "little") for i in range(1, 30_000)]
+    with pytest.raises(FormatError, match="soon be hashed"):
+        read_pickle(b"\x80\x04}(" + b"".join(b"\x8a\x0a" + key + b"N" for key in keys) + b"u.")
+
+
+def test_places_far_beyond_those_before_are_refused() -> None:
+    with pytest.raises(FormatError, match="one after the other"):
+        read_pickle(b"\x80\x04Nr\xff\xff\xff\x7f.")
+
+
+class FromBuffer:
+    """Is pickled as an array of given bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __reduce__(self) -> Any:
+        function = np.arange(1).__reduce_ex__(5)[0]
+        return function, (self.content, np.dtype("u1"), (len(self.content),), "C")
+
+
+def test_arrays_that_share_their_bytes_are_refused() -> None:
+    content = bytes(1000)
+    assert len(read_pickle(pickle.dumps([FromBuffer(bytes([i]) * 1000) for i in range(10)]))) == 10
+    with pytest.raises(FormatError, match="of its own"):
+        read_pickle(pickle.dumps([FromBuffer(content) for _ in range(10)]))
+
+
+@pytest.mark.parametrize("data", [b"\x82\x01.", b"\x80\x04\x8c\x01aQ.", b"Pa\n.", b"\x80\x05\x97.", b"N2\x86."])
+def test_extension_codes_persistent_ids_and_duplicates_are_refused(data: bytes) -> None:
+    with pytest.raises(FormatError, match="must have no"):
+        read_pickle(data)
+
+
+def test_many_names_are_refused() -> None:
+    with pytest.raises(FormatError, match="must name at most"):
+        read_pickle(b"](" + b"".join(b"ca\n%d\n" % i for i in range(10_000)) + b"e.")
