@@ -7,10 +7,10 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test minimum lint bench docs clean
+.PHONY: help demo test test-long minimum lint bench docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/ready-demo ## step simple_tag in 2 processes, write out/rollout.arrow, draw its episodes, read it back
 	@mkdir -p out
@@ -19,6 +19,9 @@ demo: $(VENV)/ready-demo ## step simple_tag in 2 processes, write out/rollout.ar
 
 test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
 	$(BIN)/python -m pytest
+
+test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
+	$(BIN)/python -m pytest -m long
 
 minimum: $(VENV)-minimum/ready ## run the tests with the oldest supported versions
 	$(VENV)-minimum/bin/python -m pytest

@@ -18,8 +18,13 @@ from benchmarks.peers import library
 ROWS = [r for r in rows_of(LAYERS) if not (r.name.startswith("transport.") and r.name.endswith("256MB"))]
 """Moving the largest batches takes the slower contestants too long for a test."""
 
+FIRST = {rows_of([layer])[0].name for layer in LAYERS}
+"""One row of each layer; the others are for long runs."""
 
-@pytest.mark.parametrize("declared", ROWS, ids=[r.name for r in ROWS])
+
+@pytest.mark.parametrize(
+    "declared", [pytest.param(r, id=r.name, marks=() if r.name in FIRST else pytest.mark.long) for r in ROWS]
+)
 def test_row_runs_and_its_contestants_agree(declared: Row) -> None:
     outcome = measure(declared, QUICK)
     assert outcome.us["ours"] > 0

@@ -66,6 +66,7 @@ def finish(process: subprocess.Popen[str], folder: Path) -> bool:
     return all(hits)
 
 
+@pytest.mark.long
 def test_processes_that_compile_at_the_same_time_leave_a_cache_for_the_next(tmp_path: Path) -> None:
     folder = installed_in(tmp_path / "site", read_only=False)
     for process in [start(folder) for _ in range(3)]:
