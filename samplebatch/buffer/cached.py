@@ -120,12 +120,13 @@ class CachedReplayBuffer(ReplayBufferManager):
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         chosen = np.arange(1, self.buffer_num) if rings is None else rings + 1
         table = self._table
-        if rings is not None and len(set(rings.tolist())) < len(rings):
-            table.check(held, len(rings), stored=False)
-            return self._add_in_turns(Batch(held), rings)
-        slots, returns, lengths, starts = table.add(held, len(chosen), chosen)
-        for position in np.flatnonzero(table.done[slots]).tolist():
-            slots[position], starts[position] = self._move(int(chosen[position]))
+        with table.lock:
+            if rings is not None and len(set(rings.tolist())) < len(rings):
+                table.check(held, len(rings), stored=False)
+                return self._add_in_turns(Batch(held), rings)
+            slots, returns, lengths, starts = table.add(held, len(chosen), chosen)
+            for position in np.flatnonzero(table.done[slots]).tolist():
+                slots[position], starts[position] = self._move(int(chosen[position]))
         return slots, returns, lengths, starts
 
     def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:

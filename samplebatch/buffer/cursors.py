@@ -274,6 +274,17 @@ class Cursors:
         found = (self.written[ring] - 1 - (slots - self.bases[ring])) // self.maxsizes[ring]
         return found
 
+    def holds(self, slots: Ints) -> Flags:
+        """Tell of each slot in [0, capacity) whether it holds a row."""
+        found: Flags
+        if self.together:
+            length = self.capacity // self.n
+            found = (slots % length if self.n > 1 else slots) < self.size
+        else:
+            ring = self.ring_of(slots)
+            found = slots - self.bases[ring] < self.sizes[ring]
+        return found
+
     def overwritten(self) -> Flags:
         """Tell of each ring whether rows have been written over since it was empty, shape (n,)."""
         written = self.writes if self.together else self.written

@@ -175,17 +175,19 @@ class Durable(Filling):
             If the disk fails.
         """
         if self._folder is not None:
-            self._note_state()
-            self._folder.flush()
+            with self._table.lock:
+                self._note_state()
+                self._folder.flush()
 
     def close(self) -> None:
         """Flush a buffer with `storage`, and unlock its folder. It can still be read, but takes no more steps.
 
         Any other buffer stays as it is. Closing again does nothing.
         """
-        if self._folder is not None and not self._folder.closed:
-            self._note_state()
-            self._folder.close()
+        with self._table.lock:
+            if self._folder is not None and not self._folder.closed:
+                self._note_state()
+                self._folder.close()
 
     def _note_state(self) -> None:
         """Commit what may have changed since the last step."""
@@ -221,12 +223,13 @@ class Durable(Filling):
         array(7)
         """
         table = self._table
-        slots = table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
-        return described_of(self) | {
-            "generator": checkpoint.generator_state(self._rng),
-            "sampler": checkpoint.sampler_state(self._sampler, slots),
-            "table": checkpoint.table_state(table, self._ring),
-        }
+        with table.lock:
+            slots = table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
+            return described_of(self) | {
+                "generator": checkpoint.generator_state(self._rng),
+                "sampler": checkpoint.sampler_state(self._sampler, slots),
+                "table": checkpoint.table_state(table, self._ring),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` returned of a buffer of the same class, sizes and options.
@@ -242,6 +245,10 @@ class Durable(Filling):
         """
         if self._ring is not None:
             raise RingError("a part of a buffer cannot be loaded by itself; load the whole")
+        with self._table.lock:
+            self._take_back(state)
+
+    def _take_back(self, state: Mapping[str, Any]) -> None:
         checked(state)
         absent = {"table", "sampler", "generator"} - state.keys()
         if absent:
@@ -311,7 +318,8 @@ class Durable(Filling):
         """
         from samplebatch.storage.buffer_file import write_buffer
 
-        write_buffer(self, path)
+        with self._table.lock:
+            write_buffer(self, path)
 
     @classmethod
     def load(
@@ -368,7 +376,8 @@ class Durable(Filling):
         """
         from samplebatch.storage.hdf5_buffer import save_buffer
 
-        save_buffer(self, path, compression)
+        with self._table.lock:
+            save_buffer(self, path, compression)
 
     @classmethod
     def load_hdf5(

@@ -132,6 +132,16 @@ class EpisodeSampling(_Base):
         >>> [episode.obs.tolist() for episode in episodes], indices[1]
         ([[0, 1, 2], [3, 4, 5]], array([3, 4, 5]))
         """
+        with self._table.lock:
+            slots, ends = self._drawn_episodes(n, unfinished=unfinished)
+            if not len(slots):
+                return [], []
+            rows, indices = self._rows(slots), slots - self._start
+        cuts = [slice(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+        return [rows[cut] for cut in cuts], [indices[cut] for cut in cuts]
+
+    def _drawn_episodes(self, n: int | None, *, unfinished: bool) -> tuple[Ints, Ints]:
+        """Draw episodes, and return the slots of their steps and where each begins among them."""
         table = self._table
         if "obs" not in table.columns.tree:
             candidates = np.zeros(0, np.intp)
@@ -147,9 +157,4 @@ class EpisodeSampling(_Base):
             if not len(candidates):
                 raise EmptyBufferError("a buffer must have a whole episode to draw from, it has none; add more steps")
             chosen = candidates[self._rng.integers(0, len(candidates), n)]
-        if not len(chosen):
-            return [], []
-        slots, ends = found.slots(table.rings, chosen)
-        rows, indices = self._rows(slots), slots - self._start
-        cuts = [slice(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
-        return [rows[cut] for cut in cuts], [indices[cut] for cut in cuts]
+        return found.slots(table.rings, chosen) if len(chosen) else (chosen, chosen)

@@ -43,7 +43,8 @@ class Filling(Rows):
             raise ColumnMismatchError(
                 f"rows must have the usual names, got {unknown[0]!r}; there are {', '.join(ORDER)}"
             )
-        self._table.fill(held, self._start, self._start + self.maxsize)
+        with self._table.lock:
+            self._table.fill(held, self._start, self._start + self.maxsize)
 
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
         """Put values into one column.
@@ -67,7 +68,8 @@ class Filling(Rows):
             If an index lies outside.
         """
         slots = np.arange(self._start, self._start + self.maxsize) if index is None else self._slots(index).reshape(-1)
-        self._table.set_column(key, seq, slots, default_value)
+        with self._table.lock:
+            self._table.set_column(key, seq, slots, default_value)
 
     @classmethod
     def from_data(
@@ -111,22 +113,25 @@ class Filling(Rows):
 
     def dropnull(self) -> None:
         """Remove all rows in which anything is NaN, NaT or None; the others move together, in time order."""
-        rings = range(self._table.rings.n) if self._ring is None else (self._ring,)
-        for ring in rings:
-            slots = self._table.rings.chronological(ring)
-            if not len(slots):
-                continue
-            rows = Batch(given_rows(rows_at(self._table, slots, 1)))
-            whole = complete_rows(rows, len(slots))
-            if not whole.all():
-                kept = slots[whole]
-                known = self._sampler.live(kept)
-                self._table.reset([ring], keep_statistics=True)
-                if len(kept):
-                    places = np.flatnonzero(whole)
-                    gaps = np.flatnonzero(np.diff(places) > 1)
-                    moved = self._table.append(ring, rows[places].__dict__, len(kept), gaps)
-                    self._sampler.moved(moved, known)
+        with self._table.lock:
+            for ring in range(self._table.rings.n) if self._ring is None else (self._ring,):
+                self._drop_null_rows(ring)
+
+    def _drop_null_rows(self, ring: int) -> None:
+        slots = self._table.rings.chronological(ring)
+        if not len(slots):
+            return
+        rows = Batch(given_rows(rows_at(self._table, slots, 1)))
+        whole = complete_rows(rows, len(slots))
+        if not whole.all():
+            kept = slots[whole]
+            known = self._sampler.live(kept)
+            self._table.reset([ring], keep_statistics=True)
+            if len(kept):
+                places = np.flatnonzero(whole)
+                gaps = np.flatnonzero(np.diff(places) > 1)
+                moved = self._table.append(ring, rows[places].__dict__, len(kept), gaps)
+                self._sampler.moved(moved, known)
 
 
 def values_given(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:

@@ -181,8 +181,9 @@ class Hindsight(_Base):
         SampleBatchError
             As both do.
         """
-        slots = self._drawn(batch_size)
-        rows = self._relabelled(slots, n_step, gamma)
+        with self._table.lock:
+            slots = self._drawn(batch_size)
+            rows = self._relabelled(slots, n_step, gamma)
         return rows, slots - self._start if self._start else slots
 
     def rewrite_transitions(self, indices: Any) -> Batch:
@@ -207,7 +208,8 @@ class Hindsight(_Base):
         RowIndexError
             If an index lies outside.
         """
-        return self._relabelled(self._slots(indices).reshape(-1))
+        with self._table.lock:
+            return self._relabelled(self._slots(indices).reshape(-1))
 
     def _relabelled(self, slots: Ints, n_step: int | None = None, gamma: float = 0.99) -> Batch:
         table, rng = self._table, self._rng

@@ -15,6 +15,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.checkpoint import State, generator_of, generator_state
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
 from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, fragment_of, rows_as_added
+from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
@@ -99,28 +100,30 @@ class MultiAgentReplayBuffer:
         self._forms: dict[str, Form] = {}
         self._tails: dict[str, Tail] = {}
         self._steps = EnvSteps()
-        made = [self._new(policy) for policy in self._size] if isinstance(self._size, dict) else [self._new("")]
-        for buffer in made:
-            if not isinstance(buffer, ReplayBuffer) or len(buffer.subbuffer_edges) != 2:
-                raise ColumnTypeError(f"the buffer of a policy must have one ring, a {kind.__name__} has not")
+        self._lock = new_lock()
+        for policy in self._size if isinstance(self._size, dict) else [""]:
+            self._new(policy)
 
     def __len__(self) -> int:
-        return sum(len(buffer) for buffer in self.buffers.values())
+        with self._lock:
+            return sum(len(buffer) for buffer in self.buffers.values())
 
     def __repr__(self) -> str:
-        held = ", ".join(f"{policy}: {len(buffer)}/{buffer.maxsize}" for policy, buffer in self.buffers.items())
+        with self._lock:
+            held = ", ".join(f"{policy}: {len(buffer)}/{buffer.maxsize}" for policy, buffer in self.buffers.items())
         return f"{type(self).__name__}({held})"
 
     def __contains__(self, policy: object) -> bool:
         return policy in self.buffers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.buffers)
+        return iter(list(self.buffers))
 
     @property
     def nbytes(self) -> int:
         """Bytes that the slots of all buffers occupy."""
-        return sum(buffer.nbytes for buffer in self.buffers.values())
+        with self._lock:
+            return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def _new(self, policy: str) -> ReplayBuffer:
         size = self._size
@@ -130,7 +133,12 @@ class MultiAgentReplayBuffer:
             size = size[policy]
         # The order in which policies turn up decides nothing.
         seed = int(np.random.SeedSequence([self._seed, crc32(policy.encode())]).generate_state(1)[0])
-        return self._kind(size, random_seed=seed, **self._options)
+        buffer = self._kind(size, random_seed=seed, **self._options)
+        if not isinstance(buffer, ReplayBuffer) or len(buffer.subbuffer_edges) != 2:
+            raise ColumnTypeError(f"the buffer of a policy must have one ring, a {self._kind.__name__} has not")
+        # One lock for all, so that what is sampled of them is of one moment.
+        buffer._table.lock = self._lock
+        return buffer
 
     # Adding
 
@@ -156,7 +164,11 @@ class MultiAgentReplayBuffer:
             environment. Whatever is refused, nothing has changed then.
         """
         parts = {policy: part for policy, part in batch.items() if part.count}
-        count, steps = env_steps_of(parts, batch.env_steps()) if self.lockstep else (0, {})
+        with self._lock:
+            self._add(parts, batch.env_steps())
+
+    def _add(self, parts: dict[str, SampleBatch], env_steps: int) -> None:
+        count, steps = env_steps_of(parts, env_steps) if self.lockstep else (0, {})
         fragments = {
             policy: fragment_of(
                 policy,
@@ -199,10 +211,11 @@ class MultiAgentReplayBuffer:
 
     def reset(self) -> None:
         """Empty all buffers."""
-        for buffer in self.buffers.values():
-            buffer.reset()
-        self._tails.clear()
-        self._steps = EnvSteps()
+        with self._lock:
+            for buffer in self.buffers.values():
+                buffer.reset()
+            self._tails.clear()
+            self._steps = EnvSteps()
 
     # Sampling
 
@@ -234,19 +247,21 @@ class MultiAgentReplayBuffer:
         ValueError
             If `n_step` is not positive.
         """
+        with self._lock:
+            drawn, count = self._drawn(batch_size)
+            rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
+        return MultiAgentBatch(rows, count)
+
+    def _drawn(self, batch_size: int | None) -> tuple[dict[str, Ints], int]:
+        """Draw the slots of rows of each policy, and return how many steps of the environment they stand for."""
         if self.lockstep:
             places = self._places(batch_size)
             drawn = {policy: self._steps.rows(policy, places) for policy in self.buffers}
-            drawn = {policy: slots for policy, slots in drawn.items() if len(slots)}
-            count = len(places)
-        else:
-            if not self.buffers and batch_size is not None and batch_size > 0:
-                raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
-            drawn = {policy: buffer._drawn(batch_size) for policy, buffer in self.buffers.items()}
-            count = max((len(slots) for slots in drawn.values()), default=0)
-        return MultiAgentBatch(
-            {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}, count
-        )
+            return {policy: slots for policy, slots in drawn.items() if len(slots)}, len(places)
+        if not self.buffers and batch_size is not None and batch_size > 0:
+            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+        drawn = {policy: buffer._drawn(batch_size) for policy, buffer in self.buffers.items()}
+        return drawn, max((len(slots) for slots in drawn.values()), default=0)
 
     def _places(self, batch_size: int | None) -> Ints:
         """Draw steps of the environment."""
@@ -300,13 +315,14 @@ class MultiAgentReplayBuffer:
 
     def state_dict(self) -> State:
         """Return all there is to know of the buffer, whatever it needs to go on exactly so; it can be pickled."""
-        return {
-            "buffers": {policy: buffer.state_dict() for policy, buffer in self.buffers.items()},
-            "forms": {policy: (sorted(form.flags), form.rewards.str) for policy, form in self._forms.items()},
-            "tails": {policy: tuple(tail) for policy, tail in self._tails.items()},
-            "steps": self._steps.state(),
-            "generator": generator_state(self._rng),
-        }
+        with self._lock:
+            return {
+                "buffers": {policy: buffer.state_dict() for policy, buffer in self.buffers.items()},
+                "forms": {policy: (sorted(form.flags), form.rewards.str) for policy, form in self._forms.items()},
+                "tails": {policy: tuple(tail) for policy, tail in self._tails.items()},
+                "steps": self._steps.state(),
+                "generator": generator_state(self._rng),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` returned of a buffer that was made with the same arguments.
@@ -322,8 +338,23 @@ class MultiAgentReplayBuffer:
         for policy, buffer in buffers.items():
             buffer.load_state_dict(state["buffers"][policy])
         rng, steps = generator_of(state["generator"]), EnvSteps.of(state["steps"])
-        self._forms = {
-            policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()
-        }
-        self._tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}
-        self.buffers, self._rng, self._steps = buffers, rng, steps
+        forms = {policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()}
+        tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}
+        with self._lock:
+            self._forms, self._tails = forms, tails
+            self.buffers, self._rng, self._steps = buffers, rng, steps
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
+        return own | {"state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = dict(state)
+        kept = own.pop("state")
+        self.__dict__.update(own)
+        self._lock = new_lock()
+        self.load_state_dict(kept)
+
+
+_BOUND = frozenset(("buffers", "_rng", "_forms", "_tails", "_steps", "_lock"))
+"""What a buffer does not take along as it is."""

@@ -82,27 +82,21 @@ class Weighted(_Base):
         """
         slots = np.ascontiguousarray(self._slots(index)).reshape(-1)
         priorities = _numbers(new_weight, len(slots))
-        rings = self._table.rings
-        size = rings.capacity // rings.n
-        if rings.together and rings.size == size:
-            there = None
-        elif rings.together:
-            there = slots % size < rings.size
-        else:
-            ring = rings.ring_of(slots)
-            there = slots - rings.bases[ring] < rings.sizes[ring]
-        if generation is not None:
-            known = np.asarray(generation).reshape(-1)
-            if len(known) != len(slots):
-                raise ColumnLengthError(f"column 'generation' must have {len(slots)} rows, one a row, got {len(known)}")
-            same = rings.generation(slots) == known
-            there = same if there is None else same & there
-        if there is not None and not there.all():
-            if generation is None:
-                missing = int(slots[~there][0]) - self._start
-                raise RowIndexError(f"priorities can be given to rows that are there, got index {missing} without one")
-            slots, priorities = slots[there], priorities[there]
-        self._sampler.update(slots, priorities)
+        known = None if generation is None else np.asarray(generation).reshape(-1)
+        if known is not None and len(known) != len(slots):
+            raise ColumnLengthError(f"column 'generation' must have {len(slots)} rows, one a row, got {len(known)}")
+        with self._table.lock:
+            there = self._table.rings.holds(slots)
+            if known is not None:
+                there &= self._table.rings.generation(slots) == known
+            if not there.all():
+                if known is None:
+                    missing = int(slots[~there][0]) - self._start
+                    raise RowIndexError(
+                        f"priorities can be given to rows that are there, got index {missing} without one"
+                    )
+                slots, priorities = slots[there], priorities[there]
+            self._sampler.update(slots, priorities)
 
     def get_weight(self, index: Any) -> Any:
         """Return the importance weights of rows, not divided by the largest: a number for one index, else an array.
@@ -118,7 +112,8 @@ class Weighted(_Base):
         (array([0.5, 1. ]), 0.5)
         """
         slots = self._slots(index)
-        weights = self._sampler.importance(slots.reshape(-1))
+        with self._table.lock:
+            weights = self._sampler.importance(slots.reshape(-1))
         return weights.reshape(slots.shape) if slots.ndim else float(weights[0])
 
     def set_beta(self, beta: float) -> None:

@@ -33,6 +33,9 @@ class ReplayBuffer(SequenceSampling, Durable):
     `policy` and anything else; `done` is made of the flags. The first step decides dtypes and shapes; new names may
     come later, their earlier rows hold zeros or None. `buf.obs` is the memory of all slots, `buf[...]` copies rows.
 
+    Threads may share a buffer: each call holds its lock, so that a learner's thread never gets a row that a collector's
+    is writing. Only memory that is handed out, such as `buf.obs`, changes while it is looked at.
+
     Parameters
     ----------
     size
@@ -168,13 +171,17 @@ class ReplayBuffer(SequenceSampling, Durable):
         RingError
             If `buffer_ids` is something else, or the buffer has no slots.
         """
-        if buffer_ids is None and type(batch) is Batch and not columns and self._ring is None:
-            way = self._table.way_of_one
-            if way is not None:
-                added = way(batch.__dict__)
-                if added is not None:
-                    return added
-        held = values_given(batch, columns)
+        table = self._table
+        with table.lock:
+            if buffer_ids is None and type(batch) is Batch and not columns and self._ring is None:
+                way = table.way_of_one
+                if way is not None:
+                    added = way(batch.__dict__)
+                    if added is not None:
+                        return added
+            return self._add(values_given(batch, columns), buffer_ids)
+
+    def _add(self, held: dict[str, Any], buffer_ids: Any) -> Added:
         if buffer_ids is None and self._ring is None:
             return self._table.add_one(held)
         steps = 1
@@ -204,13 +211,16 @@ class ReplayBuffer(SequenceSampling, Durable):
         SampleBatchError
             As `add` does.
         """
-        slots = buffer._slots(slice(None))
-        if not len(slots) or not self.maxsize:
-            return _zeros(0, _INTP)
-        kept = slots[-self.maxsize :]
-        rows, ring = given_rows(rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
+        # One lock after the other: two buffers may be moved into each other.
+        with buffer._table.lock:
+            slots = buffer._slots(slice(None))
+            if not len(slots) or not self.maxsize:
+                return _zeros(0, _INTP)
+            kept = slots[-self.maxsize :]
+            rows, ring = given_rows(rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
         gaps = np.flatnonzero(ring[1:] != ring[:-1])
-        return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
+        with self._table.lock:
+            return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the buffer. The rows stay in memory until they are written over.
@@ -220,7 +230,8 @@ class ReplayBuffer(SequenceSampling, Durable):
         keep_statistics
             Whether the running episodes go on, though their steps are gone.
         """
-        self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
+        with self._table.lock:
+            self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
 
     # Sampling
 
@@ -262,10 +273,11 @@ class ReplayBuffer(SequenceSampling, Durable):
         >>> batch.returns, batch.discount, batch.obs_next
         (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
         """
-        slots = self._drawn(batch_size)
-        rows = self._rows(slots)
-        if n_step is not None:
-            rows.__dict__.update(nstep_columns(self._table, slots, n_step, gamma, self.stack_num))
+        with self._table.lock:
+            slots = self._drawn(batch_size)
+            rows = self._rows(slots)
+            if n_step is not None:
+                rows.__dict__.update(nstep_columns(self._table, slots, n_step, gamma, self.stack_num))
         return rows, slots - self._start if self._start else slots
 
     def sample_indices(self, batch_size: int | None) -> Ints:
@@ -281,7 +293,8 @@ class ReplayBuffer(SequenceSampling, Durable):
         EmptyBufferError
             If there is no row to draw from.
         """
-        return self._drawn(batch_size) - self._start
+        with self._table.lock:
+            return self._drawn(batch_size) - self._start
 
     def _drawn(self, batch_size: int | None) -> Ints:
         frames = self.stack_num if self.options["sample_avail"] else 1
@@ -331,11 +344,11 @@ class ReplayBuffer(SequenceSampling, Durable):
         if batch_size < 1:
             raise ColumnLengthError(f"batch_size must be positive, got {batch_size}")
         for _ in range(epochs):
-            every = self._drawn(None if shuffle else 0)
+            every = self.sample_indices(None if shuffle else 0)
             for start in range(0, len(every), batch_size):
-                slots = every[start : start + batch_size]
-                if len(slots) == batch_size or not drop_last:
-                    yield self._rows(slots), slots - self._start
+                indices = every[start : start + batch_size]
+                if len(indices) == batch_size or not drop_last:
+                    yield self[indices], indices
 
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
@@ -347,14 +360,15 @@ class ReplayBuffer(SequenceSampling, Durable):
     # Carrying on elsewhere
 
     def __getstate__(self) -> dict[str, Any]:
-        slots = self._table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
         own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
-        # So that a copy in memory, too, draws from a generator of its own.
-        own["_rng"] = copy.deepcopy(self._rng)
-        return own | {
-            "table": self._table.state(self._ring),
-            "sampler": (type(self._sampler), self._sampler.live(slots)),
-        }
+        with self._table.lock:
+            slots = self._table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
+            # So that a copy in memory, too, draws from a generator of its own.
+            own["_rng"] = copy.deepcopy(self._rng)
+            return own | {
+                "table": self._table.state(self._ring),
+                "sampler": (type(self._sampler), self._sampler.live(slots)),
+            }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = dict(state)

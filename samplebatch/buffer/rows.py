@@ -41,6 +41,9 @@ class _Column:
 class Rows:
     """What there is in the rings of a table, or in one of them, to be read.
 
+    Reading takes the lock of the table, whose rows another thread may be adding to. Only the memory of a column, which
+    an attribute hands out, is not guarded.
+
     Attributes
     ----------
     maxsize
@@ -67,8 +70,9 @@ class Rows:
     policy = _Column()
 
     def __len__(self) -> int:
-        rings = self._table.rings
-        return len(rings) if self._ring is None else int(rings.sizes_of_all()[self._ring])
+        with self._table.lock:
+            rings = self._table.rings
+            return len(rings) if self._ring is None else int(rings.sizes_of_all()[self._ring])
 
     def __repr__(self) -> str:
         tree = self._table.columns.tree
@@ -103,12 +107,14 @@ class Rows:
     @property
     def last_index(self) -> Ints:
         """The index written last in each ring, the first one if there is none; shape (rings,)."""
-        last = self._table.rings.last_index
+        with self._table.lock:
+            last = self._table.rings.last_index
         return last if self._ring is None else last[self._ring : self._ring + 1] - self._start
 
     def unfinished_index(self) -> Ints:
         """Return the index written last of each ring whose episode runs on."""
-        last = self._table.rings.unfinished(self._table.done)
+        with self._table.lock:
+            last = self._table.rings.unfinished(self._table.done)
         if self._ring is None:
             return last
         return last[(last >= self._start) & (last < self._start + self.maxsize)] - self._start
@@ -129,23 +135,27 @@ class Rows:
         RowIndexError
             If an index lies outside of [-maxsize, maxsize), or is of no such kind.
         """
-        if type(index) is _ndarray and index.dtype == _INTP:
-            return self._rows(self._normal(index))
         if isinstance(index, str):
             tree = self._table.columns.tree
             if index not in tree:
                 raise no_such_column(index, tree)
             return self._shown(index)
-        if isinstance(index, slice):
-            ranges = self._ranges(index)
-            if ranges is None:
-                return self._rows(self._slots(index))
-            held = rows_in(self._table, ranges, self.stack_num)
-            return self._finished(held, ranges)
-        slots = self._slots(index)
-        if slots.ndim:
-            return self._rows(slots)
-        return first_row(self._rows(slots.reshape(1)))
+        with self._table.lock:
+            if type(index) is _ndarray and index.dtype == _INTP:
+                return self._rows(self._normal(index))
+            if isinstance(index, slice):
+                return self._sliced(index)
+            slots = self._slots(index)
+            if slots.ndim:
+                return self._rows(slots)
+            return first_row(self._rows(slots.reshape(1)))
+
+    def _sliced(self, index: slice) -> Batch:
+        ranges = self._ranges(index)
+        if ranges is None:
+            return self._rows(self._slots(index))
+        held = rows_in(self._table, ranges, self.stack_num)
+        return self._finished(held, ranges)
 
     def _rows(self, slots: Ints) -> Batch:
         held = rows_at(self._table, slots, self.stack_num)
@@ -241,11 +251,11 @@ class Rows:
         array([[0, 0, 1],
                [2, 3, 4]])
         """
-        slots = self._slots(index)
+        stack = stack_num or self.stack_num
         try:
-            found = column_at(
-                self._table, key, slots.reshape(-1) if not slots.ndim else slots, stack_num or self.stack_num
-            )
+            with self._table.lock:
+                slots = self._slots(index)
+                found = column_at(self._table, key, slots if slots.ndim else slots.reshape(1), stack)
         except ColumnNotFoundError:
             if default_value is None:
                 raise
@@ -260,7 +270,8 @@ class Rows:
         ColumnNotFoundError
             If nothing has been added yet.
         """
-        return self._rows(self._table.rings.newest(n, self._ring))
+        with self._table.lock:
+            return self._rows(self._table.rings.newest(n, self._ring))
 
     def get_buffer_indices(self, start: int, stop: int) -> Ints:
         """Return the indices from `start` up to `stop`, both of one ring; past the ring's end they go on at its start.
@@ -292,8 +303,9 @@ class Rows:
         RowIndexError
             If an index lies outside.
         """
-        rings = self._table.rings
-        return self._neighbour(index, rings.prev_of_one, rings.prev)
+        with self._table.lock:
+            rings = self._table.rings
+            return self._neighbour(index, rings.prev_of_one, rings.prev)
 
     def next(self, index: Any) -> Any:
         """Return the index of the step after each in its episode; of the last one that is there, that step's own.
@@ -303,8 +315,9 @@ class Rows:
         RowIndexError
             If an index lies outside.
         """
-        rings = self._table.rings
-        return self._neighbour(index, rings.next_of_one, rings.next)
+        with self._table.lock:
+            rings = self._table.rings
+            return self._neighbour(index, rings.next_of_one, rings.next)
 
     def _neighbour(self, index: Any, find_of_one: Any, find: Any) -> Any:
         table = self._table

@@ -66,8 +66,13 @@ class SequenceSampling(EpisodeSampling):
         [[0, 1, 2], [1, 2, 3], [4, 5, 6]]
         """
         _check_length(length, burn_in)
-        if padded or batch_size is None or batch_size < 1:
-            return self._sequences(self._drawn(batch_size), length, burn_in)
+        with self._table.lock:
+            if padded or batch_size is None or batch_size < 1:
+                return self._sequences(self._drawn(batch_size), length, burn_in)
+            return self._sequences(self._drawn_stretches(batch_size, length, burn_in), length, burn_in)
+
+    def _drawn_stretches(self, batch_size: int, length: int, burn_in: int) -> Ints:
+        """Draw stretches of `length` steps, and return the slots of their first steps after burn-in."""
         table, rng = self._table, self._rng
         count = 0
         if "obs" in table.columns.tree:
@@ -81,7 +86,7 @@ class SequenceSampling(EpisodeSampling):
         picked = rng.integers(0, count, batch_size)
         episode = np.searchsorted(stretches, picked, "right")
         place = picked - stretches[episode] + found.length[episode] - length + 1
-        return self._sequences(shifted(table.rings, found.first[episode], place + burn_in), length, burn_in)
+        return shifted(table.rings, found.first[episode], place + burn_in)
 
     def get_sequences(self, index: Any, length: int, *, burn_in: int = 0) -> tuple[Batch, Ints]:
         """Return the sequences that begin with some steps; none crosses an episode or the write cursor.
@@ -133,7 +138,8 @@ class SequenceSampling(EpisodeSampling):
         (array([0, 1, 1]), array([3, 2, 4]))
         """
         _check_length(length, burn_in)
-        return self._sequences(self._slots(index).reshape(-1), length, burn_in)
+        with self._table.lock:
+            return self._sequences(self._slots(index).reshape(-1), length, burn_in)
 
     def _sequences(self, given: Ints, length: int, burn_in: int) -> tuple[Batch, Ints]:
         """Return the sequences that begin with the steps in given slots, shape (n,)."""

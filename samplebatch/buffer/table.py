@@ -11,6 +11,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.columns import Columns, Ready
 from samplebatch.buffer.direct import Way, way_for
 from samplebatch.buffer.finals import OWNER, Finals
+from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.buffer.series import Series
 from samplebatch.buffer.step import FLAGS, numbers, rows_at, stored_values
@@ -69,14 +70,18 @@ class Table:
         Whom to tell of all that is written; None for nobody.
     listener
         Whom to tell of the slots of rows that come and go; None for nobody.
+    lock
+        Held by the thread that reads or writes rows. Buffers take it, so that a draw and the rows drawn are of one
+        moment.
     """
 
     __slots__ = (
-        "_no_way", "columns", "finals", "journal", "keeps_next", "last_frame", "listener", "rings", "way_of_all",
-        "way_of_one",
+        "_no_way", "columns", "finals", "journal", "keeps_next", "last_frame", "listener", "lock", "rings",
+        "way_of_all", "way_of_one",
     )  # fmt: skip
 
     def __init__(self, maxsizes: Sequence[int], stores: Stores, *, keeps_next: bool, last_frame: bool) -> None:
+        self.lock = new_lock()
         self.rings = Rings(maxsizes)
         self.columns = Columns(self.rings.capacity, stores)
         self.keeps_next = keeps_next

@@ -107,18 +107,20 @@ class ReplayBufferManager(ReplayBuffer):
 
     def _bind(self, buffers: Sequence[ReplayBuffer]) -> None:
         """Make buffers the parts of this one."""
-        self._parts = np.empty(len(buffers), object)
+        parts = np.empty(len(buffers), object)
         for ring, buffer in enumerate(buffers):
             buffer._table, buffer._ring, buffer._start = self._table, ring, int(self._table.rings.edges[ring])
             buffer._sampler = self._sampler
-            self._parts[ring] = buffer
+            parts[ring] = buffer
+        self._parts = parts
 
     @property
     def buffers(self) -> npt.NDArray[Any]:
         """A buffer for each ring, in an array of objects; they share the memory of this one."""
-        if self._parts is None:
-            self._bind([self._part(ring) for ring in range(self.buffer_num)])
-        parts = self._parts
+        with self._table.lock:
+            if self._parts is None:
+                self._bind([self._part(ring) for ring in range(self.buffer_num)])
+            parts = self._parts
         assert parts is not None
         return parts
 
@@ -165,11 +167,12 @@ class ReplayBufferManager(ReplayBuffer):
         """
         table = self._table
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
-        if rings is None and type(batch) is Batch and not columns and table.way_of_all is not None:
-            added = table.way_of_all(batch.__dict__)
-            if added is not None:
-                return added
-        return table.add(values_given(batch, columns), self.buffer_num if rings is None else len(rings), rings)
+        with table.lock:
+            if rings is None and type(batch) is Batch and not columns and table.way_of_all is not None:
+                added = table.way_of_all(batch.__dict__)
+                if added is not None:
+                    return added
+            return table.add(values_given(batch, columns), self.buffer_num if rings is None else len(rings), rings)
 
     def _rings_of(self, buffer_ids: Any) -> Ints | None:
         """Return the rings of buffers; None for all in order."""
