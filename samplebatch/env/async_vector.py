@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
+from samplebatch.column.exact import BOOL, FLOAT, exact_rows
 from samplebatch.env.base import Environments
 from samplebatch.env.environment_processes import EnvironmentProcesses
 from samplebatch.env.gymnasium import check_shared
@@ -23,6 +25,14 @@ _RESETS: dict[str, tuple[str, Any] | None] = {
     "Disabled": ("reset", {"seed": None, "options": None}),
 }
 """What a process is told after an episode ended, by autoreset mode; None where it has reset its environment itself."""
+
+
+def put(leaf: Leaf, rows: Rows, values: Leaf) -> Leaf:
+    """Write rows of an array, and return it; in a copy of a wider dtype where the values have one."""
+    if leaf.dtype != values.dtype:
+        leaf = leaf.astype(np.result_type(leaf.dtype, values.dtype))
+    leaf[rows] = values
+    return leaf
 
 
 class Answers(NamedTuple):
@@ -145,6 +155,7 @@ class AsyncEnvironments(Environments):
             self._processes.ask(env, "reset", {"seed": number, "options": options})
         begun = self.wait(count)
         self._processes.check()
+        self.made = 0
         return begun.obs, begun.infos
 
     def _begin_anew(self) -> None:
@@ -195,13 +206,14 @@ class AsyncEnvironments(Environments):
         given = self._processes.receive(least, timeout_s, among)
         begun = [(env, answer) for env, answer in given if env in self._resetting]
         steps = [(env, answer) for env, answer in given if env not in self._resetting]
-        ended = [env for env, (_, _, terminated, truncated, _) in steps if terminated or truncated]
+        envs = np.array([env for env, _ in steps], np.intp)
+        self.made += bool(steps)
+        outcome = self._outcome(envs, [answer for _, answer in steps])
+        ended = envs[outcome[2] | outcome[3]].tolist()
         if self._reset_by is not None:
             self._over.update(ended)
         self._resetting.difference_update([env for env, _ in begun])
         following = {env: (answer[0], answer[-1]) for env, answer in begun}
-        envs = np.array([env for env, _ in steps], np.intp)
-        outcome = self._outcome(envs, [answer for _, answer in steps])
         if ended or begun:
             for env, (obs, *_, info) in steps:
                 if env not in self._over:
@@ -221,14 +233,25 @@ class AsyncEnvironments(Environments):
         if not answers:
             return [], np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_), []
         obs, rewards, terminateds, truncateds, infos = zip(*answers, strict=True)
-        flags = np.array(terminateds, np.bool_), np.array(truncateds, np.bool_)
+        refuse = self.refusing(*envs.tolist())
+        shape = (len(envs),)
+        paid = exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse)
+        flags = (
+            exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse),
+            exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse),
+        )
         new_obs, said = self._leaves(envs, obs), list(infos)
         if self._reset_by is None:
-            for row in (flags[0] | flags[1]).nonzero()[0].tolist():
+            ended = (flags[0] | flags[1]).nonzero()[0]
+            for row in ended.tolist():
                 said[row] = infos[row].get("final_info", {})
-                for leaf, last in zip(new_obs, self.observations.flatten_one(infos[row]["final_obs"]), strict=True):
-                    leaf[row] = last[0]
-        return new_obs, np.array(rewards, np.float64).reshape(len(envs)), *flags, said
+            if len(ended):
+                finals = [infos[row]["final_obs"] for row in ended.tolist()]
+                new_obs = [
+                    put(leaf, ended, last)
+                    for leaf, last in zip(new_obs, self._apart(envs[ended], finals, names.NEXT_OBS), strict=True)
+                ]
+        return new_obs, paid, *flags, said
 
     def _leaves(self, envs: Rows, observations: Sequence[Any]) -> list[Leaf]:
         """Lay observations of environments one under the other, leaf by leaf, in memory of their own."""
@@ -236,7 +259,15 @@ class AsyncEnvironments(Environments):
             return []
         if self._shared is not None:
             return [leaf[envs] for leaf in self._shared]
-        return [np.concatenate(parts) for parts in zip(*map(self.observations.flatten_one, observations), strict=True)]
+        return self._apart(envs, observations, names.OBS)
+
+    def _apart(self, envs: Rows, observations: Sequence[Any], top: str) -> list[Leaf]:
+        """Take observations of environments apart, and lay them one under the other, leaf by leaf."""
+        leaves = [
+            self.observations.flatten_one(obs, top, self.refusing(env))
+            for env, obs in zip(envs.tolist(), observations, strict=True)
+        ]
+        return [np.concatenate(parts) for parts in zip(*leaves, strict=True)]
 
     def step(self, actions: Sequence[Leaf]) -> Transition:
         """Step every environment; see `Environments.step`.
@@ -252,8 +283,8 @@ class AsyncEnvironments(Environments):
         new_obs, *_, told = made.outcome
         obs, infos = [leaf.copy() for leaf in new_obs], list(told)
         while True:
-            for leaf, begun in zip(obs, answers.obs, strict=False):
-                leaf[answers.ready] = begun
+            if answers.obs:
+                obs = [put(leaf, answers.ready, begun) for leaf, begun in zip(obs, answers.obs, strict=True)]
             for env, info in zip(answers.ready.tolist(), answers.infos, strict=True):
                 infos[env] = info
             if not self.under_way:

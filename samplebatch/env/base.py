@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from samplebatch import names
+from samplebatch.column.exact import BOOL, FLOAT, Refuse, exact_number
 from samplebatch.env.infos import Infos
 from samplebatch.env.spaces import Layout, Leaf
 from samplebatch.env.transitions import Outcomes, Transition
+from samplebatch.errors import EnvironmentSpecError
 
 
 class Environments(ABC):
@@ -28,6 +31,8 @@ class Environments(ABC):
         Their layouts.
     resets_later
         Whether an environment is reset in a void step after its episode ended, not with its last step.
+    made
+        Calls of the environment's `step` since all environments were reset, which errors name.
     """
 
     resets_later = False
@@ -37,6 +42,16 @@ class Environments(ABC):
         self.num_envs = num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.observations, self.actions = Layout(observation_space), Layout(action_space)
+        self.made = 0
+
+    def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:
+        """Make the error for a value that an environment returned in the newest step, or in a reset."""
+        whose = "" if env is None else f" from environment {env}"
+        return EnvironmentSpecError(f"{sentence}{whose} in {f'step {self.made}' if self.made else 'a reset'}")
+
+    def refusing(self, *envs: int) -> Refuse:
+        """Make errors for values of which row i is from environment `envs[i]`."""
+        return lambda sentence, row: self.refuse(sentence, None if row is None else envs[row])
 
     @abstractmethod
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
@@ -94,19 +109,24 @@ class SingleEnvironment(Environments):
         if seeds is not None:
             given.setdefault("seed", seeds[0])
         obs, info = self.env.reset(**given)
-        return self.observations.flatten_one(obs), [info]
+        self.made = 0
+        return self._observed(obs), [info]
 
     def step(self, actions: Sequence[Leaf]) -> Transition:
         """Step the environment; see `Environments.step`."""
         obs, reward, terminated, truncated, info = self.env.step(self.actions.nest([leaf[0] for leaf in actions]))
-        new_obs = self.observations.flatten_one(obs)
+        self.made += 1
+        new_obs = self._observed(obs)
         # The environment may go on in the same dict.
         info = dict(info)
         outcome = (
-            np.array([reward], np.float64).reshape(1),
-            np.array([terminated], np.bool_),
-            np.array([truncated], np.bool_),
+            np.array([exact_number(names.REWARDS, reward, FLOAT, self.refuse)], FLOAT),
+            np.array([exact_number(names.TERMINATEDS, terminated, BOOL, self.refuse)], BOOL),
+            np.array([exact_number(names.TRUNCATEDS, truncated, BOOL, self.refuse)], BOOL),
         )
-        if not terminated and not truncated:
+        if not outcome[1][0] and not outcome[2][0]:
             return Transition(new_obs, *outcome, [info], None, None, new_obs, [info])
         return Transition(new_obs, *outcome, [info], np.zeros(1, np.intp), None, *self.reset())
+
+    def _observed(self, obs: Any) -> Sequence[Leaf]:
+        return self.observations.flatten_one(obs, names.OBS, self.refuse)

@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from samplebatch import names
+from samplebatch.column.exact import BOOL, FLOAT, exact_rows, nearest_rows
 from samplebatch.env.base import Environments, SingleEnvironment
 from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
-from samplebatch.env.spaces import Layout, Leaf
-from samplebatch.env.transitions import Flags, Floats, Outcome, Outcomes, Transition, ends_of
+from samplebatch.env.spaces import Layout, Leaf, column_names
+from samplebatch.env.transitions import Outcome, Outcomes, Transition, ends_of
 from samplebatch.errors import EnvironmentSpecError, require
 
-_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 _count = np.count_nonzero
 
 
@@ -42,6 +43,12 @@ class VectorEnvironments(Environments):
         if hasattr(inner, "parent_pipes") and inner.shared_memory:
             check_shared(self.observations)
         self._flat = self.observations.plain and self.actions.plain
+        self._obs_names = column_names(names.OBS, self.observations)
+        self._new_names = column_names(names.NEXT_OBS, self.observations)
+        self._obs_dtype, self._obs_shape = (
+            env.single_observation_space.dtype,
+            self._shape_of(env.single_observation_space),
+        )
         # Whether nothing must be done to what the environment gives before it is acted on: known from a reset.
         self._raw = False
 
@@ -50,29 +57,87 @@ class VectorEnvironments(Environments):
         if seeds is not None:
             given.setdefault("seed", list(seeds) if self._seeds_each else seeds[0])
         obs, infos = self.env.reset(**given)
-        # An environment gives the same dtypes in every step; should it not, columns widen or refuse.
-        self._raw = self._flat and not self._copies and obs.dtype == self.observation_space.dtype
+        self.made = 0
+        self._raw = self._flat and not self._copies and getattr(obs, "dtype", None) == self._obs_dtype
         return self._own(obs), infos
 
+    def _shape_of(self, space: Any) -> tuple[int, ...]:
+        return (self.num_envs, *(space.shape or ()))
+
     def _own(self, obs: Any) -> Sequence[Leaf]:
-        """Take observations apart into arrays of their spaces' dtypes that the environment will not write to."""
-        leaves = self.observations.flatten(obs)
-        for place, (leaf, space) in enumerate(zip(leaves, self.observations.spaces, strict=True)):
-            if leaf.dtype != space.dtype and not leaf.dtype.hasobject:
-                leaves[place] = leaf.astype(space.dtype)
-            elif self._copies:
-                leaves[place] = leaf.copy()
+        """Take observations apart into arrays that hold them exactly, and that the environment will not write to."""
+        layout = self.observations
+        try:
+            leaves = layout.flatten(obs)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            must = (
+                f"observations must have the parts {', '.join(map(repr, layout.names))}, as the observation space has"
+            )
+            raise self.refuse(must, None) from error
+        for place, (leaf, space, name) in enumerate(zip(leaves, layout.spaces, self._obs_names, strict=True)):
+            exact = leaf
+            if layout.is_numeric(space):
+                exact = exact_rows(name, leaf, space.dtype, self._shape_of(space), self.refuse)
+            elif len(leaf) != self.num_envs:
+                raise self.refuse(f"column {name!r} must have {self.num_envs} rows, got {len(leaf)}", None)
+            leaves[place] = exact.copy() if exact is leaf and self._copies else exact
         return leaves
 
     def _stepped(self, actions: Sequence[Leaf]) -> Outcome:
-        """Step every environment, and return what it gave: observations and flags of the usual dtypes, all our own."""
-        obs, *outcome, infos = self.env.step(actions[0] if self._flat else self.actions.nest(actions))
-        rewards, terminateds, truncateds = _typed(*outcome, copy=self._copies)
-        return self._own(obs), rewards, terminateds, truncateds, copied(infos) if self._copies else infos
+        """Step every environment, and return what it gave: rewards and flags of the usual dtypes, all our own."""
+        step = self._step(actions[0] if self._flat else self.actions.nest(actions))
+        obs, rewards, terminateds, truncateds, infos = self._exact(*step)
+        if self._copies:
+            return obs, rewards.copy(), terminateds.copy(), truncateds.copy(), copied(infos)
+        return obs, rewards, terminateds, truncateds, infos
+
+    def _step(self, actions: Any) -> Any:
+        try:
+            step = self.env.step(actions)
+        except (TypeError, ValueError):
+            self.made += 1
+            self._check_single()
+            raise
+        self.made += 1
+        return step
+
+    def _check_single(self) -> None:
+        """Refuse observations of single environments that Gymnasium could not put together."""
+        inner = getattr(self.env, "unwrapped", self.env)
+        for env, obs in enumerate(getattr(inner, "_env_obs", ())):
+            self.observations.flatten_one(obs, names.OBS, self.refusing(env))
+
+    def _exact(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> Outcome:
+        """Convert a step exactly, or refuse it."""
+        shape, refuse = (self.num_envs,), self.refuse
+        return (
+            self._own(obs),
+            exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse),
+            exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse),
+            exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse),
+            infos,
+        )
 
     def advance(self, actions: Sequence[Leaf]) -> Any:
         """Step every environment; see `Environments.advance`."""
-        return self.env.step(actions[0]) if self._raw else self._stepped(actions)
+        if not self._raw:
+            return self._stepped(actions)
+        step = self._step(actions[0])
+        obs, rewards, terminateds, truncateds, _ = step
+        try:
+            usual = (
+                obs.dtype == self._obs_dtype
+                and obs.shape == self._obs_shape
+                and rewards.dtype == FLOAT
+                and terminateds.dtype == truncateds.dtype == BOOL
+                and rewards.shape == terminateds.shape == truncateds.shape == (len(obs),)
+            )
+        except AttributeError:
+            usual = False
+        if usual:
+            return step
+        leaves, *outcome = self._exact(*step)
+        return (leaves[0], *outcome)
 
     def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
         """Return what to act on; see `Environments.next`."""
@@ -87,16 +152,8 @@ class VectorEnvironments(Environments):
         """Bring what the environment gave into its usual form; see `Environments.settle`."""
         obs, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
         spoken = {place: said for place, said in enumerate(infos) if said}
-        if not self._raw:
-            return Outcomes(list(zip(*obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
-        if (rewards[0].dtype, terminateds[0].dtype, truncateds[0].dtype) != (_FLOAT, _BOOL, _BOOL):
-            typed = [_typed(*step, copy=False) for step in zip(rewards, terminateds, truncateds, strict=True)]
-            rewards, terminateds, truncateds = zip(*typed, strict=True)
-        return Outcomes([obs], rewards, terminateds, truncateds, spoken, None, None)
-
-
-def _typed(rewards: Any, terminateds: Any, truncateds: Any, *, copy: bool) -> tuple[Floats, Flags, Flags]:
-    return rewards.astype(_FLOAT, copy=copy), terminateds.astype(_BOOL, copy=copy), truncateds.astype(_BOOL, copy=copy)
+        leaves = [obs] if self._raw else list(zip(*obs, strict=True))
+        return Outcomes(leaves, rewards, terminateds, truncateds, spoken, None, None)
 
 
 class NextStepEnvironments(VectorEnvironments):
@@ -172,7 +229,8 @@ class SameStepEnvironments(VectorEnvironments):
         ended = done.nonzero()[0]
         finals = _finals(infos)
         new_obs = [leaf.copy() for leaf in obs]
-        for leaf, values in zip(new_obs, self._leaves([finals[row] for row in ended.tolist()]), strict=True):
+        last = self._last([finals[row] for row in ended.tolist()], ended, [leaf.dtype for leaf in obs])
+        for leaf, values in zip(new_obs, last, strict=True):
             leaf[ended] = values
         true, said = with_finals(infos, ended, self.num_envs), without_finals(infos)
         return Transition(new_obs, rewards, terminateds, truncateds, true, ended, None, obs, said)
@@ -200,14 +258,24 @@ class SameStepEnvironments(VectorEnvironments):
                 infos[place] = with_finals(infos[place], envs[places == place], self.num_envs)
             else:
                 del infos[place]
-        return outcomes._replace(finals=(rows, self._leaves(finals)))
+        dtypes = [np.result_type(*{array.dtype for array in arrays}) for arrays in outcomes.new_obs]
+        return outcomes._replace(finals=(rows, self._last(finals, envs, dtypes)))
 
-    def _leaves(self, values: Sequence[Any]) -> Sequence[Leaf]:
-        """Take observations of single environments apart, into one array for each leaf."""
-        if self._flat:
-            shape = self.observation_space.shape
-            return [np.concatenate(values).reshape(-1, *shape) if shape else np.array(values)]
-        return [np.concatenate(leaf) for leaf in zip(*map(self.observations.flatten_one, values), strict=True)]
+    def _last(self, values: Sequence[Any], envs: Rows, dtypes: Sequence[np.dtype[Any]]) -> Sequence[Leaf]:
+        """Take last observations of single environments apart, one array a leaf, in the dtypes of all others."""
+        parts: list[Any] = [list(values)]
+        if not self._flat:
+            leaves = [
+                self.observations.flatten_one(value, names.NEXT_OBS, self.refusing(env))
+                for env, value in zip(envs.tolist(), values, strict=True)
+            ]
+            parts = list(map(np.concatenate, zip(*leaves, strict=True)))
+        refuse = self.refusing(*envs.tolist())
+        given = zip(self._new_names, parts, self.observations.spaces, dtypes, strict=True)
+        return [
+            part if dtype.hasobject else nearest_rows(name, part, dtype, (len(values), *space.shape), refuse)
+            for name, part, space, dtype in given
+        ]
 
 
 def _finals(infos: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
+from samplebatch.column.casting import cast_exactly, wider
 
 Infos = dict[str, Any] | list[dict[str, Any]]
 """Infos of n environments, in either form."""
@@ -90,9 +91,12 @@ def _chosen(value: Any, other: Any, there: npt.NDArray[np.bool_]) -> Any:
     if isinstance(value, dict) and isinstance(other, dict):
         return replaced(value, other, there.nonzero()[0], len(there))
     if isinstance(value, np.ndarray) and isinstance(other, np.ndarray) and value.shape[1:] == other.shape[1:]:
-        kept = value.astype(np.result_type(value, other))
-        kept[there] = other[there]
-        return kept
+        for dtype in (value.dtype, *wider(value.dtype, other.dtype)):
+            kept, new = cast_exactly(value, dtype), cast_exactly(other, dtype)
+            if kept is not None and new is not None:
+                kept = kept.copy()
+                kept[there] = new[there]
+                return kept
     mixed = np.empty(len(there), object)
     for row, elsewhere in enumerate(there.tolist()):
         mixed[row] = (other if elsewhere else value)[row]

@@ -11,15 +11,17 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
 from samplebatch import names
+from samplebatch.column.exact import BOOL, BOOLS, FLOAT, FLOATS, Refuse, exact_number
 from samplebatch.env.agents import agent_positions
 from samplebatch.env.registry import AECEnvironment, ParallelEnvironment, environment_kind
 from samplebatch.env.teams import Outcome, Team
-from samplebatch.errors import EnvironmentSpecError
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, EnvironmentSpecError
 
 Row = dict[str, Any]
 """What one agent saw and did in one step, by column."""
@@ -105,6 +107,11 @@ class Run(ABC):
         for team in self.teams:
             team.observations = list(map(kept, team.observations))
 
+    def refusing(self, agent: Any) -> Refuse:
+        """Make errors for values that the environment returned for an agent in the newest step."""
+        where = f"for agent {agent!r} from environment {self.env_id} in step {self.t}"
+        return lambda sentence, _: EnvironmentSpecError(f"{sentence} {where}")
+
     @abstractmethod
     def _reset(self, seed: int | None) -> None:
         """Reset the environment, and find out who is to act."""
@@ -161,6 +168,7 @@ class ParallelRun(Run):
         self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]
     ) -> None:
         _check("an observation", observations, agents)
+        self._refuse_none([observations[agent] for agent in agents], agents)
         self._agents = agents
         self.teams = self._teams(agents, observations, infos, going_on)
 
@@ -178,9 +186,17 @@ class ParallelRun(Run):
         try:
             for team in teams:
                 of_each = team.of_each
+                seen, paid = of_each(observations), of_each(rewards)
                 gone, cut = of_each(terminations), of_each(truncations)
+                if not FLOATS.issuperset(map(type, paid)):
+                    paid = self._exact(names.REWARDS, paid, FLOAT, team)
+                if not BOOLS.issuperset(map(type, (*gone, *cut))):
+                    gone = self._exact(names.TERMINATEDS, gone, BOOL, team)
+                    cut = self._exact(names.TRUNCATEDS, cut, BOOL, team)
+                if NoneType in map(type, seen):
+                    self._refuse_none(seen, team.agents)
                 ended = ended or any(gone) or any(cut)
-                came.append((of_each(observations), of_each(rewards), gone, cut))
+                came.append((seen, paid, gone, cut))
         except KeyError:
             _check("an observation", observations, agents)
             _check("a reward", rewards, agents)
@@ -198,12 +214,27 @@ class ParallelRun(Run):
                 said = team.of_each(infos)
             except KeyError:
                 said = tuple(infos.get(agent, _NOTHING) for agent in team.agents)
-            team.owner.finish(team, Outcome(seen, paid, gone, cut, said, ended=ended, eps_done=over))
+            try:
+                team.owner.finish(team, Outcome(seen, paid, gone, cut, said, ended=ended, eps_done=over))
+            except (ColumnMismatchError, ColumnTypeError) as error:
+                raise type(error)(f"{error} (environment {self.env_id}, step {self.t})") from None
             team.observations, team.infos, team.begins = seen, said, None
         self.t += 1
         self.written += 1
         if not goes_on:
             self._wait([] if over else staying, observations, infos, going_on)
+
+    def _exact(self, name: str, values: Iterable[Any], dtype: np.dtype[Any], team: Team) -> tuple[Any, ...]:
+        """Convert a number of each agent exactly."""
+        return tuple(
+            exact_number(name, value, dtype, self.refusing(agent))
+            for agent, value in zip(team.agents, values, strict=True)
+        )
+
+    def _refuse_none(self, observations: Iterable[Any], agents: Iterable[Any]) -> None:
+        for agent, observation in zip(agents, observations, strict=True):
+            if observation is None:
+                raise self.refusing(agent)(f"column {names.NEXT_OBS!r} must hold an observation, got None", None)
 
 
 class AECRun(Run):
@@ -273,7 +304,11 @@ class AECRun(Run):
                     f"{agent!r}"
                 )
             observation = kept(observation)
-            begins = not self._close(agent, observation, reward, bool(terminated), bool(truncated), info)
+            refuse = self.refusing(agent)
+            reward = exact_number(names.REWARDS, reward, FLOAT, refuse)
+            terminated = bool(exact_number(names.TERMINATEDS, terminated, BOOL, refuse))
+            truncated = bool(exact_number(names.TRUNCATEDS, truncated, BOOL, refuse))
+            begins = not self._close(agent, observation, reward, terminated, truncated, info)
             if not (terminated or truncated):
                 self.teams = self._teams([agent], {agent: observation}, {agent: info}, () if begins else (agent,))
                 break

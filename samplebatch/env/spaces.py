@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, node
+from samplebatch.column.exact import Refuse, exact_rows
 from samplebatch.errors import require
 
 Leaf = npt.NDArray[Any]
@@ -121,26 +122,44 @@ class Layout:
         for key, part in parts:
             self._gather(part, values[str(key)] if named else values[key], found)
 
-    def flatten_one(self, value: Any) -> list[Leaf]:
+    def flatten_one(self, value: Any, top: str, refuse: Refuse) -> list[Leaf]:
         """Take the value of a single environment apart into one array of shape (1, ...) a leaf, each of its own memory.
 
-        Numbers get the dtype of their space, as Gymnasium's vector environments do it.
+        Numbers get the dtype of their space, or keep a wider one; see `exact_rows`.
+
+        Parameters
+        ----------
+        value
+            The value.
+        top
+            The name of the column, for errors.
+        refuse
+            Makes the error for a value that does not fit the space.
         """
+        if self.plain:
+            space = self._space
+            if type(value) is np.ndarray and value.dtype == space.dtype and value.shape == space.shape:
+                return [value[None].copy()]
+            # A list of one value is copied into an array.
+            return [exact_rows(top, [value], space.dtype, (1, *space.shape), refuse)]
         found: list[Leaf] = []
-        self._gather_one(self._space, value, found)
+        self._gather_one(self._space, value, top, found, refuse)
         return found
 
-    def _gather_one(self, space: Any, value: Any, found: list[Leaf]) -> None:
+    def _gather_one(self, space: Any, value: Any, name: str, found: list[Leaf], refuse: Refuse) -> None:
         parts = self._parts(space)
-        if parts is not None:
-            for key, part in parts:
-                self._gather_one(part, value[key], found)
-        elif self.is_numeric(space):
-            array = np.empty((1, *space.shape), space.dtype)
-            array[0] = value
-            found.append(array)
-        else:
-            found.append(_objects([value]))
+        if parts is None:
+            numeric = self.is_numeric(space)
+            found.append(
+                exact_rows(name, [value], space.dtype, (1, *space.shape), refuse) if numeric else _objects([value])
+            )
+            return
+        for key, part in parts:
+            try:
+                own = value[key]
+            except (KeyError, IndexError, TypeError) as error:
+                raise refuse(f"column '{name}.{key}' must have a value, got none", 0) from error
+            self._gather_one(part, own, f"{name}.{key}", found, refuse)
 
     def nest(self, leaves: Sequence[Any]) -> Any:
         """Put leaves, or anything that stands for them, together as the space has them: in dicts and tuples."""
@@ -161,6 +180,16 @@ class Layout:
         if make is dict and isinstance(space, self._tuple):
             return tuple(self._nested(part, leaves, make) for _, part in parts)
         return make({str(key): self._nested(part, leaves, make) for key, part in parts})
+
+
+def column_names(top: str, layout: Layout) -> tuple[str, ...]:
+    """Name the columns of a layout's leaves.
+
+    >>> from gymnasium import spaces
+    >>> column_names("obs", Layout(spaces.Dict(camera=spaces.Discrete(2))))
+    ('obs.camera',)
+    """
+    return tuple(f"{top}.{leaf}" if leaf else top for leaf in layout.names)
 
 
 def _objects(values: Any) -> Leaf:

@@ -12,7 +12,7 @@ from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy
 from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
-from samplebatch.env.spaces import Columns, Layout, Leaf
+from samplebatch.env.spaces import Columns, Layout, Leaf, column_names
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.as_policy import Decision, as_policy
@@ -23,6 +23,7 @@ ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
 
 _RECORDED = (names.ACTION_LOGP, names.ACTION_PROB, names.ACTION_DIST_INPUTS, names.VF_PREDS)
 """What is kept of a decision beside actions, state and `policy`."""
+_NUMBERS = "biufc"
 _new_tuple = tuple.__new__
 """Makes a named tuple without a call of Python code."""
 
@@ -95,6 +96,7 @@ class Chooser:
         self._obs_names = column_names(names.OBS, observations)
         self._plain = observations.plain and actions.plain
         self._action_names = column_names(names.ACTIONS, actions)
+        self._shapes = [space.shape if actions.is_numeric(space) else None for space in actions.spaces]
         self._noise = _noise_of(policy, exploration_noise)
         self.takes_batch = self.actor.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
@@ -140,6 +142,7 @@ class Chooser:
                 raise PolicySpecError(
                     f"a policy must return an action for each of {rows} environments, got actions of shape {leaf.shape}"
                 )
+        self._check_numbers(leaves)
         # The policy may write its next actions where these are.
         columns = {names.OBS: obs[0], names.ACTIONS: act.copy()} if plain else self._columns(obs, leaves)
         after = None
@@ -148,8 +151,20 @@ class Chooser:
             if after is not None:
                 policy_state.check(after, rows)
             for name, kept in self._kept(decision, state, after):
+                if not isinstance(kept, np.ndarray) or not kept.ndim or len(kept) != rows:
+                    raise _wrong_rows(name, kept, rows)
+                if name in _RECORDED and kept.dtype.kind not in _NUMBERS:
+                    raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(kept)} from the policy")
                 columns[name] = kept.copy()
-        mapped = leaves if self._map is None else self._layout.flatten(to_numpy(self._map(act)))
+        mapped = leaves
+        if self._map is not None:
+            mapped = self._layout.flatten(to_numpy(self._map(act)))
+            self._check_numbers(mapped)
+        for leaf, shape, name in zip(mapped, self._shapes, self._action_names, strict=True):
+            if shape is not None and leaf.shape[1:] != shape:
+                raise PolicySpecError(
+                    f"column {name!r} must have rows of shape {shape}, as the action space has, got {leaf.shape[1:]}"
+                )
         return _new_tuple(Choice, (columns, mapped, after, decision))
 
     def draw(self, obs: Sequence[Leaf], rows: int) -> Choice:
@@ -158,6 +173,12 @@ class Chooser:
         leaves = self._layout.flatten(drawn)
         kept = leaves if self._unmap is None else self._layout.flatten(to_numpy(self._unmap(drawn)))
         return Choice(self._columns(obs, kept), leaves, None, {"act": drawn})
+
+    def _check_numbers(self, leaves: Sequence[Leaf]) -> None:
+        """Refuse actions that are no real numbers where the space has numbers."""
+        for leaf, shape, name in zip(leaves, self._shapes, self._action_names, strict=True):
+            if shape is not None and leaf.dtype.kind not in "biuf":
+                raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(leaf)} from the policy")
 
     def _columns(self, obs: Sequence[Leaf], actions: Sequence[Leaf]) -> Columns:
         columns = dict(zip(self._obs_names, obs, strict=True))
@@ -182,14 +203,15 @@ class Chooser:
             yield from policy_state.columns_of(policy_state.zeros_like(after) if before is None else before)
 
 
-def column_names(top: str, layout: Layout) -> tuple[str, ...]:
-    """Name the columns of a layout's leaves.
+def _wrong_rows(name: str, kept: Any, rows: int) -> PolicySpecError:
+    found = len(kept) if np.ndim(kept) else f"a single {type(kept).__name__}"
+    return PolicySpecError(
+        f"column {name!r} must have {rows} rows, one for each environment that the policy was asked about, got {found}"
+    )
 
-    >>> from gymnasium import spaces
-    >>> column_names("obs", Layout(spaces.Dict(camera=spaces.Discrete(2))))
-    ('obs.camera',)
-    """
-    return tuple(f"{top}.{leaf}" if leaf else top for leaf in layout.names)
+
+def _kind_of(leaf: Leaf) -> str:
+    return "Python objects" if leaf.dtype.hasobject else str(leaf.dtype)
 
 
 def _leaves_of(path: str, values: Any) -> Iterator[tuple[str, Leaf]]:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samplebatch import names
-from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.env.spaces import Layout, Leaf, column_names
 from samplebatch.env.teams import Key, Team
-from samplebatch.errors import EnvironmentSpecError
-from samplebatch.policy.choices import Chooser, column_names
+from samplebatch.errors import EnvironmentSpecError, SampleBatchError
+from samplebatch.policy.choices import Chooser
 from samplebatch.policy.state import put, taken
 
 _MASK = "action_mask"
@@ -135,10 +135,10 @@ class PolicyDecider(Decider):
         chooser = self._chooser
         if chooser is None:
             chooser = self._chooser = self._made(teams[0])
-        if seen is None or not self._observations.plain:
-            observations = _stacked([value for team in teams for value in team.observations], self._observations)
-        else:
-            observations = [seen]
+        layout = self._observations
+        observations = _stacked(teams, layout) if seen is None or not layout.plain else [seen]
+        if layout.plain and observations[0].shape[1:] != layout.spaces[0].shape:
+            raise _wrong_shape(teams, layout.spaces[0].shape)
         count = len(observations[0])
         infos: Any = None
         if chooser.takes_batch:
@@ -222,12 +222,30 @@ def _mask(observation: Any, info: Any) -> Any:
     return mask.astype(np.int8) if isinstance(mask, np.ndarray) else mask
 
 
-def _stacked(observations: Sequence[Any], layout: Layout) -> list[Leaf]:
+def _stacked(teams: Sequence[Team], layout: Layout) -> list[Leaf]:
     """Lay the observations of several agents one under the other, leaf by leaf."""
     if layout.plain:
-        return [np.stack(observations)]
-    leaves = [layout.flatten_one(observation) for observation in observations]
+        try:
+            return [np.stack([value for team in teams for value in team.observations])]
+        except ValueError:
+            raise _wrong_shape(teams, layout.spaces[0].shape) from None
+    leaves = [
+        layout.flatten_one(value, names.OBS, team.run.refusing(agent))
+        for team in teams
+        for agent, value in zip(team.agents, team.observations, strict=True)
+    ]
     return [np.concatenate(parts) for parts in zip(*leaves, strict=True)]
+
+
+def _wrong_shape(teams: Sequence[Team], shape: tuple[int, ...]) -> SampleBatchError:
+    """Word the error for the first observation that has not the shape of its space."""
+    team, agent, found = next(
+        (team, agent, np.shape(value))
+        for team in teams
+        for agent, value in zip(team.agents, team.observations, strict=True)
+        if np.shape(value) != shape
+    )
+    return team.run.refusing(agent)(f"column {names.OBS!r} must have rows of shape {shape}, got {found}", None)
 
 
 def _tree(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,6 +75,10 @@ def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
             shape = (count, *given.shape[1:])
             leaf = given.new_zeros(shape) if tensor else np.zeros(shape, given.dtype)
         kept = leaf.clone() if tensor else leaf.copy()
+        if kept.dtype != given.dtype:
+            promote = sys.modules["torch"].promote_types if tensor else np.promote_types
+            dtype = promote(kept.dtype, given.dtype)
+            kept = kept.to(dtype) if tensor else kept.astype(dtype)
         kept[rows] = given
         return kept
 

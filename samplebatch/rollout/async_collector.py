@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
-from samplebatch.env.async_vector import Answers, AsyncEnvironments
+from samplebatch.env.async_vector import Answers, AsyncEnvironments, put
 from samplebatch.env.infos import Infos, Rows, batch_of, rows_of
 from samplebatch.env.transitions import Outcome
 from samplebatch.policy import state as policy_state
@@ -255,8 +255,8 @@ class AsyncCollector(Collector):
         for choice, places in self._pending.take(envs):
             outcome = answers.outcome if len(places) == len(envs) else _of_rows(answers.outcome, places)
             self._recorder.record(choice, outcome, envs[places])
-        for leaf, seen in zip(self._obs or (), answers.obs, strict=False):
-            leaf[answers.ready] = seen
+        if answers.obs and self._obs is not None:
+            self._obs = [put(leaf, answers.ready, seen) for leaf, seen in zip(self._obs, answers.obs, strict=True)]
         for env, said in zip(answers.ready.tolist(), answers.infos, strict=True):
             self._said[env] = said
         if len(answers.ended):

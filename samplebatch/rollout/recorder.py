@@ -14,10 +14,10 @@ from samplebatch.batch.nested.flat import as_sample_batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.infos import Infos, Rows, batch_of, batch_of_steps, rows_of
-from samplebatch.env.spaces import Columns, Layout, Leaf
+from samplebatch.env.spaces import Columns, Layout, Leaf, column_names
 from samplebatch.env.transitions import Outcome, Outcomes
 from samplebatch.names import TO_FLAT, TO_NESTED
-from samplebatch.policy.choices import Choice, column_names
+from samplebatch.policy.choices import Choice
 from samplebatch.rollout.hooks import EpisodeHook, call_on_buffer, call_on_rows
 from samplebatch.rollout.rows import GrowingRows, other_columns
 from samplebatch.rollout.steps import Steps

@@ -440,7 +440,7 @@ def test_actions_may_widen_but_not_lose() -> None:
     batch = Collector(of(np.int32, np.int64, np.uint8), ladders([9, 9])).collect(n_step=6).batch
     assert batch["actions"].dtype == np.int32
     shapes = iter([(2,), (2, 1)])
-    with pytest.raises(ColumnMismatchError, match="'actions' must have rows of shape"):
+    with pytest.raises(PolicySpecError, match="'actions' must have rows of shape"):
         Collector(lambda obs: np.zeros(next(shapes)), ladders([9, 9])).collect(n_step=4)
 
 

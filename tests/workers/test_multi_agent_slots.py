@@ -12,7 +12,7 @@ from fragments import check_same, made, plan, sent
 from samplebatch import Batch, MultiAgentBatch, MultiAgentCollector, SampleBatch, channel, concat_samples
 from samplebatch.batch.builder import SampleBatchBuilder
 from samplebatch.column import memory
-from samplebatch.errors import ColumnMismatchError
+from samplebatch.errors import EnvironmentSpecError
 from samplebatch.rollout.places import Forecast, Places
 from samplebatch.workers.fragment_sender import FragmentSender
 from samplebatch.workers.task import task_of
@@ -131,7 +131,7 @@ class Poetic(arena.Relay):
 
 def test_what_no_column_can_hold_is_refused_by_name() -> None:
     task = task_of(plan(Poetic, envs=1), lambda _: None)
-    with pytest.raises(ColumnMismatchError, match="'rewards'"):
+    with pytest.raises(EnvironmentSpecError, match="'rewards'"):
         task.next(None)
 
 

@@ -1,0 +1,337 @@
+"""Values that environments and policies return are kept exactly, or refused by column, environment and step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import arena
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from samplebatch import AsyncCollector, Collector, MultiAgentCollector, RolloutWorkers, VectorReplayBuffer
+from samplebatch.errors import EnvironmentSpecError, PolicySpecError, SampleBatchError
+
+GOOD = (np.zeros(3, np.float32), 0.0, False, False, {})
+NAMES = ("obs", "rewards", "terminateds", "truncateds")
+
+
+class Odd(gymnasium.Env):
+    """Returns what it is told to in its fifth step."""
+
+    def __init__(self, place: int | None = None, value: Any = None, space: Any = None) -> None:
+        self.observation_space = space or spaces.Box(-9, 9, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._place, self._value, self._made = place, value, 0
+        self._good = np.zeros(3, np.float32) if space is None else space.sample()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._good, {}
+
+    def step(self, action: Any) -> Any:
+        self._made += 1
+        step: list[Any] = [self._good, *GOOD[1:]]
+        if self._made == 5 and self._place is not None:
+            step[self._place] = self._value
+        return tuple(step)
+
+
+class OddVector(VectorEnv):
+    """Three environments that were put together elsewhere; an array of their fifth step is another one."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, place: int = 0, value: Any = None) -> None:
+        self.num_envs = 3
+        self.single_observation_space = spaces.Box(-9, 9, (3,), np.float32)
+        self.single_action_space = spaces.Discrete(3)
+        self._place, self._value, self._made = place, value, 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((3, 3), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        self._made += 1
+        flags = np.zeros(3, bool)
+        step: list[Any] = [np.zeros((3, 3), np.float32), np.zeros(3), flags, flags, {}]
+        if self._made == 5:
+            step[self._place] = self._value
+        return tuple(step)
+
+
+def stay(obs: Any) -> Any:
+    return np.zeros(len(obs), np.int64)
+
+
+REFUSED = [
+    (0, None, "hold numbers, got a NoneType"),
+    (0, 2.0, r"have rows of shape \(3,\), got \(\)"),
+    (0, np.zeros(2, np.float32), r"have rows of shape \(3,\), got \(2,\)"),
+    (0, np.zeros((1, 3), np.float32), r"have rows of shape \(3,\), got \(1, 3\)"),
+    (0, [1.0, [2.0], 3.0], r"have rows of shape \(3,\), got lists of different lengths"),
+    (0, np.array([1j, 0, 0]), "hold numbers, got rows of complex128"),
+    (0, ["1", "2", "3"], "hold numbers, got rows of <U1"),
+    (1, None, "hold numbers, got a NoneType"),
+    (1, 1j, "hold numbers, got a complex"),
+    (1, "7", "hold numbers, got a str"),
+    (1, np.zeros(2), r"have rows of shape \(\), got \(2,\)"),
+    (1, 2**53 + 1, "hold float64, got a value of int64 that does not fit"),
+    (2, 0.5, "hold bool, got a value of float64"),
+    (2, 2, "hold bool, got a value of int64"),
+    (2, float("nan"), "hold bool, got a value of float64"),
+    (2, "no", "hold numbers, got a str"),
+    (3, None, "hold numbers, got a NoneType"),
+    (3, np.array([True, False]), r"have rows of shape \(\), got \(2,\)"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "must"), REFUSED)
+def test_values_that_would_change_are_refused(place: int, value: Any, must: str) -> None:
+    collector = Collector(stay, Odd(place, value))
+    with pytest.raises(EnvironmentSpecError, match=f"^column '{NAMES[place]}' must {must}.* environment 0 in step 5$"):
+        collector.collect(n_step=9)
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_steps_before_a_refused_one_are_kept_whole(buffered: bool) -> None:
+    buffer = VectorReplayBuffer(30, 3) if buffered else None
+    collector = Collector(stay, OddVector(1, np.zeros(2)), buffer)
+    with pytest.raises(EnvironmentSpecError, match="'rewards' must have 3 rows, got 2 in step 5"):
+        collector.collect(n_step=27)
+    if buffer is not None:
+        assert len(buffer) == 12
+    else:
+        batch = collector.collect(n_step=3).batch
+        assert batch["t"].tolist() == [0, 1, 2, 3] * 3
+
+
+VECTOR_REFUSED = [
+    (0, np.zeros((2, 3), np.float32), "'obs' must have 3 rows, got 2 in step 5"),
+    (0, np.zeros((3, 2), np.float32), r"'obs' must have rows of shape \(3,\), got \(2,\) from environment 0"),
+    (0, np.zeros((3, 3), complex), "'obs' must hold numbers, got rows of complex128 from environment 0"),
+    (0, np.float32(0), "'obs' must have 3 rows, got a single ndarray in step 5"),
+    (1, [0.0, None, 0.0], "'rewards' must hold numbers, got a NoneType from environment 1 in step 5"),
+    (1, np.zeros((3, 2)), r"'rewards' must have rows of shape \(\), got \(2,\) from environment 0 in step 5"),
+    (2, np.array([0.0, 1.0, 0.5]), "'terminateds' must hold bool, got a value of float64 .* environment 2 in step 5"),
+    (3, np.array([0, 2, 0]), "'truncateds' must hold bool, got a value of int64 .* environment 1 in step 5"),
+]
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize(("place", "value", "message"), VECTOR_REFUSED)
+def test_arrays_of_vector_environments_are_checked(place: int, value: Any, message: str, random: bool) -> None:
+    collector = Collector(stay, OddVector(place, value))
+    with pytest.raises(EnvironmentSpecError, match=message):
+        collector.collect(n_step=27, random=random)
+
+
+def test_flags_and_rewards_of_other_dtypes_are_converted_exactly() -> None:
+    for place, value in ((1, np.array([1, 2, 3], np.int8)), (2, np.array([0.0, 1.0, 0.0])), (3, [0, 1, 0])):
+        batch = Collector(stay, OddVector(place, value)).collect(n_step=15).batch
+        column = batch[NAMES[place]]
+        assert column.dtype == (np.float64 if place == 1 else bool)
+        assert column[batch["t"] == 4].tolist() == list(value)
+
+
+def test_floats_wider_than_their_space_are_kept() -> None:
+    wide = np.array([0.1, 1e300, np.nan])
+    for env in (Odd(0, wide), OddVector(0, np.stack([wide] * 3))):
+        batch = Collector(stay, env).collect(n_step=18).batch
+        assert batch["new_obs"].dtype == np.float64
+        np.testing.assert_array_equal(batch["new_obs"][batch["t"] == 4][0], wide)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Discrete(5), 2.0),
+        (spaces.Discrete(5), np.uint8(3)),
+        (spaces.Box(0, 255, (2,), np.uint8), [7, 255]),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([7.0, 255.0])),
+        (spaces.MultiBinary(2), [True, False]),
+        (spaces.Box(0, 9, (1,), np.float32), np.array([[5]])),
+    ],
+)
+def test_values_that_their_space_holds_get_its_dtype(space: Any, value: Any) -> None:
+    batch = Collector(stay, Odd(0, value, space)).collect(n_step=5).batch
+    assert batch["new_obs"].dtype == space.dtype
+    np.testing.assert_array_equal(batch["new_obs"][-1], np.ravel(value).reshape(space.shape))
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Discrete(5), 2.5),
+        (spaces.Box(0, 255, (2,), np.uint8), [7, 256]),
+        (spaces.Box(0, 255, (2,), np.uint8), [7, -1]),
+        (spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64), [2.0**63]),
+        (spaces.Box(0, 9, (1,), np.float32), [2**24 + 1]),
+        (spaces.Box(0, 9, (1,), np.uint8), [np.nan]),
+    ],
+)
+def test_values_that_their_space_does_not_hold_are_refused(space: Any, value: Any) -> None:
+    with pytest.raises(EnvironmentSpecError, match=f"^column 'obs' must hold {space.dtype}, .* in step 5$"):
+        Collector(stay, Odd(0, value, space)).collect(n_step=9)
+
+
+def test_parts_of_observations_are_named() -> None:
+    space = spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Discrete(3))
+    good = space.sample()
+    for odd, message in (
+        ({"camera": good["camera"]}, "'obs.arm' must have a value, got none"),
+        ({**good, "arm": None}, "'obs.arm' must hold numbers, got a NoneType"),
+        ({**good, "camera": np.zeros(3)}, "'obs.camera' must have rows of shape"),
+    ):
+        with pytest.raises(EnvironmentSpecError, match=f"{message}.* environment 0 in step 5"):
+            Collector(lambda obs: np.zeros(1, int), Odd(0, odd, space)).collect(n_step=9)
+
+
+def odd_reset() -> Odd:
+    env = Odd()
+    env._good = np.zeros(4, np.float32)
+    return env
+
+
+def test_observations_of_resets_are_checked() -> None:
+    with pytest.raises(EnvironmentSpecError, match=r"'obs' must have rows .* from environment 0 in a reset"):
+        Collector(stay, odd_reset()).reset_env()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_shapes_that_gymnasium_cannot_join_are_refused(mode: Any) -> None:
+    makers: list[Callable[[], Odd]] = [Odd, lambda: Odd(0, np.zeros(2)), Odd]
+    with pytest.raises(EnvironmentSpecError, match=r"'obs' must have rows of shape .* from environment 1 in step 5"):
+        Collector(stay, SyncVectorEnv(makers, autoreset_mode=mode)).collect(n_step=30)
+
+
+@pytest.mark.parametrize(("place", "value", "must"), [case for case in REFUSED if case[0]])
+def test_asynchronous_environments_are_checked(place: int, value: Any, must: str) -> None:
+    env = AsyncVectorEnv([Odd, lambda: Odd(place, value)], context="fork")
+    with AsyncCollector(stay, env, wait_num=2) as collector:
+        match = f"^column '{NAMES[place]}' must {must}.* environment 1 in step 5$"
+        with pytest.raises(EnvironmentSpecError, match=match):
+            collector.collect(n_step=30)
+
+
+# Several agents
+
+
+class OddRelay(arena.Relay):
+    """A relay whose sixth step is other than it should be, for the agent that runs longest."""
+
+    def __init__(self, place: int, value: Any) -> None:
+        super().__init__()
+        self._place, self._value = place, value
+
+    def step(self, actions: Any) -> Any:
+        step = super().step(actions)
+        if self._step == 6:
+            step[self._place]["runner_2"] = self._value
+        return step
+
+
+class OddBazaar(arena.Bazaar):
+    """A bazaar that says something else to a trader at the fifth turn."""
+
+    def __init__(self, place: int, value: Any) -> None:
+        super().__init__()
+        self._place, self._value = place, value
+
+    def last(self, observe: bool = True) -> Any:
+        said = list(super().last(observe))
+        if self.turn == 5:
+            said[self._place] = self._value
+        return tuple(said)
+
+
+AGENTS_REFUSED = [
+    (0, None, "'new_obs' must hold an observation, got None"),
+    (1, None, "'rewards' must hold numbers, got a NoneType"),
+    (1, 1j, "'rewards' must hold numbers, got a complex"),
+    (1, 2**53 + 1, "'rewards' must hold float64"),
+    (2, 0.5, "'terminateds' must hold bool, got a value of float64"),
+    (2, float("nan"), "'terminateds' must hold bool, got a value of float64"),
+    (3, "no", "'truncateds' must hold numbers, got a str"),
+]
+
+
+@pytest.mark.parametrize("policies", ["random", arena.steady])
+@pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED)
+def test_parallel_agents_are_checked(place: int, value: Any, message: str, policies: Any) -> None:
+    stages = [arena.Relay(), OddRelay(place, value)]
+    collector = MultiAgentCollector(stages, policies=policies, seed=1)
+    with pytest.raises(SampleBatchError, match=f"{message}.* agent 'runner_2' from environment 1 in step 5"):
+        collector.collect(40)
+
+
+@pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED[1:])
+def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str) -> None:
+    collector = MultiAgentCollector(OddBazaar(place, value), seed=1)
+    with pytest.raises(EnvironmentSpecError, match=f"{message}.* agent 'trader_.' from environment 0 in step 5"):
+        collector.collect(40)
+
+
+@pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.float32(1)])
+def test_observations_of_another_shape_are_refused_before_the_policy_sees_them(value: Any) -> None:
+    collector = MultiAgentCollector(OddRelay(0, value), policies=arena.steady, seed=1)
+    with pytest.raises(SampleBatchError, match=r"obs' must have rows of shape \(2,\)"):
+        collector.collect(40)
+
+
+def test_numbers_that_are_flags_are_taken_for_flags() -> None:
+    batch = MultiAgentCollector(OddRelay(2, np.int8(1)), seed=1).collect(episodes=1)["runner"]
+    ends = batch["terminateds"] & (batch["agent_index"] == 2)
+    assert batch["t"][ends].tolist() == [5]
+
+
+# Policies
+
+POLICIES_REFUSED = [
+    ({"act": np.zeros(3)}, "an action for each of 2 environments"),
+    ({"act": [None, None]}, "'actions' must hold numbers, got Python objects"),
+    ({"act": np.zeros(2, complex)}, "'actions' must hold numbers, got complex128"),
+    ({"act": np.zeros((2, 3), int)}, r"'actions' must have rows of shape \(\), as the action space has, got \(3,\)"),
+    ({"act": np.zeros(2, int), "vf_preds": np.zeros(3)}, "'vf_preds' must have 2 rows, .*, got 3"),
+    ({"act": np.zeros(2, int), "action_logp": 0.5}, "'action_logp' must have 2 rows, .*, got a single"),
+    ({"act": np.zeros(2, int), "action_logp": [None, 0.5]}, "'action_logp' must hold numbers, got Python objects"),
+    ({"act": np.zeros(2, int), "policy": {"a": {"b": np.zeros(1)}}}, r"'policy\.a\.b' must have 2 rows, .*, got 1"),
+]
+
+
+@pytest.mark.parametrize(("decision", "message"), POLICIES_REFUSED)
+def test_policies_are_checked(decision: dict[str, Any], message: str) -> None:
+    pair = SyncVectorEnv([Odd, Odd])
+    with pytest.raises(PolicySpecError, match=message):
+        Collector(lambda obs: decision, pair).collect(n_step=4)
+    with pytest.raises(PolicySpecError, match=message):
+        AsyncCollector(lambda obs: decision, AsyncVectorEnv([Odd, Odd], context="fork"), wait_num=2).collect(n_step=4)
+
+
+def test_a_row_too_few_and_one_too_many_are_not_joined() -> None:
+    counts = iter([2, 1, 3, 2])
+    policy = lambda obs: {"act": np.zeros(2, int), "policy": {"x": np.arange(next(counts))}}  # noqa: E731
+    collector = Collector(policy, SyncVectorEnv([Odd, Odd]))
+    with pytest.raises(PolicySpecError, match=r"'policy\.x' must have 2 rows, .*, got 1"):
+        collector.collect(n_step=8)
+
+
+def test_policies_of_several_agents_are_checked() -> None:
+    policy = lambda obs: {"act": np.zeros(len(obs), int), "vf_preds": np.zeros(len(obs) + 1)}  # noqa: E731
+    with pytest.raises(PolicySpecError, match="'vf_preds' must have 1 rows"):
+        MultiAgentCollector(arena.Relay(), policies=policy).collect(4)
+
+
+def make_odd() -> Odd:
+    return Odd(1, None)
+
+
+def test_workers_tell_which_value_was_refused() -> None:
+    workers = RolloutWorkers(make_odd, env_steps=20, num_workers=1, backend="inline", max_restarts=0)
+    with (
+        pytest.raises(SampleBatchError, match="'rewards' must hold numbers, got a NoneType from environment 0"),
+        workers,
+    ):
+        list(workers)
