@@ -130,7 +130,7 @@ def test_a_process_that_exits_is_named() -> None:
         AsyncCollector(stay, env) as collector,
         pytest.raises(WorkerError, match=r"environment 1 must .* exited with status 7; make the environments anew"),
     ):
-        collector.collect(n_step=100)
+        collector.collect(n_step=100_000)
     assert is_gone(env)
 
 
