@@ -1,11 +1,13 @@
-"""Share among all tests how hard Hypothesis searches, how unequal batches are shown, and where environments lie."""
+"""Share among all tests Hypothesis' settings, how unequal batches are shown, where environments lie, and a mark."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from samplebatch import SampleBatch
@@ -23,3 +25,11 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
     if op == "==" and isinstance(left, SampleBatch) and isinstance(right, SampleBatch):
         return ["the batches differ", *str(left).splitlines(), *str(right).splitlines()]
     return None
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[Path]:
+    """Name the folder that a malicious pickle would make, and see that none has."""
+    path = tmp_path / "code has run"
+    yield path
+    assert not path.exists()

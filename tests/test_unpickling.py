@@ -1,0 +1,143 @@
+"""Bytes from elsewhere are unpickled in one place, which asks for permission; whoever else runs code is listed here."""
+
+from __future__ import annotations
+
+import ast
+import io
+import pickle
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.unpickling import unpickle
+from samplebatch.errors import FormatError, UntrustedPickleError
+from samplebatch.rollout.policy_file import load_policy
+from tests.malice import MaliciousColumn, Mark
+
+PACKAGE = Path(__file__).parents[1] / "samplebatch"
+
+ALLOWED = {
+    "pickle.loads": {
+        "column/unpickling.py": "the one place that decides",
+        "transport/shared_pickling.py": "what multiprocessing itself unpickles, in two parts",
+        "rollout/policy_source.py": "bytes that the parent process has pickled",
+    },
+    "torch.load": {"rollout/policy_file.py": "with weights only, unless the caller allows more"},
+    "torch.export.load": {"rollout/policy_file.py": "if the caller allows it"},
+    "exec": {"buffer/direct.py": "a function of constant text and numbers: names and values are variables"},
+}
+"""Calls that run code or read it, and the only modules that make them."""
+
+TRUSTED = {
+    "column/interface.py": "whoever unpickles a column runs its pickle already",
+    "batch/sample_batch.py": "whoever unpickles a batch runs its pickle already",
+    "rollout/supervision.py": "workers are processes of the user's own code",
+}
+"""The only modules that allow unpickling themselves, in place of handing a permission down."""
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_modules_in_files_are_not_unpickled(zipped: bool, mark: Path, tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "policy.pt"
+    torch.save({"weight": Mark(mark)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UntrustedPickleError, match=r"policy\.pt"):
+        load_policy(path)
+
+
+def test_programs_in_files_are_not_unpickled(mark: Path, tmp_path: Path) -> None:
+    import torch
+
+    whole, path, inputs = tmp_path / "whole.pt2", tmp_path / "policy.pt2", io.BytesIO()
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(3, 4),)), whole)
+    torch.save(Mark(mark), inputs)
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, inputs.getvalue() if "sample_inputs" in name else source.read(name))
+    with pytest.raises(UntrustedPickleError, match=r"policy\.pt2"):
+        load_policy(path)
+
+
+# -- the one place -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_looked_at_without_permission(mark: Path) -> None:
+    def pickles() -> Iterator[bytes]:
+        raise AssertionError("a pickle was looked at")
+        yield b""
+
+    with pytest.raises(UntrustedPickleError, match="column 'a' holds"):
+        unpickle(pickles(), "column 'a'")
+    assert unpickle([pickle.dumps(3)], "column 'a'", allow_pickle=True) == [3]
+    with pytest.raises(FormatError, match="column 'a' must"):
+        unpickle([b"garbage"], "column 'a'", allow_pickle=True)
+
+
+def test_loading_a_column_refuses_pickles_by_default(mark: Path) -> None:
+    header, buffers = MaliciousColumn.of("root", mark).dump()
+    with pytest.raises(UntrustedPickleError):
+        ObjectColumn.load(header, buffers)
+
+
+@cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """List the nodes of every module's syntax tree that name something, with the module's path."""
+    kinds = ast.Attribute | ast.Name | ast.ImportFrom | ast.keyword | ast.FunctionDef
+    return [
+        (path.relative_to(PACKAGE).as_posix(), node)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds)
+    ]
+
+
+def dotted(node: ast.AST) -> list[str]:
+    """List the dotted names that a node stands for."""
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Attribute):
+        return [f"{inner}.{node.attr}" for inner in dotted(node.value)]
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+DANGEROUS = frozenset((
+    "pickle.loads", "pickle.load", "pickle.Unpickler", "_pickle.loads", "torch.load", "torch.jit.load",
+    "torch.export.load", "np.load", "numpy.load", "marshal.loads", "marshal.load", "shelve.open", "cloudpickle.loads",
+    "dill.loads", "joblib.load", "yaml.load", "eval", "exec", "compile", "__import__", "runpy.run_path",
+    "ForkingPickler.loads", "os.system",
+))  # fmt: skip
+
+
+def test_code_is_read_only_in_the_listed_places() -> None:
+    found: dict[str, set[str]] = {}
+    for module, node in nodes():
+        for name in DANGEROUS.intersection(dotted(node)):
+            found.setdefault(name, set()).add(module)
+    assert found == {name: set(modules) for name, modules in ALLOWED.items()}
+
+
+def test_only_the_listed_places_allow_unpickling_themselves() -> None:
+    found = {
+        module
+        for module, node in nodes()
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle"
+        if isinstance(node.value, ast.Constant) and node.value.value
+    }
+    assert found == set(TRUSTED)
+
+
+def test_permissions_are_refused_by_default() -> None:
+    for module, node in nodes():
+        if isinstance(node, ast.FunctionDef):
+            names = [own.arg for own in node.args.kwonlyargs]
+            default = dict(zip(names, node.args.kw_defaults, strict=True)).get("allow_pickle", ast.Constant(False))
+            assert isinstance(default, ast.Constant), (module, node.name)
+            assert default.value is False, (module, node.name)

@@ -1,0 +1,64 @@
+"""No code of a message's sender runs unless the receiver allows it: every kind of message, at every depth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, broadcast, channel, gather
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.errors import UntrustedPickleError
+from tests.malice import NESTINGS, ROWS, MaliciousColumn
+
+
+def messages(nesting: str, mark: Path) -> dict[str, Any]:
+    """Make one batch of every kind with a malicious column; its name ends in `note`."""
+    column = MaliciousColumn.of(nesting, mark)
+    plain = SampleBatch._of({"note": column})
+    return {
+        "SampleBatch": plain,
+        "MultiAgentBatch": MultiAgentBatch({"wolf": plain}, ROWS),
+        "Batch": Batch(x=np.zeros(ROWS), info=Batch(note=column)),
+    }
+
+
+NAMES = {"SampleBatch": "note", "MultiAgentBatch": "note", "Batch": r"info\.note"}
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("receive", ["recv", "gather"])
+def test_messages_are_not_unpickled(receive: str, kind: str, nesting: str, mark: Path) -> None:
+    producer, consumer = channel(1 << 18, allow_pickle=True)
+    # A sender has what it says of itself in its own hands; what the receiver was made with counts.
+    consumer._allow_pickle = False
+    with producer, consumer:
+        producer.send(messages(nesting, mark)[kind])
+        source = consumer if receive == "recv" else gather([consumer])
+        with pytest.raises(UntrustedPickleError, match=f"column '{NAMES[kind]}' holds pickled objects"):
+            source.recv(timeout_s=5)
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize("kind", NAMES)
+def test_publications_are_not_unpickled(kind: str, nesting: str, mark: Path) -> None:
+    publisher, subscription = broadcast(1 << 18, allow_pickle=True)
+    subscription._allow_pickle = False
+    with publisher, subscription:
+        publisher.publish(messages(nesting, mark)[kind])
+        with pytest.raises(UntrustedPickleError, match=f"column '{NAMES[kind]}' holds pickled objects"):
+            subscription.latest(timeout_s=5)
+
+
+def test_what_is_committed_is_not_unpickled(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ObjectColumn, "dump", MaliciousColumn.of("list", mark).dump)
+    producer, consumer = channel(1 << 18, allow_pickle=True)
+    consumer._allow_pickle = False
+    with producer, consumer:
+        reservation = producer.reserve({"obs": np.dtype("f4")}, ROWS)
+        reservation.commit(extra={"note": [{}] * ROWS})
+        with pytest.raises(UntrustedPickleError, match="column 'note' holds pickled objects"):
+            consumer.recv(timeout_s=5)
