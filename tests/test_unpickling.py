@@ -15,7 +15,7 @@ import pytest
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError, UntrustedPickleError
-from samplebatch.rollout.policy_file import load_policy
+from samplebatch.policy.file import load_policy
 from tests.malice import MaliciousColumn, Mark
 
 PACKAGE = Path(__file__).parents[1] / "samplebatch"
@@ -24,10 +24,11 @@ ALLOWED = {
     "pickle.loads": {
         "column/unpickling.py": "the one place that decides",
         "transport/shared_pickling.py": "what multiprocessing itself unpickles, in two parts",
-        "rollout/policy_source.py": "bytes that the parent process has pickled",
+        "policy/source.py": "bytes that the parent process has pickled",
     },
-    "torch.load": {"rollout/policy_file.py": "with weights only, unless the caller allows more"},
-    "torch.export.load": {"rollout/policy_file.py": "if the caller allows it"},
+    "pickle.Unpickler": {"storage/stub_unpickler.py": "one that finds stubs in place of classes"},
+    "torch.load": {"policy/file.py": "with weights only, unless the caller allows more"},
+    "torch.export.load": {"policy/file.py": "if the caller allows it"},
     "exec": {"buffer/direct.py": "a function of constant text and numbers: names and values are variables"},
 }
 """Calls that run code or read it, and the only modules that make them."""
@@ -35,7 +36,7 @@ ALLOWED = {
 TRUSTED = {
     "column/interface.py": "whoever unpickles a column runs its pickle already",
     "batch/sample_batch.py": "whoever unpickles a batch runs its pickle already",
-    "rollout/supervision.py": "workers are processes of the user's own code",
+    "workers/supervision.py": "workers are processes of the user's own code",
 }
 """The only modules that allow unpickling themselves, in place of handing a permission down."""
 
