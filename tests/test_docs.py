@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -68,3 +68,14 @@ def test_commands(page: Path, tmp_path: Path) -> None:
                     timeout=120,
                 )
                 assert run.returncode == 0, f"{page.name}:{number}: {line}\n{run.stdout}{run.stderr}"
+
+
+@each_page
+def test_modules_that_pages_name_are_there(page: Path) -> None:
+    named = set(
+        re.findall(
+            r"`(?:samplebatch/)?((?:batch|buffer|column|env|policy|rollout|storage|transport|workers)/[\w/]*\.py)`",
+            page.read_text(),
+        )
+    )
+    assert not [path for path in sorted(named) if not (ROOT / "samplebatch" / path).exists()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -259,6 +260,14 @@ def breach(found: Import) -> str | None:
 def test_every_module_has_a_layer() -> None:
     unknown = {layer(module) for module in SOURCES} - {"", *LAYERS}
     assert not unknown, f"give these a place in LAYERS: {sorted(unknown)}"
+
+
+def test_the_architecture_page_shows_every_layer() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page[page.index("| layer |") : page.index("## The life of a step")]
+    shown = {name for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)}
+    present = {layer(module) for module in SOURCES} - {"", "exports"}
+    assert present <= shown <= set(LAYERS)
 
 
 def test_imports_flow_one_way() -> None:
