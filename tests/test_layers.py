@@ -97,6 +97,7 @@ ONE_IMPORTER = {
         "samplebatch.buffer.cursors",
         "samplebatch.buffer.direct",
         "samplebatch.buffer.env_steps",
+        "samplebatch.buffer.folder_status",
         "samplebatch.buffer.episodes",
         "samplebatch.buffer.fragments",
         "samplebatch.buffer.ragged_store",
@@ -122,7 +123,6 @@ ONE_IMPORTER = {
         "samplebatch.batch.lockstep",
         "samplebatch.buffer.commits",
         "samplebatch.buffer.journal",
-        "samplebatch.column.checksum",
         "samplebatch.transport.arena",
     },
     "is a layer's door to the only layer above that needs it": {

@@ -87,7 +87,7 @@ class Durable(Filling):
         return self._committed[1]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
         """Open a buffer that was made with `storage`, in the state after the last step that it took.
 
         That is so however its process ended. Only the generator, priorities written back and `stack_num` may be those
@@ -97,13 +97,18 @@ class Durable(Filling):
         ----------
         path
             The folder.
+        verify
+            Whether to hold all files against the checksums that they were closed with, which reads all of them. By
+            default the files are that were touched since the folder was closed, which those of a copy are. If false,
+            none are, and a folder is taken that was copied without being closed, or whose machine went down.
 
         Raises
         ------
         StorageError
             If another process has it open, or it is no buffer's folder.
         FormatError
-            If it is damaged, or holds a buffer of another class.
+            If it is damaged, or holds a buffer of another class; names the file and the column where bytes have
+            changed. If it is a copy that was made while the buffer was open.
 
         Examples
         --------
@@ -117,7 +122,7 @@ class Durable(Filling):
         ...     buf[:].obs, type(buf.obs)
         (array([2, 3, 4, 5]), <class 'numpy.ndarray'>)
         """
-        folder = MappedFolder.open(path)
+        folder = MappedFolder.open(path, verify=verify)
         try:
             return cls._opened(folder)
         except BaseException:
@@ -180,9 +185,10 @@ class Durable(Filling):
                 self._folder.flush()
 
     def close(self) -> None:
-        """Flush a buffer with `storage`, and unlock its folder. It can still be read, but takes no more steps.
+        """Flush a buffer with `storage`, write its checksums, and unlock its folder.
 
-        Any other buffer stays as it is. Closing again does nothing.
+        It can still be read, but takes no more steps. Checksums are computed of all rows, at several gigabytes a
+        second. Any other buffer stays as it is. Closing again does nothing.
         """
         with self._table.lock:
             if self._folder is not None and not self._folder.closed:

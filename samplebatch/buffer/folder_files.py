@@ -6,11 +6,15 @@ import errno
 import fcntl
 import json
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from samplebatch.errors import FormatError, StorageError
+
+_CHECKSUM = "checksum"
+"""Key of a JSON object's checksum, among its others."""
 
 _MOST_PARTS = 512
 """Parts that one call writes, at the most: half of what Linux takes."""
@@ -72,10 +76,10 @@ def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
                 some[0] = some[0][written:]
 
 
-def write_plain(path: Path, plain: Any) -> None:
-    """Write JSON to a file that is there whole or not at all, unless the machine goes down before it is synced."""
+def write_plain(path: Path, plain: dict[str, Any]) -> None:
+    """Write a JSON object to a file that is there whole or not at all, unless the machine goes down before a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(plain), encoding="utf-8")
+    temporary.write_text(json.dumps({**plain, _CHECKSUM: _checksum(plain)}), encoding="utf-8")
     temporary.replace(path)
 
 
@@ -85,7 +89,7 @@ def read_plain(path: Path) -> dict[str, Any]:
     Raises
     ------
     FormatError
-        If the file is not there, or is none.
+        If the file is not there, is none, or has changed. One by an older version has no checksum to tell by.
     """
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -93,7 +97,14 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise FormatError(f"{str(path)!r} must be a whole file of a buffer, it is not: {error}") from error
     if not isinstance(plain, dict):
         raise FormatError(f"{str(path)!r} must be a file of a buffer, it is another")
+    expected = plain.pop(_CHECKSUM, None)
+    if expected is not None and expected != _checksum(plain):
+        raise FormatError(f"{str(path)!r} must have what was written to it, and it has changed; it is damaged")
     return plain
+
+
+def _checksum(plain: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(plain).encode())
 
 
 def sync(path: Path) -> None:

@@ -3,6 +3,7 @@
 ::
 
     buffer.json              what the buffer is; written once
+    status.json              whether the folder was closed, and then checksums of all files; see `folder_status`
     layout.<n>.json          name, dtype, shape and file of each column, and what the buffer notes about them
     <n>.column               the rows of one column in all slots, as they lie in memory
     lock                     locked by the process that has the folder open
@@ -29,13 +30,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.buffer.commits import FILES, VERSION, Commits
+from samplebatch.buffer.commits import FILES, Commits
 from samplebatch.buffer.folder_files import locked, read_plain, reserve, sync, write_plain
+from samplebatch.buffer.folder_status import ABOUT, STATUS, VERSION, FolderStatus, read_about
 from samplebatch.buffer.store import Slots
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError, StorageError
 
-_ABOUT, _LOCK = "buffer.json", "lock"
+_LOCK = "lock"
 _LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
 _ENTRY = struct.Struct("<QQ")
 """In an intent: how many files and how many slots follow, the rows of which are kept file by file."""
@@ -96,6 +98,8 @@ class MappedFolder:
         self.about = about
         self.notes: Any = None
         self._commits = commits
+        self._status = FolderStatus(path, closed=False, files={})
+        self._opened_from: FolderStatus | None = None
         self._closed = ""
         self._columns: dict[str, _Column] = {}
         self._layout = 0
@@ -137,29 +141,45 @@ class MappedFolder:
                     entry.unlink()
             write_plain(folder / _LAYOUT.format(0), {"columns": {}, "notes": None})
             files = Commits.create(folder, 0, state)
-            write_plain(folder / _ABOUT, {"version": VERSION, "about": about})
+            made = cls(folder, lock, files, about)
+            made._status.write_open(FILES)
+            write_plain(folder / ABOUT, {"version": VERSION, "about": about})
         except BaseException:
             os.close(lock)
             raise
-        return cls(folder, lock, files, about)
+        return made
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
         """Lock a folder, check it, and bring it to the state after the last step that was committed.
+
+        Parameters
+        ----------
+        path
+            The folder.
+        verify
+            Whether to hold all files against the checksums that they were closed with; by default those that were
+            touched since. If false, a folder is taken that was copied without being closed, or whose machine went down.
 
         Raises
         ------
         StorageError
             If another process has it open, or there is no buffer in it.
         FormatError
-            If its files are not what they claim to be: a size, a checksum, a dtype or a version is wrong.
+            If its files are not what they claim to be: a size, a checksum, a dtype or a version is wrong; if they were
+            not closed, and are not those that were open.
         """
         folder = Path(path).absolute()
-        if not (folder / _ABOUT).is_file():
-            raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {_ABOUT!r} in it")
+        if not (folder / ABOUT).is_file():
+            raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {ABOUT!r} in it")
         lock = locked(folder / _LOCK)
         try:
-            about = _read_about(folder / _ABOUT)
+            version, about = read_about(folder)
+            status = None if verify is False else FolderStatus.read(folder, version)
+            if status is not None and status.closed:
+                status.check_closed(always=verify is True)
+            elif status is not None:
+                status.check_open(FILES)
             files = Commits.open(folder)
         except BaseException:
             os.close(lock)
@@ -167,6 +187,12 @@ class MappedFolder:
         made = cls(folder, lock, files, about)
         try:
             made._map_layout(files.last.layout)
+            if status is not None and not status.closed:
+                status.check_open(made._file_names())
+            made._opened_from = status
+            made._status.write_open(made._file_names())
+            if version != VERSION:
+                write_plain(folder / ABOUT, {"version": VERSION, "about": about})
             made._undo()
             made._remove_strays()
         except BaseException:
@@ -262,6 +288,10 @@ class MappedFolder:
         }
         write_plain(self.path / _LAYOUT.format(self._layout), {"columns": columns, "notes": self.notes})
 
+    def _file_names(self) -> list[str]:
+        """List the files whose contents change with steps."""
+        return [*FILES, *(_COLUMN.format(column.file) for column in self._columns.values())]
+
     def _remove_strays(self) -> None:
         """Remove the files of a layout that is no longer, or never was, committed."""
         kept = {_LAYOUT.format(self._layout), *(_COLUMN.format(file) for file in self._committed)}
@@ -321,6 +351,7 @@ class MappedFolder:
             if changed:
                 self._layout += 1
                 self._write_layout()
+                self._status.write_open(self._file_names())
             self._commits.commit(self._layout, state)
         except OSError as error:
             self._abandon("a step could not be committed")
@@ -368,15 +399,17 @@ class MappedFolder:
             if column.mapping is not None:
                 column.mapping.flush()
         self._commits.flush()
-        for path in (self.path / _ABOUT, self.path / _LAYOUT.format(self._layout), self.path):
+        for path in (self.path / ABOUT, self.path / _LAYOUT.format(self._layout), self.path):
             sync(path)
 
     def close(self) -> None:
-        """Flush and unlock the folder; closing again does nothing. Arrays that are still around can be read."""
+        """Flush, write checksums and unlock; closing again does nothing. Arrays that are still around can be read."""
         if not self._closed:
             self._undo()
-            self.flush()
             self._commits.forget_rows()
+            self.flush()
+            others = [ABOUT, _LAYOUT.format(self._layout)]
+            self._status.write_closed([*others, *self._file_names()], self._opened_from)
             self._abandon("it was closed")
 
     @property
@@ -396,23 +429,14 @@ class MappedFolder:
 
 
 def _check_free(folder: Path) -> None:
-    if (folder / _ABOUT).exists():
+    if (folder / ABOUT).exists():
         raise StorageError(f"{str(folder)!r} must be a new folder, and it holds a buffer; open that with open()")
     # What is left of a folder whose making was cut short may go.
-    ours = {_LOCK, *FILES, _LAYOUT.format(0), _LAYOUT.format(0) + ".tmp", _ABOUT + ".tmp"}
+    written = [_LAYOUT.format(0), STATUS, ABOUT]
+    ours = {_LOCK, *FILES, *written[:2], *(f"{name}.tmp" for name in written)}
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
     if strange:
         raise StorageError(f"{str(folder)!r} must be a new folder or an empty one, and it holds {strange[0]!r}")
-
-
-def _read_about(path: Path) -> dict[str, Any]:
-    plain = read_plain(path)
-    if plain.get("version") != VERSION:
-        raise FormatError(f"{str(path)!r} is of version {plain.get('version')}, this library reads {VERSION}")
-    about = plain.get("about")
-    if not isinstance(about, dict):
-        raise FormatError(f"{str(path)!r} must describe a buffer, it does not; it is damaged")
-    return about
 
 
 def _rows_of(column: _Column, slots: Slots, numbers: npt.NDArray[np.int64]) -> memoryview:

@@ -319,6 +319,7 @@ def test_the_rows_lie_in_the_files(path: Path) -> None:
 
 def changed_json(path: Path, change: Any) -> None:
     plain = json.loads(path.read_text())
+    del plain["checksum"]
     change(plain)
     path.write_text(json.dumps(plain))
 
@@ -352,7 +353,7 @@ def test_damage_is_found_on_opening(path: Path, damage: str) -> None:
     DAMAGE[damage](path)
     for _ in range(2):
         with pytest.raises(FormatError):
-            ReplayBuffer.open(path)
+            ReplayBuffer.open(path, verify=False)
 
 
 def test_an_emptied_prioritized_buffer_that_crashed_draws_all_its_rows(path: Path) -> None:

@@ -1,0 +1,292 @@
+"""Folders that were closed are whole; copies made while they were open, mixtures and damage are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flips import COUNT
+from folder_writer import create
+from nursery import nursery
+from streams import BUFFERS, assert_same_rows, fill
+
+from samplebatch.buffer import folder_status
+from samplebatch.buffer.folder_status import STATUS
+from samplebatch.buffer.mapped import MappedFolder
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.column.checksum import BLOCK_NBYTES
+from samplebatch.errors import FormatError, SampleBatchError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "buffer"
+
+
+def closed(path: Path, kind: str = "vector ignoring next", steps: int = 23) -> Any:
+    """Make a folder of a buffer and close it; return the buffer in memory that is like it."""
+    make, n = BUFFERS[kind]
+    mapped, plain = make(storage=path), make()
+    for buffer in (mapped, plain):
+        fill(buffer, n, 0, steps)
+    mapped.close()
+    return plain
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if entry.name != "lock")
+
+
+def flip(file: Path, at: int, by: int = 1) -> None:
+    """Change a byte of a file in its place."""
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        (byte,) = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([byte ^ by]))
+
+
+@pytest.mark.parametrize("kind", ["vector ignoring next", "prioritized"])
+def test_a_byte_that_changes_in_a_closed_folder_is_noticed(kind: str, path: Path, tmp_path: Path) -> None:
+    expected = closed(path, kind)
+    rng = np.random.default_rng(0)
+    sizes = {name: (path / name).stat().st_size for name in names(path)}
+    unnoticed = []
+    for trial in range(COUNT):
+        name = list(sizes)[trial % len(sizes)]
+        copy = tmp_path / "copy"
+        shutil.copytree(path, copy)
+        at, by = int(rng.integers(sizes[name])), int(rng.integers(1, 256))
+        flip(copy / name, at, by)
+        try:
+            with ReplayBuffer.open(copy) as buffer:
+                assert_same_rows(buffer, expected)
+                assert buffer._rng.bit_generator.state == expected._rng.bit_generator.state
+        except SampleBatchError:
+            pass
+        except AssertionError:
+            unnoticed.append((name, at))
+        shutil.rmtree(copy)
+    assert unnoticed == []
+
+
+def test_a_byte_that_changes_in_its_place_is_noticed_and_its_column_named(path: Path) -> None:
+    folder = MappedFolder.create(path, {}, b"")
+    for name in ("a", "b"):
+        folder.allocate(name, (3 << 17,), np.dtype("f8"))[:] = 1.0
+    folder.commit(b"")
+    folder.close()
+    for _ in range(2):
+        flip(path / "1.column", (2 << 20) + 9)
+        with pytest.raises(FormatError, match=r"bytes of column 'b' .* first of them between 2097152 and 3145728; "):
+            MappedFolder.open(path)
+        flip(path / "1.column", (2 << 20) + 9)
+        MappedFolder.open(path).close()
+
+
+def test_a_closed_folder_may_be_copied_and_moved(path: Path, tmp_path: Path) -> None:
+    expected = closed(path)
+    shutil.copytree(path, tmp_path / "copy")
+    path.rename(tmp_path / "moved")
+    for name in ("copy", "moved"):
+        for verify in (None, True, False):
+            with ReplayBuffer.open(tmp_path / name, verify=verify) as buffer:
+                assert_same_rows(buffer, expected)
+
+
+def test_what_nobody_touched_is_not_read_again_unless_that_is_asked_for(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed(path)
+    monkeypatch.setattr(folder_status, "_SETTLED_NS", 0)
+    read: list[int] = []
+    blocks = folder_status._blocks
+    monkeypatch.setattr(folder_status, "_blocks", lambda fd, nbytes: read.append(nbytes) or blocks(fd, nbytes))
+    shutil.copytree(path, tmp_path / "copy")
+    columns = len(list(path.glob("*.column")))
+    MappedFolder.open(path).close()
+    assert len(read) <= 2, "opening and closing writes to the commits alone"
+    for folder, verify in ((path, True), (tmp_path / "copy", None)):
+        read.clear()
+        MappedFolder.open(folder, verify=verify).close()
+        assert len(read) >= columns
+    read.clear()
+    flip(path / "0.column", 3)
+    with pytest.raises(FormatError, match=r"0\.column' must have the bytes"):
+        MappedFolder.open(path)
+    assert len(read) <= 2
+
+
+def test_a_change_right_after_closing_is_noticed_though_the_clock_has_not_moved(path: Path) -> None:
+    for _ in range(20):
+        folder = MappedFolder.create(path, {}, b"")
+        values = folder.allocate("a", (4,), np.dtype("f8"))
+        folder.commit(b"")
+        folder.close()
+        values[1] = 5.0
+        with pytest.raises(FormatError, match=r"0\.column' must have the bytes of column 'a'"):
+            MappedFolder.open(path)
+        shutil.rmtree(path)
+
+
+def zero_tail(folder: Path, name: str, rng: np.random.Generator) -> None:
+    file = folder / name
+    size = file.stat().st_size
+    at = int(rng.integers(size))
+    with file.open("r+b") as opened:
+        opened.truncate(at)
+        opened.truncate(size)
+
+
+def cut_tail(folder: Path, name: str, rng: np.random.Generator) -> None:
+    os.truncate(folder / name, int(rng.integers((folder / name).stat().st_size)))
+
+
+@pytest.mark.parametrize("harm", [zero_tail, cut_tail])
+def test_tails_that_are_zero_or_gone_are_refused(harm: Callable[..., None], path: Path, tmp_path: Path) -> None:
+    expected = closed(path)
+    rng = np.random.default_rng(0)
+    for trial in range(60):
+        copy = tmp_path / "copy"
+        shutil.copytree(path, copy)
+        name = names(path)[trial % len(names(path))]
+        harm(copy, name, rng)
+        same = (copy / name).read_bytes() == (path / name).read_bytes()
+        try:
+            with ReplayBuffer.open(copy) as buffer:
+                assert same
+                assert_same_rows(buffer, expected)
+        except FormatError:
+            assert not same
+        shutil.rmtree(copy)
+
+
+def test_files_of_two_states_are_refused(path: Path, tmp_path: Path) -> None:
+    states = []
+    make, n = BUFFERS["vector ignoring next"]
+    make(storage=path).close()
+    for i in range(2):
+        with ReplayBuffer.open(path) as buffer:
+            fill(buffer, n, 20 * i, 20 * i + 20)
+        states.append(shutil.copytree(path, tmp_path / f"state {i}"))
+    refused = 0
+    for old in range(2):
+        for name in names(states[old]):
+            mixed = shutil.copytree(states[1 - old], tmp_path / "mixed")
+            shutil.copy(states[old] / name, mixed)
+            if (states[0] / name).read_bytes() == (states[1] / name).read_bytes():
+                MappedFolder.open(mixed).close()
+            else:
+                with pytest.raises(FormatError):
+                    MappedFolder.open(mixed)
+                refused += 1
+            shutil.rmtree(mixed)
+    assert refused > 10
+
+
+def test_a_copy_of_an_open_folder_is_refused_and_the_folder_itself_recovers(path: Path, tmp_path: Path) -> None:
+    make, n = BUFFERS["prioritized vector"]
+    buffer = make(storage=path)
+    fill(buffer, n, 0, 13)
+    copy = shutil.copytree(path, tmp_path / "copy")
+    buffer._folder._abandon("crashed")
+    for _ in range(2):
+        with pytest.raises(FormatError, match="it was copied without being closed, so its rows may be torn; open with"):
+            ReplayBuffer.open(copy)
+    ReplayBuffer.open(copy, verify=False).close()
+    for folder in (copy, path):
+        with ReplayBuffer.open(folder) as again:
+            assert_same_rows(again, buffer)
+
+
+def test_copies_made_while_a_process_writes_are_refused(path: Path, tmp_path: Path) -> None:
+    create(str(path))
+    copy = tmp_path / "copy"
+    with nursery("folder_writer") as children:
+        pid = children.start("write", str(path))
+        for _ in range(20):
+            shutil.copytree(path, copy)
+            with pytest.raises(FormatError, match="copied without being closed"):
+                MappedFolder.open(copy)
+            shutil.rmtree(copy)
+            time.sleep(0.002)
+        assert children.kill(pid) == 9
+    MappedFolder.open(path).close()
+    shutil.copytree(path, copy)
+    MappedFolder.open(copy).close()
+
+
+def test_a_folder_that_was_open_when_the_machine_went_down_is_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, n = BUFFERS["plain"]
+    for open_then in (True, False):
+        buffer = make(storage=path)
+        fill(buffer, n, 0, 12)
+        if open_then:
+            buffer._folder._abandon("crashed")
+        else:
+            buffer.close()
+        (tmp_path / "boot").write_text("another start of the machine\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_status, "_BOOT", tmp_path / "boot")
+            if open_then:
+                with pytest.raises(FormatError, match="was open when the machine went down, so rows may be lost"):
+                    ReplayBuffer.open(path)
+            with ReplayBuffer.open(path, verify=False if open_then else None) as again:
+                assert_same_rows(again, buffer)
+        shutil.rmtree(path)
+
+
+def test_a_folder_without_its_status_is_refused(path: Path) -> None:
+    closed(path)
+    for damage in ((path / STATUS).unlink, lambda: (path / STATUS).write_text('{"closed": true, "files": 3}')):
+        damage()
+        with pytest.raises(FormatError, match=r"status\.json' must"):
+            ReplayBuffer.open(path)
+    ReplayBuffer.open(path, verify=False).close()
+    ReplayBuffer.open(path).close()
+
+
+@pytest.mark.parametrize("how", ["closed", "crashed"])
+def test_a_folder_of_the_version_before_is_read_and_has_checksums_from_then_on(path: Path, how: str) -> None:
+    make, n = BUFFERS["vector"]
+    mapped, plain = make(storage=path), make()
+    for buffer in (mapped, plain):
+        fill(buffer, n, 0, 17)
+    mapped.close() if how == "closed" else mapped._folder._abandon("crashed")
+    (path / STATUS).unlink()
+    for file in path.glob("*.json"):
+        content = json.loads(file.read_text())
+        del content["checksum"]
+        file.write_text(json.dumps(content | ({"version": 1} if file.name == "buffer.json" else {})))
+    with ReplayBuffer.open(path) as buffer:
+        assert_same_rows(buffer, plain)
+    flip(path / "0.column", 0)
+    with pytest.raises(FormatError, match=r"0\.column' must have the bytes"):
+        ReplayBuffer.open(path)
+
+
+def test_parts_of_files_that_were_never_written_count_as_zeros(tmp_path: Path) -> None:
+    sparse, full = tmp_path / "sparse", tmp_path / "full"
+    nbytes = 5 * BLOCK_NBYTES + 777
+    with sparse.open("wb") as file:
+        file.truncate(nbytes)
+        file.seek(2 * BLOCK_NBYTES + 100)
+        file.write(b"rows")
+    full.write_bytes(sparse.read_bytes())
+    for path in (sparse, full):
+        fd = os.open(path, os.O_RDONLY)
+        blocks = folder_status._blocks(fd, nbytes)
+        os.close(fd)
+        assert len(blocks) == 6
+        assert blocks[0] == blocks[1] == blocks[3] == blocks[4] != blocks[2]
+        assert blocks[5] != blocks[4]
+    assert folder_status._state(sparse, None).blocks == folder_status._state(full, None).blocks
