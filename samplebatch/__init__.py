@@ -26,7 +26,7 @@ _HOMES = {
     "get_sliced_dist": "samplebatch.batch.nested.distributions",
     "get_len_of_dist": "samplebatch.batch.nested.distributions",
     "dist_to_atleast_2d": "samplebatch.batch.nested.distributions",
-    "collate": "samplebatch.batch.nested.loader",
+    "collate": "samplebatch.batch.nested.functions",
     "PrioritizedReplayBuffer": "samplebatch.buffer.prioritized",
     "PrioritizedReplayBufferManager": "samplebatch.buffer.prioritized",
     "PrioritizedVectorReplayBuffer": "samplebatch.buffer.prioritized",
@@ -78,10 +78,10 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.distributions import dist_to_atleast_2d as dist_to_atleast_2d
     from samplebatch.batch.nested.distributions import get_len_of_dist as get_len_of_dist
     from samplebatch.batch.nested.distributions import get_sliced_dist as get_sliced_dist
+    from samplebatch.batch.nested.functions import collate as collate
     from samplebatch.batch.nested.functions import to_numpy as to_numpy
     from samplebatch.batch.nested.functions import to_torch as to_torch
     from samplebatch.batch.nested.functions import to_torch_as as to_torch_as
-    from samplebatch.batch.nested.loader import collate as collate
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
     from samplebatch.buffer.cached import CachedReplayBuffer as CachedReplayBuffer

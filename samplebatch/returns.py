@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.batch.nested.conversion import array_of
 from samplebatch.batch.nested.functions import to_torch_as
 from samplebatch.batch.nested.node import KINDS, TENSOR
+from samplebatch.batch.nested.tensors import array_of
 from samplebatch.column import memory
 from samplebatch.errors import ColumnLengthError, ColumnTypeError, RowIndexError, SequenceError, no_such_column
 

@@ -48,7 +48,8 @@ STRANGERS = {frozenset({"buffer", "transport"})}
 """Layers that know nothing of each other, whatever their order."""
 
 HAND_OVERS = {
-    ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.views"},
+    ("samplebatch.batch.nested.conversions", "as_sample_batch"): {"samplebatch.batch.nested.flat"},
+    ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.flat"},
     ("samplebatch.batch.sample_batch", "concat"): {"samplebatch.batch.concat"},
     ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
     ("samplebatch.buffer.durable", "load"): {"samplebatch.storage.buffer_file"},

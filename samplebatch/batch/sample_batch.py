@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from samplebatch.batch.multi_agent import MultiAgentBatch
     from samplebatch.batch.nested.batch import Batch
-    from samplebatch.batch.nested.views import NestedNames
+    from samplebatch.batch.nested.flat import NestedNames
 
 _OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
@@ -314,8 +314,33 @@ class SampleBatch(SequenceBatch):
     # -- order and parts of rows --------------------------------------------------------------------------------------
 
     def as_batch(self, names: NestedNames = "kept") -> Batch:
-        """Return a nested batch over the same arrays and tensors; see `samplebatch.batch.nested.views.as_batch`."""
-        from samplebatch.batch.nested.views import as_batch
+        """Return a nested batch over the same arrays and tensors; nested columns become nested batches.
+
+        A tuple of columns becomes a batch with the names `0`, `1`, ... Writing to one of the two is seen in the other;
+        columns added to one are not.
+
+        Parameters
+        ----------
+        names
+            `"tianshou"` renames the columns that both libraries know: `rewards` becomes `rew`, `new_obs` becomes
+            `obs_next`.
+
+        Raises
+        ------
+        ColumnTypeError
+            If a column is ragged or compressed; names it.
+
+        Examples
+        --------
+        >>> SampleBatch(obs={"x": [1.0, 2.0]}, rewards=[0.5, 1.0]).as_batch(names="tianshou")
+        Batch(
+            obs: Batch(
+                     x: array([1., 2.]),
+                 ),
+            rew: array([0.5, 1. ]),
+        )
+        """
+        from samplebatch.batch.nested.flat import as_batch
 
         return as_batch(self, names)
 

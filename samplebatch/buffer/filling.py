@@ -9,7 +9,7 @@ import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE
-from samplebatch.batch.nested.nulls import complete_rows
+from samplebatch.batch.nested.values import complete_rows
 from samplebatch.buffer.reading import ORDER, rows_at
 from samplebatch.buffer.rows import Rows
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError

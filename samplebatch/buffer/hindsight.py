@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.conversion import array_of
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
+from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.columns import taken
 from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.reading import final_rows

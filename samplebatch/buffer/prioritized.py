@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.nested.conversion import array_of
 from samplebatch.batch.nested.node import KINDS, TENSOR
+from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.priorities import Prioritized, exponent
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.sum_tree import SegmentTree

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, TENSOR, node
-from samplebatch.batch.nested.nulls import any_null, nulls
-from samplebatch.batch.nested.printing import printed
+from samplebatch.batch.nested.node import KINDS, TENSOR, format_tree, node
+from samplebatch.batch.nested.values import any_null, nulls
 from samplebatch.buffer.columns import first_row
 from samplebatch.buffer.reading import column_at, nbytes_of, rows_at, rows_in, shown_slots, slots_in
 from samplebatch.buffer.ring import Ints
@@ -77,7 +76,7 @@ class Rows:
     def __repr__(self) -> str:
         tree = self._table.columns.tree
         shown = node(Batch, {name: self._shown(name) for name in tree})
-        return printed(shown).replace("Batch", type(self).__name__, 1)
+        return format_tree(shown).replace("Batch", type(self).__name__, 1)
 
     def __getattr__(self, name: str) -> Any:
         # Reached for what is no attribute: a column beside the usual ones. Without a table, unpickling is under way.

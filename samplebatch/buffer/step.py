@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.conversion import array_of
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node, values_of
+from samplebatch.batch.nested.tensors import array_of
 from samplebatch.errors import (
     ColumnLengthError,
     ColumnMismatchError,

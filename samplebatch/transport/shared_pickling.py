@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.nested import pytree
+from samplebatch.batch.nested import interchange
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.transport.outbox import Address, Outbox, Span, receive
@@ -100,7 +100,7 @@ def disable_shared_pickling() -> None:
         if _reducers.get(kind) is _reduce:
             del _reducers[kind]
     if "torch.multiprocessing" in sys.modules:
-        pytree.register_processes(Batch)
+        interchange.register_processes(Batch)
     _outbox.keep(0)
 
 

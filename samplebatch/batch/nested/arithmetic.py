@@ -1,4 +1,4 @@
-"""Arithmetic on nested batches, and NumPy's functions applied to them: leaf by leaf, matched by name."""
+"""Arithmetic: operators and NumPy's functions on nested batches, leaf by leaf, matched by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Self, cast
 
 import numpy as np
 
-from samplebatch.batch.nested import aggregate
+from samplebatch.batch.nested import joining
 from samplebatch.batch.nested.node import KINDS, NODE, NUMBER, TENSOR, Node, fault, is_reserved, node
 from samplebatch.batch.nested.rows import shape_of
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
@@ -43,12 +43,12 @@ _OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
 
 
 def _children(nodes: Sequence[Node], name: str, path: str) -> list[Any]:
-    """Return what stands under a name in each of several batches.
+    """Return the values of one name in several batches.
 
     Raises
     ------
     ColumnMismatchError
-        If it is a nested batch in some of them only; a name that the first only reserves is left alone.
+        If it is a nested batch in some of them only, unless the first only reserves the name.
     """
     found = [each.__dict__[name] for each in nodes]
     nested = [KINDS[type(child)] == NODE for child in found]
@@ -70,7 +70,7 @@ def _check_names(nodes: Sequence[Node], prefix: str) -> None:
 def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = "") -> Node:
     """Apply a function to the leaves of one name in all batches among the arguments.
 
-    Other arguments are passed as they are. Reserved names stay reserved.
+    Other arguments are passed unchanged. Reserved names stay reserved.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
 
 
 def _operand(value: Any) -> Any:
-    """Return a batch or number as an operator takes it, None for anything else."""
+    """Return a batch or number as an operand, None for anything else."""
     if KINDS[type(value)] in (NODE, NUMBER):
         return value
     return value[()] if type(value) is np.ndarray and value.ndim == 0 else None
@@ -142,7 +142,7 @@ def _no_operand(value: Any) -> ColumnTypeError:
 
 
 class Arithmetic(Node):
-    """Operators and NumPy's two protocols for nested batches."""
+    """Operators and NumPy's two protocols, the arithmetic of `Batch`."""
 
     __slots__ = ()
 
@@ -232,7 +232,7 @@ class Arithmetic(Node):
         if "out" in kwargs or ufunc.nout != 1:
             return NotImplemented
         if method == "reduce" and ufunc in _NAMED_REDUCTIONS:
-            return reduced(_NAMED_REDUCTIONS[ufunc], self, {"axis": 0, **kwargs})
+            return reduce_leaves(_NAMED_REDUCTIONS[ufunc], self, {"axis": 0, **kwargs})
         if method != "__call__":
             return NotImplemented
         operands = [_operand(value) for value in inputs]
@@ -252,16 +252,16 @@ class Arithmetic(Node):
         if function is np.shape:
             return tuple(shape_of(self))
         if function is np.concatenate and kwargs.get("axis", 0) == 0 and len(args) == 1:
-            return aggregate.cat(args[0], type(self))
+            return joining.cat(type(self), args[0])
         if function is np.stack and len(args) == 1 and kwargs.keys() <= {"axis"}:
-            return aggregate.stack(args[0], type(self), axis=kwargs.get("axis", 0))
+            return joining.stack(type(self), args[0], axis=kwargs.get("axis", 0))
         if function in _REDUCTIONS and args[0] is self and not any(KINDS[type(arg)] == NODE for arg in args[1:]):
-            return reduced(function, self, {**dict(zip(("axis",), args[1:2], strict=False)), **kwargs})
+            return reduce_leaves(function, self, {**dict(zip(("axis",), args[1:2], strict=False)), **kwargs})
         if not any(KINDS[type(arg)] == NODE for arg in args) or any(
             KINDS[type(arg)] == NODE for arg in kwargs.values()
         ):
             return NotImplemented
-        made = map_leaves(lambda *leaves: _on_arrays(function, leaves, kwargs), args)
+        made = map_leaves(lambda *leaves: _call_on_arrays(function, leaves, kwargs), args)
         if function in (np.array_equal, np.allclose):
             return all(_leaves(made))
         return made
@@ -277,7 +277,7 @@ def _leaves(source: Node) -> list[Any]:
     return found
 
 
-def _on_arrays(function: Callable[..., Any], leaves: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _call_on_arrays(function: Callable[..., Any], leaves: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
         raise TypeError(f"np.{function.__name__} does not take tensors; convert the batch with to_numpy first")
     return function(*leaves, **kwargs)
@@ -287,7 +287,7 @@ def _tensor_ufunc(ufunc: np.ufunc, leaves: Sequence[Any]) -> Any:
     import torch
 
     if ufunc in _OPERATORS:
-        # A number of NumPy's on the left would make an array of the tensor on the right.
+        # A NumPy number on the left would turn the tensor on the right into an array.
         return _OPERATORS[ufunc](*[leaf.item() if isinstance(leaf, np.generic) else leaf for leaf in leaves])
     found = getattr(torch, ufunc.__name__, None)
     if found is None:
@@ -295,7 +295,7 @@ def _tensor_ufunc(ufunc: np.ufunc, leaves: Sequence[Any]) -> Any:
     return found(*map(torch.as_tensor, leaves))
 
 
-def reduced(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any]) -> Node:
+def reduce_leaves(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any]) -> Node:
     """Apply one of NumPy's reductions to every leaf, by default over the dimensions that all leaves have.
 
     Raises
@@ -310,14 +310,14 @@ def reduced(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any
 
     def leafwise(leaf: Any) -> Any:
         if KINDS[type(leaf)] == TENSOR:
-            return _reduced_tensor(function.__name__, leaf, **kwargs)
+            return _reduce_tensor(function.__name__, leaf, **kwargs)
         result = function(leaf, **kwargs)
         return np.asarray(result) if KINDS[type(result)] == NUMBER else result
 
     return map_leaves(leafwise, (source,))
 
 
-def _reduced_tensor(name: str, tensor: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
+def _reduce_tensor(name: str, tensor: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
     import torch
 
     axes = (axis,) if isinstance(axis, int) else tuple(axis)

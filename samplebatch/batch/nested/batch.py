@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import copyreg
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, cast, overload
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.nested import aggregate, pytree
-from samplebatch.batch.nested.access import Named
-from samplebatch.batch.nested.aggregate import Missing
+from samplebatch.batch.nested import interchange, joining
 from samplebatch.batch.nested.arithmetic import Arithmetic
-from samplebatch.batch.nested.compare import same
-from samplebatch.batch.nested.conversion import replace_leaves
-from samplebatch.batch.nested.convert import Conversions
-from samplebatch.batch.nested.node import KINDS, MAPPING, NODE, adopt, values_of
-from samplebatch.batch.nested.pickling import copied, mirrored, shipped
-from samplebatch.batch.nested.printing import printed
-from samplebatch.batch.nested.rows import assign, iterate, parts, select, shape_of, shortest, zero
-from samplebatch.batch.nested.values import checked_name, parse, parse_items, stacked_rows, transformed
+from samplebatch.batch.nested.conversions import Conversions
+from samplebatch.batch.nested.joining import Missing
+from samplebatch.batch.nested.node import (
+    KINDS,
+    MAPPING,
+    NODE,
+    Node,
+    adopt,
+    copy_nodes,
+    copy_tree,
+    format_tree,
+    replace_leaves,
+    values_of,
+)
+from samplebatch.batch.nested.rows import assign, iterate, select, shape_of, shortest, split_rows, zero
+from samplebatch.batch.nested.values import join_name, parse, parse_items, stack_rows, transform_leaves, trees_equal
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, no_such_column
 
 _ndarray = np.ndarray
@@ -29,25 +35,28 @@ _FIRST_OBJECT = np.dtype(object).num
 
 
 class _Shape:
-    """`Batch.shape`, which unlike a property gives way to a column called `shape`."""
+    """Descriptor of `Batch.shape`, which a column called `shape` hides, as it could not hide a property."""
 
     def __get__(self, batch: Any, owner: type) -> list[int]:
         return shape_of(batch) if batch is not None else []
 
 
-class Batch(Named, Conversions, Arithmetic):
+def _has_leaves(source: Node) -> bool:
+    """Tell whether any value is more than a nested batch of nested batches."""
+    return any(KINDS[type(value)] != NODE or _has_leaves(value) for value in source.__dict__.values())
+
+
+class Batch(Conversions, Arithmetic):
     """Named values in a tree: arrays, tensors, distributions, objects and further batches.
 
-    Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other index of
-    NumPy's
-    takes rows of all values at once. `Batch()` as a value reserves its name for values to come.
+    Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other NumPy index
+    takes rows of all values at once. `Batch()` as a value reserves its name.
 
     Parameters
     ----------
     batch_dict
         A dict or Batch of values by name; or a sequence or array of them, which are stacked. Dicts among the values
-        become
-        batches, lists become arrays, numbers arrays of no dimension. Arrays and tensors are kept, not copied.
+        become batches, lists become arrays, numbers 0-d arrays. Arrays and tensors are kept, not copied.
     copy
         Whether to copy all values, objects included.
     **kwargs
@@ -56,7 +65,7 @@ class Batch(Named, Conversions, Arithmetic):
     Raises
     ------
     ColumnTypeError
-        If a name is not a string, or a value is nothing that a column can hold.
+        If a name is not a string, or no column can hold a value.
 
     Examples
     --------
@@ -77,6 +86,7 @@ class Batch(Named, Conversions, Arithmetic):
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
+    _stack_rows = classmethod(joining.stack)
 
     def __init__(
         self,
@@ -95,16 +105,20 @@ class Batch(Named, Conversions, Arithmetic):
             if kind == MAPPING:
                 kept = parse_items(cast("Mapping[str, Any]", batch_dict), Batch, "")
             else:
-                kept = dict(batch_dict.__dict__ if kind == NODE else stacked_rows(batch_dict, Batch).__dict__)
+                kept = dict(batch_dict.__dict__ if kind == NODE else stack_rows(batch_dict, Batch).__dict__)
             if kwargs:
                 kept.update(parse_items(kwargs, Batch, ""))
         adopt(self, kept)
         if copy:
-            adopt(self, copied(self).__dict__)
-        if len(sys.modules) != pytree.modules_seen:
-            pytree.register_where_loaded(Batch)
+            adopt(self, copy_tree(self).__dict__)
+        if len(sys.modules) != interchange.modules_seen:
+            interchange.register_where_loaded(Batch)
 
     # Access by name
+
+    if TYPE_CHECKING:
+        # At run time a value is a plain attribute, found in __dict__: a hook here would double what that costs.
+        def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
         if type(value) is not _ndarray or value.dtype.num >= _FIRST_OBJECT:
@@ -114,7 +128,7 @@ class Batch(Named, Conversions, Arithmetic):
     def setdefault(self, key: str, default: Any = None) -> Any:
         """Return the value of a name, which is set to the default if there is none."""
         if key not in self.__dict__:
-            self.__dict__[key] = parse(default, Batch, checked_name(key, ""))
+            self.__dict__[key] = parse(default, Batch, join_name(key, ""))
         return self.__dict__[key]
 
     def update(self, batch: Mapping[str, Any] | Batch | None = None, **kwargs: Any) -> None:
@@ -137,6 +151,51 @@ class Batch(Named, Conversions, Arithmetic):
                 raise ColumnTypeError(f"a Batch is updated from a dict or Batch, got {type(batch).__name__}")
             self.__dict__.update(parse_items(given, Batch, ""))
         self.__dict__.update(parse_items(kwargs, Batch, ""))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.__dict__
+
+    def keys(self) -> KeysView[str]:
+        """Return the names, as a dict's `keys` does."""
+        return self.__dict__.keys()
+
+    def get_keys(self) -> KeysView[str]:
+        """Return the names; unlike `keys`, a name that hardly collides with a column's."""
+        return self.__dict__.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the values, as a dict's `values` does."""
+        return self.__dict__.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return names and values, as a dict's `items` does."""
+        return self.__dict__.items()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a name, or the default if there is none."""
+        return self.__dict__.get(key, default)
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        """Remove a name and return its value, or the default if there is none."""
+        return self.__dict__.pop(key, default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last name, and return it with its value."""
+        return self.__dict__.popitem()
+
+    def clear(self) -> None:
+        """Remove all names."""
+        self.__dict__.clear()
+
+    def is_empty(self, recurse: bool = False) -> bool:
+        """Tell whether there are no names, or with `recurse` no values under any of them.
+
+        Examples
+        --------
+        >>> Batch(a=Batch()).is_empty(), Batch(a=Batch()).is_empty(recurse=True)
+        (False, True)
+        """
+        return not _has_leaves(self) if recurse else not self.__dict__
 
     # Rows
 
@@ -161,7 +220,7 @@ class Batch(Named, Conversions, Arithmetic):
         return self[str(index)] if isinstance(index, str) else select(self, index)
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
-        """Take the rows of a list of numbers at once: what a torch `DataLoader` asks of a data set."""
+        """Take several rows at once, as a torch `DataLoader` asks of a data set."""
         return cast("Self", select(self, list(indices)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -184,10 +243,10 @@ class Batch(Named, Conversions, Arithmetic):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Batch):
             return NotImplemented
-        return same(self, other)
+        return trees_equal(self, other)
 
     def __repr__(self) -> str:
-        return printed(self)
+        return format_tree(self)
 
     def empty_(self, index: Any = None) -> Self:
         """Set all values, or those of some rows, to zeros and objects to None, in place.
@@ -206,7 +265,7 @@ class Batch(Named, Conversions, Arithmetic):
     @staticmethod
     def empty(batch: Batch, index: Any = None) -> Batch:
         """Copy a batch with all values, or those of some rows, set to zeros and objects to None."""
-        return Batch.empty_(cast("Batch", copied(batch)), index)
+        return Batch.empty_(cast("Batch", copy_tree(batch)), index)
 
     # Joining and splitting
 
@@ -221,14 +280,13 @@ class Batch(Named, Conversions, Arithmetic):
         axis
             Where the new axis goes. Names that only some batches have can be padded along axis 0 alone.
         missing
-            What stands for the value of a name that a batch lacks or only reserves: `"zero"` for zeros, False or
-            None; `"nan"`
-            for NaN, NaT or None, an error for dtypes without; `"error"` for an error.
+            Padding for a name that a batch lacks or only reserves: `"zero"` for zeros, False or None; `"nan"` for NaN,
+            NaT or None, an error for dtypes without; `"error"` for an error.
 
         Raises
         ------
         ColumnMismatchError
-            If something stands under a name that is a batch here and an array there, or names differ and may not.
+            If a name is a batch in one and an array in another, or names differ and may not.
         ColumnTypeError
             If tensors and arrays meet under one name, or tensors of different shapes.
 
@@ -246,12 +304,12 @@ class Batch(Named, Conversions, Arithmetic):
             b: array([None, 'done'], dtype=object),
         )
         """
-        return cast("Batch", aggregate.stack(aggregate.listed(batches), Batch, axis=axis, missing=missing))
+        return cast("Batch", joining.stack(Batch, joining.list_batches(batches), axis=axis, missing=missing))
 
     def stack_(self, batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0) -> None:
-        """Put the stack of this batch and others in this one's place; an empty batch counts for nothing."""
-        others = aggregate.listed(batches)
-        adopt(self, aggregate.stack([self, *others] if self.__dict__ else others, Batch, axis=axis).__dict__)
+        """Replace this batch by the stack of it and others; an empty batch is left out."""
+        others = joining.list_batches(batches)
+        adopt(self, joining.stack(Batch, [self, *others] if self.__dict__ else others, axis=axis).__dict__)
 
     @staticmethod
     def cat(batches: Iterable[Mapping[str, Any] | Batch], *, missing: Missing = "zero") -> Batch:
@@ -267,9 +325,8 @@ class Batch(Named, Conversions, Arithmetic):
         Raises
         ------
         ColumnMismatchError
-            If row shapes differ, a value has no rows, something stands under a name that is a batch here and an
-            array there, or
-            names differ and may not.
+            If row shapes differ, a value has no rows, a name is a batch in one and an array in another, or names differ
+            and may not.
         ColumnTypeError
             If tensors and arrays meet under one name.
 
@@ -284,16 +341,16 @@ class Batch(Named, Conversions, Arithmetic):
         Traceback (most recent call last):
         samplebatch.errors.ColumnMismatchError: column 'b' must be in every batch to be concatenated, batch 0 lacks it
         """
-        return cast("Batch", aggregate.cat(aggregate.several(batches), Batch, missing))
+        return cast("Batch", joining.cat(Batch, joining.list_one_or_more(batches), missing))
 
     def cat_(self, batches: Mapping[str, Any] | Batch | Iterable[Mapping[str, Any] | Batch]) -> None:
-        """Put this batch and others, one after the other, in this one's place; a single batch need not be in a list."""
-        adopt(self, aggregate.cat([self, *aggregate.several(batches)], Batch).__dict__)
+        """Replace this batch by it and others, one after the other; a single batch need not be in a list."""
+        adopt(self, joining.cat(Batch, [self, *joining.list_one_or_more(batches)]).__dict__)
 
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
     ) -> Iterator[Self]:
-        """Go over the rows in batches of a size.
+        """Yield the rows in batches of a size.
 
         Parameters
         ----------
@@ -302,7 +359,7 @@ class Batch(Named, Conversions, Arithmetic):
         shuffle
             Whether to draw the rows in random order, copying them. Otherwise the batches are views.
         merge_last
-            Whether rows left over at the end join the batch before; otherwise they are one of their own.
+            Whether a shorter last batch joins the one before.
         rng
             Source of the order; NumPy's global one if it is None.
 
@@ -318,17 +375,17 @@ class Batch(Named, Conversions, Arithmetic):
         """
         if size < 1 and size != -1:
             raise ColumnLengthError(f"size must be positive, or -1 for all rows, got {size}")
-        return cast("Iterator[Self]", parts(self, size, shuffle, merge_last, rng))
+        return cast("Iterator[Self]", split_rows(self, size, shuffle, merge_last, rng))
 
     # Leaf by leaf
 
     def apply_values_transform(self, values_transform: Callable[[Any], Any], inplace: bool = False) -> Self | None:
-        """Replace every value by what a function makes of it; nested batches are walked into.
+        """Apply a function to every value, those of nested batches included.
 
         Parameters
         ----------
         values_transform
-            Takes a value, None and objects included; what it returns is kept as if it had been assigned.
+            Takes a value, None and objects included; its result is converted as on assignment.
         inplace
             Whether to change this batch, nested ones included, and return None; otherwise a new one is returned.
 
@@ -342,7 +399,7 @@ class Batch(Named, Conversions, Arithmetic):
                ),
         )
         """
-        changed = transformed(self, values_transform, Batch)
+        changed = transform_leaves(self, values_transform, Batch)
         if not inplace:
             return cast("Self", changed)
         replace_leaves(self, changed)
@@ -352,13 +409,13 @@ class Batch(Named, Conversions, Arithmetic):
 
     def copy(self) -> Self:
         """Copy the batch and everything under it."""
-        return cast("Self", copied(self))
+        return cast("Self", copy_tree(self))
 
     def __copy__(self) -> Self:
-        return cast("Self", mirrored(self))
+        return cast("Self", copy_nodes(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return cast("Self", copied(self, memo))
+        return cast("Self", copy_tree(self, memo))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self),), shipped(self)  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(self),), interchange.values_to_pickle(self)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Torch distributions as values of a nested batch: their rows and their length.
+"""Distributions: rows and length of torch distributions in a nested batch.
 
 Any distribution works whose parameters torch declares (`arg_constraints`), and `Independent` around one.
 """
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="Distribution")
 
 _EITHER = (("probs", "logits"), ("scale_tril", "covariance_matrix", "precision_matrix"))
-"""Parameters that say the same: a distribution is made from one of them."""
+"""Alternative parameters: a distribution is constructed with one of each group."""
 
 
 def parameters_of(dist: Distribution) -> dict[str, Any]:
-    """Return the parameters that a distribution was made from, by name.
+    """Return the parameters that a distribution was constructed with, by name.
 
     Examples
     --------
@@ -29,8 +29,7 @@ def parameters_of(dist: Distribution) -> dict[str, Any]:
     {'logits': tensor([-1.0986, -1.0986, -1.0986])}
     """
     held = dist.__dict__
-    # torch keeps what it derives beside what it was given; the first of the alternatives made from the other is left
-    # out.
+    # torch keeps derived parameters beside the given ones: of two alternatives, the derived one is left out.
     names = list(dist.arg_constraints)
     for group in _EITHER:
         alternatives = [name for name in group if name in names]
@@ -41,7 +40,7 @@ def parameters_of(dist: Distribution) -> dict[str, Any]:
 
 
 def get_sliced_dist(dist: D, index: Any) -> D:
-    """Take rows of a distribution: what indexing does to an array, along its batch dimensions.
+    """Take rows of a distribution, along its batch dimensions, as indexing takes rows of an array.
 
     Parameters
     ----------
@@ -62,12 +61,12 @@ def get_sliced_dist(dist: D, index: Any) -> D:
     Normal(loc: torch.Size([2]), scale: torch.Size([2]))
     """
     try:
-        return sliced(dist, Selection(index))
+        return slice_distribution(dist, Selection(index))
     except TypeError as error:
         raise ColumnTypeError(f"{type(dist).__name__} cannot be sliced: {error}") from error
 
 
-def sliced(dist: D, selection: Selection) -> D:
+def slice_distribution(dist: D, selection: Selection) -> D:
     """Take rows of a distribution.
 
     Raises
@@ -79,7 +78,7 @@ def sliced(dist: D, selection: Selection) -> D:
     from torch.distributions import Independent
 
     if isinstance(dist, Independent):
-        inner = sliced(dist.base_dist, selection)
+        inner = slice_distribution(dist.base_dist, selection)
         return type(dist)(inner, dist.reinterpreted_batch_ndims, validate_args=False)
     parameters = parameters_of(dist)
     if not parameters or not all(isinstance(value, torch.Tensor) for value in parameters.values()):
@@ -126,7 +125,7 @@ def dist_to_atleast_2d(dist: D) -> D:
     return dist if dist.batch_shape else get_sliced_dist(dist, None)
 
 
-def same_distribution(a: Distribution, b: Distribution) -> bool:
+def distributions_equal(a: Distribution, b: Distribution) -> bool:
     """Tell whether two distributions are of one kind with equal parameters."""
     import torch
     from torch.distributions import Independent
@@ -135,6 +134,6 @@ def same_distribution(a: Distribution, b: Distribution) -> bool:
         return False
     if isinstance(a, Independent) and isinstance(b, Independent):
         same_ndims = a.reinterpreted_batch_ndims == b.reinterpreted_batch_ndims
-        return same_ndims and same_distribution(a.base_dist, b.base_dist)
+        return same_ndims and distributions_equal(a.base_dist, b.base_dist)
     mine, theirs = parameters_of(a), parameters_of(b)
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

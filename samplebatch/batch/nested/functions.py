@@ -1,14 +1,15 @@
-"""NumPy to torch and back for any value: numbers, lists, dicts, batches."""
+"""Functions that users call on any value: `to_numpy`, `to_torch`, `to_torch_as`, and `collate` for data loaders."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.conversion import TorchTarget, array_of, tree_to_numpy, tree_to_torch
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR
+from samplebatch.batch.nested.tensors import TorchTarget, array_of, tree_to_numpy, tree_to_torch
 from samplebatch.batch.nested.values import parse
 from samplebatch.errors import ColumnTypeError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def _parsed(value: Any) -> tuple[Any, int]:
+def _parse(value: Any) -> tuple[Any, int]:
     if KINDS[type(value)] not in (OBJECT, NODE, TENSOR):
         value = parse(value, Batch, "value")
     return value, KINDS[type(value)]
@@ -34,7 +35,7 @@ def to_numpy(x: Any) -> Any:
     array([[0., 0.],
            [1., 1.]], dtype=float32)
     """
-    value, kind = _parsed(x)
+    value, kind = _parse(x)
     if kind == NODE:
         return tree_to_numpy(value)
     return array_of(value) if kind == TENSOR else np.asanyarray(value)
@@ -50,7 +51,7 @@ def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch
     dtype
         The dtype of all tensors; None leaves each as it is.
     device
-        Where they shall be. A tensor that is there already is returned itself.
+        The device of all tensors. A tensor that is there already is returned itself.
 
     Raises
     ------
@@ -63,7 +64,7 @@ def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch
     >>> to_torch([1, 2], dtype=torch.float32)
     tensor([1., 2.])
     """
-    value, kind = _parsed(x)
+    value, kind = _parse(x)
     target = TorchTarget(dtype, device)
     if kind == NODE:
         return tree_to_torch(value, target)
@@ -73,7 +74,7 @@ def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch
 
 
 def to_torch_as(x: Any, y: torch.Tensor) -> Any:
-    """Return a value as a tensor of the dtype of another, and on its device.
+    """Return a value as a tensor of another tensor's dtype, on its device.
 
     Raises
     ------
@@ -89,3 +90,26 @@ def to_torch_as(x: Any, y: torch.Tensor) -> Any:
     if KINDS[type(y)] != TENSOR:
         raise ColumnTypeError(f"the model for a tensor must be a tensor, got {type(y).__name__}")
     return to_torch(x, y.dtype, y.device)
+
+
+def collate(rows: Sequence[Any] | Batch) -> Batch:
+    """Collate rows into one batch of tensors: the `collate_fn` of a torch `DataLoader`.
+
+    Strings, None and other objects stay arrays of objects.
+
+    Parameters
+    ----------
+    rows
+        Batches or dicts, one a row; or a Batch of the rows, which a `DataLoader` over a Batch takes at once.
+
+    Examples
+    --------
+    >>> from torch.utils.data import DataLoader
+    >>> data = Batch(obs=[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], act=[0, 1, 2])
+    >>> for batch in DataLoader(data, batch_size=2, collate_fn=collate):
+    ...     print(batch.act)
+    tensor([0, 1])
+    tensor([2])
+    """
+    batch = rows if isinstance(rows, Batch) else Batch.stack(rows)
+    return batch.to_torch(keep_objects=True)

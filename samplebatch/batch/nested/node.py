@@ -1,15 +1,15 @@
-"""The bare node of a nested batch, and what its values are.
+"""Node: the bare node of a nested batch, the kinds of its values, and its copies and text.
 
 A node keeps its values in the instance's `__dict__` and nothing else. The functions that walk a tree of nodes never
-look a
-method up through an instance: a column may be called `keys` or `items`.
+look up a method through an instance: a column may be called `keys` or `items`.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 import numpy as np
 
@@ -19,13 +19,17 @@ N = TypeVar("N", bound="Node")
 
 
 class Node:
-    """A tree node: names and what stands under them, in `__dict__`."""
+    """Tree node of a nested batch: names and their values, in `__dict__`."""
 
     __slots__ = ("__dict__", "__weakref__")
     __dict__: dict[str, Any]
+    _stack_rows: ClassVar[Callable[[Sequence[Any], str], Node]]
+    """Stacks dicts and nested batches under a dotted prefix; `Batch` has it, and parsing values needs it."""
 
 
 _new = object.__new__
+_ndarray = np.ndarray
+_FIRST_OBJECT = np.dtype(object).num
 adopt: Final[Callable[[Node, dict[str, Any]], None]] = Node.__dict__["__dict__"].__set__
 """Give a node a dict as its `__dict__`; the dict is kept, not copied."""
 
@@ -58,7 +62,7 @@ OBJECT: Final = 8
 
 
 class _Kinds(dict[type, int]):
-    """Type of a value to its kind; a type is looked at once."""
+    """Cache of `KINDS`: the type of a value to its kind, found once per type."""
 
     def __missing__(self, cls: type) -> int:
         kind = self[cls] = _kind_of(cls)
@@ -108,7 +112,7 @@ def is_reserved(value: Any) -> bool:
 
 
 def fault(path: str, doing: str, error: Exception) -> NoReturn:
-    """Raise the library's error for what NumPy or torch refused to do with one leaf, naming it."""
+    """Raise the library's error for a refusal of NumPy or torch, naming the leaf."""
     if isinstance(error, SampleBatchError):
         raise error
     message = f"column {path!r} cannot be {doing}: {error}"
@@ -117,3 +121,67 @@ def fault(path: str, doing: str, error: Exception) -> NoReturn:
     if isinstance(error, (TypeError, RuntimeError, AttributeError)):
         raise ColumnTypeError(message) from error
     raise ColumnMismatchError(message) from error
+
+
+def copy_tree(source: Node, memo: dict[int, Any] | None = None) -> Node:
+    """Copy a tree and everything under it: arrays, tensors and objects."""
+    if memo is None:
+        memo = {}
+    kept: dict[str, Any] = {}
+    for name, value in source.__dict__.items():
+        if type(value) is _ndarray and value.dtype.num < _FIRST_OBJECT:
+            kept[name] = value.copy()
+            continue
+        kind = KINDS[type(value)]
+        if kind == NODE:
+            kept[name] = copy_tree(value, memo)
+        elif kind == TENSOR:
+            kept[name] = value.clone()
+        elif kind == NUMBER or value is None or type(value) is str:
+            kept[name] = value
+        else:
+            kept[name] = copy.deepcopy(value, memo)
+    return node(type(source), kept)
+
+
+def copy_nodes(source: Node) -> Node:
+    """Copy the nodes of a tree, over the same leaves."""
+    kept = {name: copy_nodes(value) if KINDS[type(value)] == NODE else value for name, value in source.__dict__.items()}
+    return node(type(source), kept)
+
+
+def replace_leaves(target: Node, source: Node) -> None:
+    """Move the leaves of a tree into another of the same structure, whose nodes stay the same objects."""
+    held = target.__dict__
+    for name, value in source.__dict__.items():
+        if KINDS[type(value)] == NODE:
+            replace_leaves(held[name], value)
+        else:
+            held[name] = value
+
+
+_PLAIN_DTYPES = frozenset((np.dtype("?"), np.dtype("i8"), np.dtype("f8"), np.dtype("c16")))
+"""Dtypes of plain Python numbers, which are shown without a dtype."""
+
+
+def format_tree(source: Node) -> str:
+    """Return the text of a nested batch: one name a line, nested ones indented under theirs."""
+    head = type(source).__name__
+    if not source.__dict__:
+        return f"{head}()"
+    lines = [f"{head}("]
+    for name, value in source.__dict__.items():
+        margin = " " * (len(name) + 6)
+        lines.append(f"    {name}: {_format_leaf(value)},".replace("\n", f"\n{margin}"))
+    lines.append(")")
+    return "\n".join(lines)
+
+
+def _format_leaf(value: Any) -> str:
+    kind = KINDS[type(value)]
+    # One row out of a buffer is a view, and shown as the array that it is.
+    if kind in (ARRAY, NUMBER) and np.ndim(value) == 0 and getattr(value, "base", None) is None:
+        number = np.asarray(value)
+        if number.dtype in _PLAIN_DTYPES:
+            return repr(number.item())
+    return repr(value)

@@ -1,4 +1,4 @@
-"""Rows of a nested batch: how many there are, taking them, writing to them. One walk of the tree each."""
+"""Rows of a nested batch: counting, indexing, writing, zeroing, iterating. One walk of the tree each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch.batch.nested.distributions import get_len_of_dist, sliced
+from samplebatch.batch.nested.distributions import get_len_of_dist, slice_distribution
 from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
@@ -92,7 +92,7 @@ def _shapes(source: Node) -> Iterator[tuple[int, ...]]:
 
 
 def select(source: Node, index: Any) -> Node:
-    """Take what an index of NumPy's asks for from every leaf: views for slices, copies for masks and arrays.
+    """Index every leaf with a NumPy index: views for slices, copies for masks and arrays.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def select(source: Node, index: Any) -> Node:
 
 
 def _select_plain(source: Node, index: Any, prefix: str) -> Node:
-    """Take one row or a slice."""
+    """Take one row or a slice from every leaf."""
     taken: dict[str, Any] = {}
     name = ""
     try:
@@ -121,7 +121,7 @@ def _select_plain(source: Node, index: Any, prefix: str) -> Node:
                 elif kind == TENSOR and index.__class__ is slice:
                     taken[name] = value[Selection(index).of_tensor(value)]
                 elif kind == DISTRIBUTION:
-                    taken[name] = sliced(value, Selection(index))
+                    taken[name] = slice_distribution(value, Selection(index))
                 elif value is None:
                     taken[name] = None
                 elif kind == OBJECT:
@@ -154,7 +154,7 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
             elif kind == TENSOR:
                 taken[name] = value[selection.of_tensor(value)]
             elif kind == DISTRIBUTION:
-                taken[name] = sliced(value, selection)
+                taken[name] = slice_distribution(value, selection)
             elif value is None or (kind == OBJECT and selection.scalar):
                 taken[name] = value
             elif kind == OBJECT:
@@ -167,7 +167,7 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
 
 
 def assign(target: Node, index: Any, given: Mapping[str, Any]) -> None:
-    """Write to what an index of NumPy's asks for in every leaf.
+    """Write values to the rows of a NumPy index in every leaf.
 
     Names that are not given get zeros, or None for objects.
 
@@ -222,7 +222,7 @@ def _assign(target: Node, selection: Selection, given: Mapping[str, Any], prefix
 
 
 def zero(target: Node, index: Any = ...) -> None:
-    """Set every leaf to zeros, objects to None, in place: all of it, or what an index of NumPy's asks for."""
+    """Set every leaf to zeros, objects to None, in place: all of it, or the rows of a NumPy index."""
     _zero_all(target, Selection(index), "")
 
 
@@ -239,7 +239,7 @@ def _zero_all(target: Node, selection: Selection, prefix: str) -> None:
             elif kind in (OBJECT, DISTRIBUTION):
                 held[name] = None
             else:
-                # An array of no dimension is one value, emptied whatever the rows.
+                # A 0-d array is one value: emptied for any rows.
                 _zero_rows(value, kind, selection if value.ndim else EVERYTHING)
     except Exception as error:
         fault(prefix + name, "emptied so", error)
@@ -255,7 +255,7 @@ def _zero_rows(value: Any, kind: int, selection: Selection) -> None:
 
 
 def iterate(source: Node, length: int) -> Iterator[Node]:
-    """Walk over the rows: `source[0]`, `source[1]`, ... `source[length - 1]`, all leaves side by side."""
+    """Yield the rows `source[0]` to `source[length - 1]`, in one pass over all leaves."""
     cls = type(source)
     names = tuple(source.__dict__)
     columns = [_rows_of(value, length) for value in source.__dict__.values()]
@@ -270,14 +270,16 @@ def _rows_of(value: Any, length: int) -> Iterator[Any]:
     if kind == NODE:
         return iterate(value, length) if value.__dict__ else (node(type(value), {}) for _ in range(length))
     if kind == DISTRIBUTION:
-        return (sliced(value, Selection(row)) for row in range(length))
+        return (slice_distribution(value, Selection(row)) for row in range(length))
     if kind == OBJECT:
         return repeat(value, length)
     return islice(iter(value), length)
 
 
-def parts(source: Node, size: int, shuffle: bool, merge_last: bool, rng: np.random.Generator | None) -> Iterator[Node]:
-    """Go over the rows in batches of a size, -1 for all of them; what is left over joins the last one if asked."""
+def split_rows(
+    source: Node, size: int, shuffle: bool, merge_last: bool, rng: np.random.Generator | None
+) -> Iterator[Node]:
+    """Yield the rows in batches of a size, -1 for all; if `merge_last`, a shorter last one joins the one before."""
     length = shortest(source.__dict__) or 0
     if size == -1:
         size = max(length, 1)

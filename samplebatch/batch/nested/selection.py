@@ -1,4 +1,4 @@
-"""An index of NumPy's, made ready for every leaf of a nested batch."""
+"""Selection: a NumPy index, resolved once for all leaves of a nested batch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _intp = np.dtype(np.intp)
 
 
 class Selection:
-    """An index made ready for every leaf: lists become arrays, masks the rows they keep.
+    """NumPy index for the leaves of a tree: lists become arrays, masks row numbers.
 
     Attributes
     ----------
     index
-        What NumPy is asked for.
+        The index for arrays.
     rows
         The index as an array of row numbers, shape (k,), where it is one.
     masked
         The number of rows that every leaf must have for the mask to apply; -1 without a mask.
     scalar
-        Whether scalars can stand it, because it asks for everything.
+        Whether it selects everything, so that scalars are kept too.
     """
 
     __slots__ = ("index", "masked", "rows", "scalar", "torch_index")
@@ -50,7 +50,7 @@ class Selection:
         self.index = index
 
     def of_tensor(self, tensor: Any) -> Any:
-        """Return the index in a form that torch takes, which knows no descending slices."""
+        """Return the index in a form that torch takes: torch has no descending slices."""
         if self.torch_index is None:
             self.torch_index = self._for_torch()
         if self.torch_index is not _DESCENDING:

@@ -1,8 +1,7 @@
-"""Protocols for the usual nested batches, so that editors complete their names and mypy knows their types.
+"""Protocols of the usual nested batches, so that editors complete their names and mypy knows their types.
 
-Every `Batch` passes for every one of them: annotate a variable or a parameter, and no cast is needed. They are
-generic in
-the kind of array, as in `RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. At run time they check
+A `Batch` matches every one of them: annotate a variable or a parameter, and no cast is needed. They are generic in the
+kind of array, as in `RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. At run time they check
 nothing.
 """
 
@@ -22,7 +21,7 @@ A = TypeVar("A")
 
 
 class AnyBatch(Protocol):
-    """What every nested batch can do."""
+    """Methods of every nested batch, for annotations."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Self]: ...
@@ -76,14 +75,14 @@ class AnyBatch(Protocol):
 
 
 class ObsBatch(AnyBatch, Protocol[A]):
-    """Observations, and what else the environment said."""
+    """Observations and infos."""
 
     obs: A
     info: Any
 
 
 class RolloutBatch(ObsBatch[A], Protocol[A]):
-    """Transitions: what was seen, done and given, and what was seen next."""
+    """Transitions: observations, actions, rewards, flags and next observations."""
 
     act: A
     rew: A
@@ -95,13 +94,13 @@ class RolloutBatch(ObsBatch[A], Protocol[A]):
 
 
 class PrioritizedBatch(RolloutBatch[A], Protocol[A]):
-    """Transitions drawn by priority, with the weights that make up for it."""
+    """Transitions sampled by priority, with importance weights."""
 
     weight: A
 
 
 class ReturnsBatch(RolloutBatch[A], Protocol[A]):
-    """Transitions with the returns from there on."""
+    """Transitions with their returns."""
 
     returns: A
 

@@ -1,4 +1,6 @@
-"""What becomes of a value that is put into a nested batch.
+"""Values: conversion of a value put into a nested batch, equality of two batches, and missing values.
+
+Conversion (`parse`):
 
 ======================================  ======================================================================
 given                                   kept
@@ -15,7 +17,7 @@ list of dicts and batches               one batch: they are stacked
 list of arrays of one shape             one array: they are stacked
 list of arrays that differ in length    array of dtype object
 list of tensors of one shape            one tensor: they are stacked
-anything else                           what NumPy makes of it; itself, if that is a single object
+anything else                           NumPy's array of it; itself, if that is a single object
 ======================================  ======================================================================
 """
 
@@ -27,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.nested import aggregate
+from samplebatch.batch.nested.distributions import distributions_equal
 from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
@@ -50,7 +52,7 @@ _FIRST_OBJECT = np.dtype(object).num
 
 
 def parse(value: Any, make: type[Node], path: str) -> Any:
-    """Turn a value into what a nested batch keeps for it.
+    """Convert a value to the form in which a nested batch keeps it; see the table above.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
     Raises
     ------
     ColumnTypeError
-        If no column can hold it: names that are no strings, tensors that do not stack, arrays that do not.
+        If no column can hold it: names that are not strings, or tensors or arrays that do not stack.
     """
     kind = KINDS[type(value)]
     if kind == ARRAY:
@@ -85,17 +87,17 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
 
 
 def parse_items(values: Mapping[Any, Any], make: type[Node], prefix: str) -> dict[str, Any]:
-    """Turn the items of a dict into what a nested batch keeps for them.
+    """Convert the items of a dict to the form in which a nested batch keeps them.
 
     Raises
     ------
     ColumnTypeError
-        If a name is not a string, or a value is nothing that a column can hold.
+        If a name is not a string, or no column can hold a value.
     """
     kept: dict[str, Any] = {}
     for name, value in values.items():
         if type(name) is not str:
-            checked_name(name, prefix)
+            join_name(name, prefix)
         if type(value) is _ndarray and value.dtype.num < _FIRST_OBJECT:
             kept[name] = value
         else:
@@ -103,8 +105,8 @@ def parse_items(values: Mapping[Any, Any], make: type[Node], prefix: str) -> dic
     return kept
 
 
-def checked_name(name: Any, prefix: str) -> str:
-    """Return the dotted name of a value.
+def join_name(name: Any, prefix: str) -> str:
+    """Join a prefix and a name to a dotted name.
 
     Raises
     ------
@@ -129,11 +131,11 @@ def parse_sequence(values: Sequence[Any], make: type[Node], path: str) -> Any:
         return np.array([])
     kinds = {KINDS[cls] for cls in set(map(type, values))}
     if kinds <= _AGGREGATES:
-        return aggregate.stack(values, make, path + ".")
+        return make._stack_rows(values, path + ".")
     if TENSOR in kinds:
         if kinds != {TENSOR}:
             raise ColumnTypeError(f"column {path!r} must be made of tensors alone or of none, got a list with both")
-        return aggregate.stack_tensors(values, path, 0)
+        return stack_tensors(values, path, 0)
     if kinds & _AGGREGATES or DISTRIBUTION in kinds:
         return object_rows(values)
     if kinds == {ARRAY}:
@@ -158,11 +160,27 @@ def settle_rows(values: Sequence[Any], make: type[Node], path: str) -> Any:
 
 
 def object_rows(values: Sequence[Any]) -> npt.NDArray[Any]:
-    """Make an array of shape (n,) whose elements are the n values, whatever they are."""
+    """Make an array of dtype object, shape (n,), of n values."""
     rows = np.empty(len(values), object)
     for position, value in enumerate(values):
         rows[position] = value
     return rows
+
+
+def stack_tensors(tensors: Sequence[Any], path: str, axis: int) -> Any:
+    """Stack tensors of one shape.
+
+    Raises
+    ------
+    ColumnTypeError
+        If shapes differ or they lie on different devices.
+    """
+    import torch
+
+    try:
+        return torch.stack(list(tensors), axis)
+    except (RuntimeError, IndexError) as error:
+        raise ColumnTypeError(f"column {path!r} cannot be made of tensors that do not stack: {error}") from error
 
 
 def _settle(array: npt.NDArray[Any], make: type[Node], path: str) -> Any:
@@ -173,24 +191,24 @@ def _settle(array: npt.NDArray[Any], make: type[Node], path: str) -> Any:
     if objects.ndim == 0:
         return parse(objects.item(), make, path) if KINDS[type(objects.item())] in _AGGREGATES else objects.item()
     if objects.ndim == 1 and objects.size and all(KINDS[type(item)] in _AGGREGATES for item in objects):
-        return aggregate.stack(objects.tolist(), make, path + ".")
+        return make._stack_rows(objects.tolist(), path + ".")
     return objects
 
 
-def transformed(source: Node, function: Callable[[Any], Any], make: type[Node], prefix: str = "") -> Node:
-    """Make a tree of what a function makes of every leaf."""
+def transform_leaves(source: Node, function: Callable[[Any], Any], make: type[Node], prefix: str = "") -> Node:
+    """Apply a function to every leaf, and keep its results in a new tree."""
     changed = {}
     for name, value in source.__dict__.items():
         path = prefix + name
         if KINDS[type(value)] == NODE:
-            changed[name] = transformed(value, function, make, path + ".")
+            changed[name] = transform_leaves(value, function, make, path + ".")
         else:
             changed[name] = parse(function(value), make, path)
     return node(type(source), changed)
 
 
-def stacked_rows(rows: Any, make: type[Node]) -> Node:
-    """Stack what a Batch is constructed from when that is neither a dict nor a Batch.
+def stack_rows(rows: Any, make: type[Node]) -> Node:
+    """Stack a sequence of dicts and batches, the rows that a Batch is constructed from.
 
     Raises
     ------
@@ -205,9 +223,126 @@ def stacked_rows(rows: Any, make: type[Node]) -> Node:
         raise ColumnTypeError(
             f"a Batch is made from a dict, a Batch, or a sequence of them, got {type(rows).__name__}; name the value"
         )
-    listed = list(rows)
-    if not {KINDS[cls] for cls in set(map(type, listed))} <= _AGGREGATES:
+    entries = list(rows)
+    if not {KINDS[cls] for cls in set(map(type, entries))} <= _AGGREGATES:
         raise ColumnTypeError(
             "a Batch is made from a dict, a Batch, or a sequence of them, got other rows; name the value"
         )
-    return aggregate.stack(listed, make)
+    return make._stack_rows(entries, "")
+
+
+def trees_equal(a: Node, b: Node) -> bool:
+    """Tell whether two trees have the same names and, under each, values of the same type, dtype, shape and elements.
+
+    The order of names does not matter. NaN equals nothing, as in NumPy.
+    """
+    if a is b and not a.__dict__:
+        return True
+    mine, theirs = a.__dict__, b.__dict__
+    if mine.keys() != theirs.keys():
+        return False
+    for name, value in mine.items():
+        other = theirs[name]
+        if type(value) is _ndarray and type(other) is _ndarray and value.dtype.num < _FIRST_OBJECT:
+            if value.dtype != other.dtype or value.shape != other.shape or not (value == other).all():
+                return False
+        elif not _leaves_equal(value, other):
+            return False
+    return True
+
+
+def _leaves_equal(value: Any, other: Any) -> bool:
+    kind, other_kind = KINDS[type(value)], KINDS[type(other)]
+    if NUMBER in (kind, other_kind) and {kind, other_kind} <= {NUMBER, ARRAY}:
+        # A number out of a row equals the 0-d array that a batch keeps for it.
+        value, other, kind = np.asarray(value), np.asarray(other), ARRAY
+    elif kind != other_kind:
+        return False
+    if kind == NODE:
+        return trees_equal(value, other)
+    if kind == TENSOR:
+        import torch
+
+        return value.dtype == other.dtype and value.device == other.device and torch.equal(value, other)
+    if kind in (ARRAY, FOREIGN):
+        if value.dtype != other.dtype or value.shape != other.shape:
+            return False
+        if value.dtype.kind != "O":
+            return bool((value == other).all())
+        return all(map(_items_equal, value.flat, other.flat))
+    if kind == DISTRIBUTION:
+        return distributions_equal(value, other)
+    return type(value) is type(other) and _items_equal(value, other)
+
+
+def _items_equal(item: Any, other: Any) -> bool:
+    """Compare two elements of object arrays; arrays among them are compared by their elements."""
+    if item is other:
+        return True
+    if isinstance(item, dict) and isinstance(other, dict):
+        return item.keys() == other.keys() and all(_items_equal(value, other[name]) for name, value in item.items())
+    if isinstance(item, (list, tuple)) and type(item) is type(other):
+        return len(item) == len(other) and all(map(_items_equal, item, other))
+    if KINDS[type(item)] in (ARRAY, TENSOR, FOREIGN, NODE, DISTRIBUTION):
+        return _leaves_equal(item, other)
+    if KINDS[type(other)] in (ARRAY, TENSOR, FOREIGN):
+        return False
+    return bool(item == other)
+
+
+def _is_null(item: Any) -> bool:
+    return item is None or (
+        isinstance(item, (float, complex, np.inexact, np.datetime64, np.timedelta64)) and item != item
+    )
+
+
+_are_null = np.frompyfunc(_is_null, 1, 1)
+
+
+def leaf_nulls(value: Any) -> Any:
+    """Mark the missing elements of a leaf: an array of bool, a tensor of bool for a tensor."""
+    kind = KINDS[type(value)]
+    if kind == TENSOR:
+        return value.isnan()
+    if kind in (ARRAY, NUMBER, FOREIGN):
+        array = np.asarray(value)
+        if array.dtype.kind in "fc":
+            return np.asarray(np.isnan(array))
+        if array.dtype.kind in "mM":
+            return np.asarray(np.isnat(array))
+        if array.dtype.kind == "O":
+            return np.asarray(_are_null(array)).astype(bool)
+        return np.zeros(array.shape, bool)
+    return np.asarray(_is_null(value))
+
+
+def nulls(source: Node) -> Node:
+    """Return a tree that marks the missing elements of each leaf; see `leaf_nulls`."""
+    kept = {
+        name: nulls(value) if KINDS[type(value)] == NODE else leaf_nulls(value)
+        for name, value in source.__dict__.items()
+    }
+    return node(type(source), kept)
+
+
+def any_null(source: Node) -> bool:
+    """Tell whether any element of any leaf is missing."""
+    return any(
+        any_null(value) if KINDS[type(value)] == NODE else bool(leaf_nulls(value).any())
+        for value in source.__dict__.values()
+    )
+
+
+def complete_rows(source: Node, length: int) -> npt.NDArray[np.bool_]:
+    """Tell for each of the first n rows whether no leaf misses an element of it; shape (n,)."""
+    complete = np.ones(length, np.bool_)
+    for value in source.__dict__.values():
+        if KINDS[type(value)] == NODE:
+            complete &= complete_rows(value, length)
+            continue
+        null = np.asarray(leaf_nulls(value))
+        if null.ndim == 0:
+            complete &= not null
+        else:
+            complete &= ~null[:length].reshape(length, -1).any(axis=1)
+    return complete

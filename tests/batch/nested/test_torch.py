@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.distributions import dist_to_atleast_2d, get_len_of_dist, get_sliced_dist
-from samplebatch.batch.nested.functions import to_numpy, to_torch, to_torch_as
-from samplebatch.batch.nested.loader import collate
+from samplebatch.batch.nested.functions import collate, to_numpy, to_torch, to_torch_as
 
 
 def run_python(code: str) -> str:

@@ -1,4 +1,4 @@
-"""NumPy to torch and back, for single values and for nested batches. Memory is shared wherever both can look at it."""
+"""Tensors: nested batches and single values from NumPy to torch and back, sharing memory wherever both can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIRST_OBJECT = np.dtype(object).num
 
 
 class TorchTarget:
-    """Where tensors shall be, and in what dtype; None leaves either as it is.
+    """Target of a conversion to torch: the dtype and device of every tensor; None leaves either as it is.
 
     Attributes
     ----------
@@ -27,11 +27,11 @@ class TorchTarget:
     device
         The device of every tensor.
     pin_memory
-        Whether host memory shall be page-locked, so that the copy to a device can run on its own.
+        Whether to page-lock host memory, so that the copy to a device runs asynchronously.
     non_blocking
         Whether to return before copies to a device have ended.
     keep_objects
-        Whether what torch has no dtype for stays what it is.
+        Whether to keep values that torch has no dtype for.
     """
 
     __slots__ = ("device", "dtype", "keep_objects", "moves", "non_blocking", "pin_memory", "torch")
@@ -56,7 +56,7 @@ class TorchTarget:
         self.moves = dtype is not None or pin_memory or (self.device is not None and self.device.type != "cpu")
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array as a tensor: over the same memory if that is writable and laid out as torch has it."""
+        """Return an array as a tensor: over the same memory if it is writable and laid out for torch."""
         if self.keep_objects and array.dtype.kind in "OmM":
             return array
         if not array.flags.writeable or array.dtype.byteorder == ">" or (array.ndim and min(array.strides) < 0):
@@ -66,13 +66,13 @@ class TorchTarget:
         return self.move(tensor) if self.moves else tensor
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor at the place and in the dtype asked for: itself, if it is there already."""
+        """Return a tensor on the target's device and in its dtype: itself, if it is there already."""
         if self.pin_memory and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         return tensor.to(device=self.device, dtype=self.dtype, non_blocking=self.non_blocking)
 
     def convert(self, value: Any, kind: int) -> Any:
-        """Return a leaf as a tensor; None and distributions stay what they are.
+        """Return a leaf as a tensor; None and distributions are kept.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class TorchTarget:
 
 
 def tree_to_torch(source: N, target: TorchTarget, prefix: str = "") -> N:
-    """Return a tree whose leaves are tensors.
+    """Convert the leaves of a tree to tensors.
 
     Raises
     ------
@@ -100,14 +100,14 @@ def tree_to_torch(source: N, target: TorchTarget, prefix: str = "") -> N:
     """
     converted: dict[str, Any] = {}
     from_numpy = target.torch.from_numpy
-    as_they_lie = not target.moves
+    direct = not target.moves
     name = ""
     try:
         for name, value in source.__dict__.items():
             kind = KINDS[type(value)]
             if kind == ARRAY:
-                # Most arrays are C-contiguous, writable and native: torch takes those as they lie.
-                if as_they_lie and value.dtype.num < _FIRST_OBJECT and value.flags.carray and value.dtype.isnative:
+                # Most arrays are C-contiguous, writable and native: torch takes those directly.
+                if direct and value.dtype.num < _FIRST_OBJECT and value.flags.carray and value.dtype.isnative:
                     converted[name] = from_numpy(value)
                 else:
                     converted[name] = target.from_array(value)
@@ -121,7 +121,7 @@ def tree_to_torch(source: N, target: TorchTarget, prefix: str = "") -> N:
 
 
 def tree_to_numpy(source: N, prefix: str = "") -> N:
-    """Return a tree whose tensors have become arrays, over the same memory if that is on the host."""
+    """Convert the tensors of a tree to arrays, over the same memory if that is on the host."""
     converted: dict[str, Any] = {}
     name = ""
     try:
@@ -138,16 +138,6 @@ def tree_to_numpy(source: N, prefix: str = "") -> N:
     except Exception as error:
         fault(prefix + name, "made an array", error)
     return node(type(source), converted)
-
-
-def replace_leaves(target: Node, source: Node) -> None:
-    """Put the leaves of a tree into another of the same structure, whose nested batches stay the objects they are."""
-    held = target.__dict__
-    for name, value in source.__dict__.items():
-        if KINDS[type(value)] == NODE:
-            replace_leaves(held[name], value)
-        else:
-            held[name] = value
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:

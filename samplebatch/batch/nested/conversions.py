@@ -1,4 +1,4 @@
-"""The methods of a nested batch that change what its values are kept as, leaf by leaf."""
+"""Conversions: methods of a nested batch to torch, NumPy, dicts and Arrow, and for missing values and shapes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.nested.conversion import TorchTarget, replace_leaves, tree_to_numpy, tree_to_torch
 from samplebatch.batch.nested.distributions import dist_to_atleast_2d
-from samplebatch.batch.nested.flat import FlatNames, as_sample_batch
-from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node
-from samplebatch.batch.nested.nulls import any_null, complete_rows, nulls
+from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node, replace_leaves
 from samplebatch.batch.nested.rows import iterate, select, shortest
+from samplebatch.batch.nested.tensors import TorchTarget, tree_to_numpy, tree_to_torch
+from samplebatch.batch.nested.values import any_null, complete_rows, nulls
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from samplebatch.batch.nested.flat import FlatNames
     from samplebatch.batch.sample_batch import SampleBatch
 
 
 class Conversions(Node):
-    """Conversions to torch, NumPy and plain dicts; missing values; shapes."""
+    """Conversions of `Batch` to torch, NumPy, dicts and Arrow; its missing values; its shapes."""
 
     __slots__ = ()
 
@@ -38,22 +38,21 @@ class Conversions(Node):
     ) -> Self:
         """Return a batch of tensors, over the same memory wherever torch can use it.
 
-        Copied are only read-only arrays, arrays in foreign byte order or with negative strides, and what goes to
-        another
-        device or dtype. None and distributions stay what they are.
+        Only read-only arrays, arrays in foreign byte order or with negative strides, and leaves that change device or
+        dtype are copied. None and distributions are kept.
 
         Parameters
         ----------
         dtype
             The dtype of all tensors; None leaves each as it is.
         device
-            Where they shall be.
+            The device of all tensors.
         pin_memory
-            Whether to lock the host memory they lie in or are copied from.
+            Whether to page-lock the host memory that they lie in or are copied from.
         non_blocking
             Whether to return before copies to a device have ended.
         keep_objects
-            Whether strings and arrays of objects stay what they are, instead of being refused.
+            Whether to keep strings and arrays of objects, instead of refusing them.
 
         Raises
         ------
@@ -63,7 +62,7 @@ class Conversions(Node):
         Examples
         --------
         >>> import torch
-        >>> from samplebatch.batch.nested.batch import Batch
+        >>> from samplebatch import Batch
         >>> Batch(a=np.zeros(2), b=[1, 2]).to_torch(dtype=torch.float32)
         Batch(
             a: tensor([0., 0.]),
@@ -82,39 +81,39 @@ class Conversions(Node):
         non_blocking: bool = False,
         keep_objects: bool = False,
     ) -> None:
-        """Do what `to_torch` does in place: this batch and the nested ones in it hold the tensors."""
+        """Convert the leaves to tensors in place, in this batch and the nested ones; see `to_torch`."""
         target = TorchTarget(dtype, device, pin_memory=pin_memory, non_blocking=non_blocking, keep_objects=keep_objects)
         replace_leaves(self, tree_to_torch(self, target))
 
     def to_numpy(self) -> Self:
-        """Return a batch whose tensors have become arrays, over the same memory if that is on the host.
+        """Return a batch of arrays, over the tensors' memory where that is on the host.
 
         bfloat16 becomes float32, which holds it exactly.
         """
         return tree_to_numpy(self)
 
     def to_numpy_(self) -> None:
-        """Do what `to_numpy` does in place: this batch and the nested ones in it hold the arrays."""
+        """Convert the tensors to arrays in place, in this batch and the nested ones; see `to_numpy`."""
         replace_leaves(self, tree_to_numpy(self))
 
     def pin_memory(self, device: str | torch.device | None = None) -> Self:
-        """Return a batch whose tensors lie in page-locked memory: what a torch `DataLoader` asks for."""
+        """Return a batch with its tensors in page-locked memory, as a torch `DataLoader` asks of it."""
 
-        def pinned(value: Any, kind: int) -> Any:
+        def pin(value: Any, kind: int) -> Any:
             return value.pin_memory() if kind == TENSOR and value.device.type == "cpu" else value
 
-        return cast("Self", _mapped(self, pinned))
+        return cast("Self", _map_leaves(self, pin))
 
     def to_dict(self, recursive: bool = True) -> dict[str, Any]:
         """Return a dict of the values; nested batches become dicts too, unless told otherwise.
 
         Examples
         --------
-        >>> from samplebatch.batch.nested.batch import Batch
+        >>> from samplebatch import Batch
         >>> Batch(a=[1, 2], b=Batch(c=[3])).to_dict()
         {'a': array([1, 2]), 'b': {'c': array([3])}}
         """
-        return _plain(self) if recursive else dict(self.__dict__)
+        return _to_dict(self) if recursive else dict(self.__dict__)
 
     def to_list_of_dicts(self) -> list[dict[str, Any]]:
         """Return the rows as dicts, nested batches among them included.
@@ -124,12 +123,12 @@ class Conversions(Node):
         ColumnTypeError
             If a leaf is a scalar; names it.
         """
-        return [_plain(row) for row in iterate(self, shortest(self.__dict__) or 0)]
+        return [_to_dict(row) for row in iterate(self, shortest(self.__dict__) or 0)]
 
     def to_at_least_2d(self) -> Self:
         """Return a batch of two dimensions or more: () becomes (1, 1), and (n,) becomes (1, n)."""
 
-        def raised(value: Any, kind: int) -> Any:
+        def raise_dimensions(value: Any, kind: int) -> Any:
             if kind == DISTRIBUTION:
                 return dist_to_atleast_2d(value)
             if kind == TENSOR:
@@ -138,41 +137,66 @@ class Conversions(Node):
                 return torch.atleast_2d(value)  # type: ignore[no-untyped-call]
             return np.atleast_2d(np.asarray(value, None if kind == ARRAY or not isinstance(value, str) else object))
 
-        return cast("Self", _mapped(self, raised))
+        return cast("Self", _map_leaves(self, raise_dimensions))
 
     def as_sample_batch(self, names: FlatNames = "kept") -> SampleBatch:
-        """Return a flat batch over the same arrays and tensors; see `samplebatch.batch.nested.flat.as_sample_batch`."""
+        """Return a flat batch over the same arrays and tensors; nested batches become nested columns.
+
+        C-contiguous arrays in native byte order are shared; others are copied once. Reserved names and None have no
+        rows and are left out.
+
+        Parameters
+        ----------
+        names
+            `"rllib"` renames the columns that both libraries know: `rew` becomes `rewards`, `obs_next` becomes
+            `new_obs`.
+
+        Raises
+        ------
+        ColumnLengthError
+            If leaves differ in length; names them.
+        ColumnTypeError
+            If a leaf is a scalar or a distribution; names it.
+
+        Examples
+        --------
+        >>> from samplebatch import Batch
+        >>> Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0]).as_sample_batch(names="rllib").column_names
+        ('obs.x', 'rewards')
+        """
+        from samplebatch.batch.nested.flat import as_sample_batch
+
         return as_sample_batch(self, names)
 
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table over the same memory: a column per leaf, under its dotted name."""
-        return as_sample_batch(self).to_arrow()
+        return Conversions.as_sample_batch(self).to_arrow()
 
     def __arrow_c_schema__(self) -> Any:
-        return as_sample_batch(self).__arrow_c_schema__()
+        return Conversions.as_sample_batch(self).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        return as_sample_batch(self).__arrow_c_stream__(requested_schema)
+        return Conversions.as_sample_batch(self).__arrow_c_stream__(requested_schema)
 
     def replace_empty_batches_by_none(self) -> None:
-        """Put None in place of every name that is only reserved, nested ones included.
+        """Replace the values of reserved names by None, nested ones included.
 
         Examples
         --------
-        >>> from samplebatch.batch.nested.batch import Batch
+        >>> from samplebatch import Batch
         >>> b = Batch(a=[1], b=Batch())
         >>> b.replace_empty_batches_by_none()
         >>> b.to_dict()
         {'a': array([1]), 'b': None}
         """
-        _forget_reserved(self)
+        _drop_reserved(self)
 
     def isnull(self) -> Self:
         """Tell for every element whether it is NaN, NaT or None: a batch of the same structure that holds bool.
 
         Examples
         --------
-        >>> from samplebatch.batch.nested.batch import Batch
+        >>> from samplebatch import Batch
         >>> Batch(a=[1.0, float("nan")], b=["x", None]).isnull().to_dict()
         {'a': array([False,  True]), 'b': array([False,  True])}
         """
@@ -183,7 +207,7 @@ class Conversions(Node):
         return any_null(self)
 
     def dropnull(self) -> Self:
-        """Take the rows in which nothing is NaN, NaT or None.
+        """Take the rows without NaN, NaT or None.
 
         Raises
         ------
@@ -192,7 +216,7 @@ class Conversions(Node):
 
         Examples
         --------
-        >>> from samplebatch.batch.nested.batch import Batch
+        >>> from samplebatch import Batch
         >>> Batch(a=[1.0, float("nan"), 3.0], b=["x", "y", None]).dropnull().to_dict()
         {'a': array([1.]), 'b': array(['x'], dtype=object)}
         """
@@ -209,13 +233,13 @@ class Conversions(Node):
         Parameters
         ----------
         arr
-            Array of shape (n, ...) for the n rows of the batch; with an index, as many rows as it asks for.
+            Array of shape (n, ...) for the n rows of the batch; with an index, as many rows as it selects.
         key
             Its name. If there is no such column yet and an index is given, the other rows hold the default.
         index
             An index of NumPy's; None for all rows.
         default_value
-            What the other rows hold; None stands for NaN, False or None, whichever the dtype has.
+            Value of the other rows; None stands for NaN, False or None, as the dtype has it.
 
         Raises
         ------
@@ -224,11 +248,11 @@ class Conversions(Node):
         ColumnMismatchError
             If the name is a nested batch's.
         ColumnTypeError
-            If the dtype has nothing that None could stand for.
+            If the default is None and the dtype has no missing value.
 
         Examples
         --------
-        >>> from samplebatch.batch.nested.batch import Batch
+        >>> from samplebatch import Batch
         >>> b = Batch(a=[1, 2, 3])
         >>> b.set_array_at_key(np.array([4.5]), "b", index=[1], default_value=7)
         >>> b.to_dict()
@@ -258,23 +282,23 @@ class Conversions(Node):
         held[key] = column
 
 
-def _mapped(source: Node, function: Any) -> Node:
-    """Make a tree of what a function makes of each leaf and its kind."""
+def _map_leaves(source: Node, function: Any) -> Node:
+    """Apply a function to each leaf and its kind, and keep its results in a new tree."""
     kept = {}
     for name, value in source.__dict__.items():
         kind = KINDS[type(value)]
-        kept[name] = _mapped(value, function) if kind == NODE else function(value, kind)
+        kept[name] = _map_leaves(value, function) if kind == NODE else function(value, kind)
     return node(type(source), kept)
 
 
-def _plain(source: Node) -> dict[str, Any]:
-    return {name: _plain(value) if KINDS[type(value)] == NODE else value for name, value in source.__dict__.items()}
+def _to_dict(source: Node) -> dict[str, Any]:
+    return {name: _to_dict(value) if KINDS[type(value)] == NODE else value for name, value in source.__dict__.items()}
 
 
-def _forget_reserved(source: Node) -> None:
+def _drop_reserved(source: Node) -> None:
     for name, value in source.__dict__.items():
         if KINDS[type(value)] == NODE:
             if value.__dict__:
-                _forget_reserved(value)
+                _drop_reserved(value)
             else:
                 source.__dict__[name] = None

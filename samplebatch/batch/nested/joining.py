@@ -1,8 +1,7 @@
-"""Stacking and concatenating nested batches that need not have the same names.
+"""Joining: stacking and concatenating nested batches that need not have the same names.
 
-A name that some of the batches lack, or only reserve, is padded there with zeros, False or None. What one batch
-holds as a
-nested batch and another as an array cannot be joined.
+A name that some of the batches lack, or only reserve, is padded there with zeros, False or None. A name that is a
+nested batch in one and an array in another cannot be joined.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from samplebatch.batch.nested import values
 from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
@@ -31,15 +29,16 @@ from samplebatch.batch.nested.node import (
     values_of,
 )
 from samplebatch.batch.nested.rows import shortest
+from samplebatch.batch.nested.values import join_name, object_rows, parse, settle_rows, stack_tensors
 from samplebatch.column import memory
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SampleBatchError
 
 Missing = Literal["error", "zero", "nan"]
-"""What stands for the rows of a name that a batch lacks."""
+"""Padding for the rows of a name that a batch lacks: none but an error, zeros, or NaN."""
 
 
 class _Absent:
-    """Stands for the value of a name that a batch lacks or only reserves."""
+    """Placeholder for the value of a name that a batch lacks or only reserves."""
 
 
 _ABSENT: Final = _Absent()
@@ -58,7 +57,7 @@ Join = Callable[[list[Any], set[int], str], Any]
 """Joins the values of one name: values, their kinds, dotted name."""
 
 
-def stack(batches: Sequence[Any], make: type[Node], prefix: str = "", axis: int = 0, missing: Missing = "zero") -> Node:
+def stack(make: type[Node], batches: Sequence[Any], prefix: str = "", axis: int = 0, missing: Missing = "zero") -> Node:
     """Join n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
     Raises
@@ -72,22 +71,22 @@ def stack(batches: Sequence[Any], make: type[Node], prefix: str = "", axis: int 
 
     def join(rows: list[Any], kinds: set[int], path: str) -> Any:
         if _ABSENT_KIND not in kinds:
-            return _stacked(rows, kinds, make, path, axis)
+            return _stack_leaves(rows, kinds, make, path, axis)
         present = [place for place, row in enumerate(rows) if row is not _ABSENT]
         if axis != 0 or missing == "error":
             where = "" if missing == "error" else f" along axis {axis}"
             raise ColumnMismatchError(
                 f"column {path!r} must be in every batch to be stacked{where}, got {len(present)} of {len(rows)}"
             )
-        block = _stacked([rows[place] for place in present], kinds - {_ABSENT_KIND}, make, path, 0)
-        padded = _padding(block, len(rows), missing, path)
+        block = _stack_leaves([rows[place] for place in present], kinds - {_ABSENT_KIND}, make, path, 0)
+        padded = _make_padding(block, len(rows), missing, path)
         padded[present] = block
         return padded
 
     return node(make, _join(_entries_of(batches, "stacked"), make, prefix, join))
 
 
-def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> Node:
+def cat(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> Node:
     """Join batches or dicts one after the other: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
     Raises
@@ -103,7 +102,7 @@ def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> 
 
     def join(rows: list[Any], kinds: set[int], path: str) -> Any:
         if _ABSENT_KIND not in kinds:
-            return _concatenated(rows, kinds, path)
+            return _concatenate_leaves(rows, kinds, path)
         if not lengths:
             lengths.extend(shortest(entry) or 0 for entry in entries)
         lacking = [row is _ABSENT and n > 0 for row, n in zip(rows, lengths, strict=True)]
@@ -112,11 +111,11 @@ def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> 
                 f"column {path!r} must be in every batch to be concatenated, batch {lacking.index(True)} lacks it"
             )
         present = [row for row in rows if row is not _ABSENT]
-        block = _concatenated(present, kinds - {_ABSENT_KIND}, path)
+        block = _concatenate_leaves(present, kinds - {_ABSENT_KIND}, path)
         if not any(lacking):
             return block
         extents = [n if row is _ABSENT else len(row) for row, n in zip(rows, lengths, strict=True)]
-        padded = _padding(block, sum(extents), missing, path)
+        padded = _make_padding(block, sum(extents), missing, path)
         start = taken = 0
         for row, extent in zip(rows, extents, strict=True):
             if row is not _ABSENT:
@@ -128,7 +127,7 @@ def cat(batches: Sequence[Any], make: type[Node], missing: Missing = "zero") -> 
     return node(make, _join(entries, make, "", join))
 
 
-def listed(batches: Iterable[Any]) -> list[Any]:
+def list_batches(batches: Iterable[Any]) -> list[Any]:
     """Return batches as a list; a Batch in place of them stands for its rows.
 
     Raises
@@ -141,9 +140,9 @@ def listed(batches: Iterable[Any]) -> list[Any]:
     return list(batches)
 
 
-def several(batches: Any) -> list[Any]:
+def list_one_or_more(batches: Any) -> list[Any]:
     """Return batches as a list; a single one need not be in a list."""
-    return [batches] if values_of(batches) is not None else listed(batches)
+    return [batches] if values_of(batches) is not None else list_batches(batches)
 
 
 def _check_missing(missing: str) -> None:
@@ -156,7 +155,7 @@ def _entries_of(batches: Sequence[Any], doing: str) -> list[Mapping[str, Any]]:
     for place, names in enumerate(entries):
         if names is None:
             found = type(batches[place]).__name__
-            raise ColumnMismatchError(f"what is {doing} must be Batches or dicts, got {found} at place {place}")
+            raise ColumnMismatchError(f"values to be {doing} must be Batches or dicts, got {found} at place {place}")
     return cast("list[Mapping[str, Any]]", entries)
 
 
@@ -172,21 +171,21 @@ def _names_of(rows: Sequence[Any], types: set[type]) -> Sequence[Mapping[str, An
 
 
 def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join: Join) -> dict[str, Any]:
-    """Join what stands under every name that one of the batches has; one walk over all of them side by side."""
+    """Join the values of every name that any of the batches has, in one walk over all of them."""
     names = dict.fromkeys(chain.from_iterable(entries))
     uniform = set(map(len, entries)) == {len(names)}
     joined: dict[str, Any] = {}
     for name in names:
         rows = [entry[name] for entry in entries] if uniform else [entry.get(name, _ABSENT) for entry in entries]
         types = set(map(type, rows))
-        path = prefix + name if type(name) is str else values.checked_name(name, prefix)
+        path = prefix + name if type(name) is str else join_name(name, prefix)
         if types == _ARRAYS and rows[0].dtype.num < _FIRST_OBJECT:
             kinds = _ARRAY_KINDS
         else:
             kinds = {KINDS[cls] for cls in types}
             if SEQUENCE in kinds or ARRAY in kinds:
-                # A dict's values have not been through the door yet: lists, strings, rows of dicts.
-                rows = [values.parse(row, make, path) if KINDS[type(row)] in _UNPARSED else row for row in rows]
+                # Values of a dict are not parsed yet: lists, strings, rows of dicts.
+                rows = [parse(row, make, path) if KINDS[type(row)] in _UNPARSED else row for row in rows]
                 types = set(map(type, rows))
                 kinds = {KINDS[cls] for cls in types}
             if NODE in kinds or MAPPING in kinds:
@@ -208,7 +207,7 @@ def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join:
     return joined
 
 
-def _stacked(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis: int) -> Any:
+def _stack_leaves(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis: int) -> Any:
     """Stack the values of one name."""
     if kinds == {ARRAY, NUMBER}:
         rows, kinds = list(map(np.asarray, rows)), {ARRAY}
@@ -217,7 +216,7 @@ def _stacked(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis
             block = np.array(rows)
         except ValueError:
             warnings.warn(f"column {path!r}: arrays of different shapes are stacked as objects", stacklevel=6)
-            return values.object_rows(rows)
+            return object_rows(rows)
         if axis == 0:
             return block
         if not -block.ndim <= axis < block.ndim:
@@ -225,36 +224,20 @@ def _stacked(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis
         return np.ascontiguousarray(np.moveaxis(block, 0, axis))
     if TENSOR in kinds:
         if kinds != {TENSOR}:
-            raise _mixed(path)
+            raise _mixed_kinds(path)
         return stack_tensors(rows, path, axis)
     if kinds == {FOREIGN}:
         return rows[0].__array_namespace__().stack(rows, axis=axis)
     if axis not in (0, -1):
         raise _no_axis(path, axis)
     if DISTRIBUTION in kinds:
-        return values.object_rows(rows)
+        return object_rows(rows)
     if ARRAY in kinds:
         rows = [row.item() if KINDS[type(row)] == ARRAY and row.ndim == 0 else row for row in rows]
-    return values.settle_rows(rows, make, path)
+    return settle_rows(rows, make, path)
 
 
-def stack_tensors(tensors: Sequence[Any], path: str, axis: int) -> Any:
-    """Stack tensors of one shape.
-
-    Raises
-    ------
-    ColumnTypeError
-        If shapes differ or they lie on different devices.
-    """
-    import torch
-
-    try:
-        return torch.stack(list(tensors), axis)
-    except (RuntimeError, IndexError) as error:
-        raise ColumnTypeError(f"column {path!r} cannot be made of tensors that do not stack: {error}") from error
-
-
-def _concatenated(rows: list[Any], kinds: set[int], path: str) -> Any:
+def _concatenate_leaves(rows: list[Any], kinds: set[int], path: str) -> Any:
     """Concatenate the values of one name."""
     if kinds == {ARRAY}:
         first = rows[0]
@@ -266,7 +249,7 @@ def _concatenated(rows: list[Any], kinds: set[int], path: str) -> Any:
         return np.concatenate(rows)
     if TENSOR in kinds:
         if kinds != {TENSOR}:
-            raise _mixed(path)
+            raise _mixed_kinds(path)
         import torch
 
         return torch.cat(rows)
@@ -281,14 +264,14 @@ def _no_axis(path: str, axis: int) -> ColumnMismatchError:
     return ColumnMismatchError(f"column {path!r} must have more dimensions to be stacked along axis {axis}")
 
 
-def _mixed(path: str) -> ColumnTypeError:
+def _mixed_kinds(path: str) -> ColumnTypeError:
     return ColumnTypeError(
         f"column {path!r} must hold tensors in all batches or in none, got both; use to_torch or to_numpy before"
     )
 
 
-def _padding(block: Any, length: int, missing: Missing, path: str) -> Any:
-    """Make a column of n rows like those of the block, filled with what stands for missing rows."""
+def _make_padding(block: Any, length: int, missing: Missing, path: str) -> Any:
+    """Make a column of n rows of the block's dtype and row shape, filled with the padding."""
     shape = (length, *block.shape[1:])
     if KINDS[type(block)] == TENSOR:
         if missing == "nan":

@@ -1,6 +1,6 @@
-"""Nested batches as pytrees of torch, optree and JAX, and in torch's data loaders and processes.
+"""Interchange: nested batches in pickles, as pytrees of torch, optree and JAX, and in torch's loaders and processes.
 
-They are registered with each library as soon as it has been imported.
+The class is registered with each library as soon as that has been imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from samplebatch.batch.nested.node import Node, node
+import numpy.typing as npt
+
+from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, TENSOR, Node, node
 
 modules_seen = -1
 """How many modules were loaded when `register_where_loaded` last looked."""
@@ -19,7 +21,7 @@ _registered: set[str] = set()
 
 
 def register_where_loaded(cls: type[Node]) -> None:
-    """Register the class of nested batches, once, with every library that has been imported."""
+    """Register the class of nested batches with every imported library, once each."""
     global modules_seen
     modules_seen = len(sys.modules)
     for module, register in _LIBRARIES.items():
@@ -34,7 +36,7 @@ def _flatten(source: Node) -> tuple[list[Any], tuple[type[Node], tuple[str, ...]
 
 
 def _unflatten(children: Iterable[Any], context: tuple[type[Node], tuple[str, ...]]) -> Node:
-    # Libraries rebuild trees around markers of their own: the children are kept whatever they are.
+    # Libraries rebuild trees around markers of their own: the children are kept unparsed.
     return node(context[0], dict(zip(context[1], children, strict=True)))
 
 
@@ -51,9 +53,9 @@ def _register_torch(cls: type[Node]) -> None:
 
 
 def register_processes(cls: type[Node]) -> None:
-    """Let torch's own way with tensors between processes, shared memory, have those of nested batches too.
+    """Register nested batches for pickling between processes, so that torch moves their tensors to shared memory.
 
-    Another way that somebody has registered for them stays.
+    A reducer that is registered already stays.
     """
     from multiprocessing.reduction import ForkingPickler
 
@@ -62,7 +64,7 @@ def register_processes(cls: type[Node]) -> None:
 
 
 def _register_loader(cls: type[Node]) -> None:
-    """Let `DataLoader`'s own collate function know nested batches."""
+    """Register nested batches with the default collate function of `DataLoader`."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
     nested: Any = cls
@@ -114,4 +116,54 @@ _LIBRARIES: dict[str, Callable[[type[Node]], None]] = {
     "optree": _register_optree,
     "jax": _register_jax,
 }
-"""Module to what is to be done once it is there."""
+"""Module to the function that registers nested batches once it is imported."""
+
+
+class _PickledTensor:
+    """Tensor within a pickle: the array of its elements alone, which can travel out of band.
+
+    torch itself pickles the whole storage that a slice is a view of, and never out of band.
+    """
+
+    __slots__ = ("requires_grad", "values")
+
+    def __init__(self, tensor: Any) -> None:
+        self.requires_grad = tensor.requires_grad
+        self.values = tensor.detach().resolve_conj().resolve_neg().numpy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_tensor, (self.values, self.requires_grad)
+
+
+def _restore_tensor(values: npt.NDArray[Any], requires_grad: bool) -> Any:
+    import torch
+
+    # Out-of-band buffers may be read-only; a tensor over them would be a way around the protection.
+    tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def values_to_pickle(source: Node) -> dict[str, Any]:
+    """Return the values of one node for pickling: tensors on the host as arrays."""
+    held = source.__dict__
+    if all(KINDS[type(value)] in (ARRAY, NODE) for value in held.values()):
+        return held
+    return {name: _to_pickle(value) for name, value in held.items()}
+
+
+def _to_pickle(value: Any) -> Any:
+    if KINDS[type(value)] != TENSOR or value.device.type != "cpu" or value.grad_fn is not None:
+        return value
+    import torch
+
+    plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
+    return _PickledTensor(value) if plain and str(value.dtype) in _NUMPY_DTYPES else value
+
+
+_NUMPY_DTYPES = frozenset(
+    f"torch.{name}"
+    for name in (
+        "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32",
+        "float64", "complex64", "complex128",
+    )
+)  # fmt: skip
