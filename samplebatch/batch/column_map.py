@@ -1,4 +1,4 @@
-"""ColumnMap: named columns as a mapping from name to array.
+"""ColumnMap: the columns of a batch, a mapping from name to array.
 
 It holds the columns flat under dotted names, hands nested ones out nested, and cuts the columns of a view only when
 asked for them.
@@ -6,33 +6,55 @@ asked for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from typing import Any, Self
 
 from samplebatch import names
+from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names, unflatten
+from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, no_such_column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, no_such_column
 
 Window = tuple[dict[str, Column], int, int, int, int]
-"""What a view has yet to cut: the source's columns, a range of their rows, and a range of their sequences."""
+"""Pending cut of a view: the source's columns, a range of their rows, and a range of their sequences."""
 
+_OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 _FLAT: dict[str, Structure] = {}
 """The structures of a map without nested columns; never changed."""
 
 
 class ColumnMap(MutableMapping[str, Any]):
-    """Named columns, flat inside and nested outside.
+    """Named columns, flat inside and nested outside: the part of `SampleBatch` that sees to names.
 
     A view holds the columns of its source and a window on them; a column is cut when it is first asked for. The
-    source's dict is therefore never changed once a view has seen it: whoever wants to change it takes a copy (`_own`).
+    source's dict is therefore never changed once a view has seen it: `_own` copies it first.
     """
 
     _columns: dict[str, Column]
     _window: Window | None = None
     _lent = False
     _nested = _FLAT
+    _flags: Flags = DEFAULT
+
+    @classmethod
+    def _of(
+        cls, columns: dict[str, Column], nested: dict[str, Structure] | None = None, flags: Flags = DEFAULT
+    ) -> Self:
+        """Make a batch of built columns, and count and check their rows."""
+        new = cls.__new__(cls)
+        new._columns = columns
+        if nested:
+            new._nested = nested
+        if flags is not DEFAULT:
+            new._flags = flags
+        new._count_rows()
+        return new
+
+    def _count_rows(self) -> None:
+        """Check the columns against each other; columns without a common length have nothing to check."""
 
     def __getitem__(self, key: Any) -> Any:
         if type(key) is str:
@@ -41,15 +63,15 @@ class ColumnMap(MutableMapping[str, Any]):
         return self._find(str(key)) if isinstance(key, str) else self._get_rows(key)
 
     def _get_rows(self, key: Any) -> Any:
-        """Answer a key that is not a name."""
+        """Return rows for a key that is not a name."""
         raise no_such_column(key, self.keys())
 
     def _derive(self, name: str) -> Any:
-        """Answer a name that no column has, or give None."""
+        """Derive the values of a name that no column has, or return None."""
         return None
 
     def _find(self, name: str) -> Any:
-        """Answer a name that is not among the columns cut so far."""
+        """Return the values of a name that is not among the columns cut so far."""
         window = self._window
         if window is not None and name in window[0]:
             column = self._columns[name] = _cut(window, name)
@@ -100,7 +122,7 @@ class ColumnMap(MutableMapping[str, Any]):
         return columns
 
     def _names(self) -> dict[str, Column]:
-        """Return a dict whose keys are the dotted names, without cutting anything."""
+        """Return the dotted names as the keys of a dict, without cutting anything."""
         return self._columns if self._window is None else self._window[0]
 
     @property
@@ -116,6 +138,52 @@ class ColumnMap(MutableMapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._names() or key in self._nested
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a column, or the default if there is none.
+
+        >>> from samplebatch import SampleBatch
+        >>> SampleBatch(a=[1]).get("b", 0)
+        0
+        """
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return a column, made of the default first if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take a column out of the batch and return it, or the default if it has no such column.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If there is no such column, and no default.
+        """
+        if key not in self and default:
+            return default[0]
+        return super().pop(key)
+
+    def columns(self, keys: Sequence[str]) -> list[Any]:
+        """Return the arrays of the given columns, in the order asked for.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If one is not there; lists the near names.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> [values.tolist() for values in SampleBatch(a=[1], b=[2], c=[3]).columns(["a", "b"])]
+        [[1], [2]]
+        """
+        return [self[key] for key in keys]
 
     def _build(self, name: str, values: Any) -> tuple[Structure, dict[str, Column]]:
         """Build the structure and the columns that assigning to a name would give; nothing is changed yet."""
@@ -134,7 +202,7 @@ class ColumnMap(MutableMapping[str, Any]):
         return structure, {path: as_column(leaf, path) for path, leaf in leaves}
 
     def _adopt(self, name: str, structure: Structure, columns: dict[str, Column]) -> None:
-        """Put built columns in the place of whatever stood under the name."""
+        """Replace the columns under a name by built ones."""
         own = self._own()
         if name in self._nested or structure is not None:
             self._forget(name)
@@ -181,6 +249,157 @@ class ColumnMap(MutableMapping[str, Any]):
             raise no_such_column(wanted, self.keys())
         return [wanted]
 
+    # -- choosing columns ----------------------------------------------------------------------------------------------
+
+    def select(self, *keys: str) -> Self:
+        """View only the given columns, in the order asked for; sequences stay with `seq_lens`.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If one is not there; lists the near names.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> list(SampleBatch(a=[1], b=[2], c=[3]).select("c", "a"))
+        ['c', 'a']
+        """
+        columns = self._all()
+        return self._part({path: columns[path] for key in keys for path in self._leaves(key)})
+
+    def drop(self, *keys: str) -> Self:
+        """View all columns but the given ones.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If one is not there; lists the near names.
+        SequenceError
+            If `seq_lens` goes and columns with a row per sequence stay.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
+        ['a', 'c']
+        """
+        gone = {path for key in keys for path in self._leaves(key)}
+        return self._part({path: column for path, column in self._all().items() if path not in gone})
+
+    def _part(self, columns: dict[str, Column]) -> Self:
+        """Make a batch of some of the columns; of a nested one all or none."""
+        nested = {}
+        for top, structure in self._nested.items():
+            kept = [path in columns for path in leaf_names(top, structure)]
+            if any(kept) and not all(kept):
+                raise ColumnTypeError(f"the nested column {top!r} must be kept or left out as a whole")
+            if any(kept):
+                nested[top] = structure
+        return self._of(columns, nested, self._flags)
+
+    def rename(self, mapping: Mapping[str, str]) -> Self:
+        """View the columns under other names, in the same order.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If a name is not there; lists the near names.
+        ColumnMismatchError
+            If two columns would have one name.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> list(SampleBatch(obs=[1], rewards=[2]).rename({"rewards": "rew"}))
+        ['obs', 'rew']
+        """
+        columns, order = self._all(), list(self)
+        for old in mapping:
+            if old not in order:
+                raise no_such_column(old, order)
+        for new in mapping.values():
+            if not isinstance(new, str):
+                raise ColumnTypeError(f"a column's name must be a string, got a {type(new).__name__}")
+        renamed = [mapping.get(name, name) for name in order]
+        nested = {mapping.get(top, top): structure for top, structure in self._nested.items()}
+        for name in renamed:
+            if renamed.count(name) > 1 or any(name.startswith(f"{top}.") for top in nested):
+                raise ColumnMismatchError(f"column {name!r} must have a name of its own, and another one has it too")
+        return self._of(
+            {
+                new + path[len(old) :]: columns[path]
+                for old, new in zip(order, renamed, strict=True)
+                for path in self._leaves(old)
+            },
+            nested,
+            self._flags,
+        )
+
+    # -- compression ---------------------------------------------------------------------------------------------------
+
+    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+        """Compress columns with LZ4, in place; such a column is handed out as a `CompressedColumn`.
+
+        Parameters
+        ----------
+        bulk
+            Whether to compress each column as a whole. If not, it is compressed in blocks of a few rows, so that rows
+            can be read alone.
+        columns
+            The columns, by name or by dotted name; those that are not there or are compressed already are left alone.
+
+        Returns
+        -------
+        SampleBatch
+            This very batch.
+
+        Raises
+        ------
+        ColumnTypeError
+            If a column is not an array of numbers.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> batch = SampleBatch(obs=[[0.0] * 84] * 100, rewards=[0.0] * 100).compress(bulk=True)
+        >>> batch["obs"].nbytes < 1000
+        True
+        >>> batch.decompress_if_needed()["obs"].shape
+        (100, 84)
+        """
+        chosen = self._chosen(columns)
+        for path, column in chosen:
+            if not isinstance(column, (TensorColumn, CompressedColumn)):
+                raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
+        self._own().update(
+            {path: CompressedColumn.compress(c, bulk=bulk) for path, c in chosen if isinstance(c, TensorColumn)}
+        )
+        return self
+
+    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+        """Decompress columns, in place; those that are not compressed or not there are left alone.
+
+        Parameters
+        ----------
+        columns
+            The columns, by name or by dotted name.
+
+        Returns
+        -------
+        SampleBatch
+            This very batch.
+        """
+        self._own().update(
+            {path: c.decompress() for path, c in self._chosen(columns) if isinstance(c, CompressedColumn)}
+        )
+        return self
+
+    def _chosen(self, wanted: Iterable[str]) -> list[tuple[str, Column]]:
+        """List the leaves of the wanted columns, without missing ones."""
+        paths = [path for name in wanted if name in self for path in self._leaves(name)]
+        return [(path, self.column(path)) for path in paths]
+
 
 def _cut(window: Window, name: str) -> Column:
     source, start, stop, first, last = window
@@ -188,3 +407,23 @@ def _cut(window: Window, name: str) -> Column:
     if names.SEQ_LENS in source and names.is_per_sequence(name) and len(column) == len(source[names.SEQ_LENS]):
         return column.slice(first, last)
     return column.slice(start, stop)
+
+
+def counted_column(columns: dict[str, Column]) -> str:
+    """Name the column that counts the steps: not infos or states, unless there is nothing else."""
+    for name in columns:
+        if name.partition(".")[0] != names.INFOS and not (names.is_state_in(name) or names.is_state_out(name)):
+            return name
+    return next(iter(columns))
+
+
+def check_length(name: str, column: Column, rows: int, why: str) -> None:
+    """Check that a column has the rows that it must have.
+
+    Raises
+    ------
+    ColumnLengthError
+        If it has not; names the column and the reason.
+    """
+    if len(column) != rows:
+        raise ColumnLengthError(f"column {name!r} must have {rows} rows {why}, got {len(column)}")

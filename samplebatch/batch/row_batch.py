@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 
-from samplebatch import names
-from samplebatch.batch import large, small
-from samplebatch.batch.column_map import ColumnMap
+from samplebatch.batch import bulk
+from samplebatch.batch.column_map import ColumnMap, check_length, counted_column
 from samplebatch.batch.flags import DEFAULT, Flags
-from samplebatch.batch.tree import Structure, leaf_names
-from samplebatch.column import threads
+from samplebatch.batch.tree import unflatten
 from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column, Indices
 from samplebatch.column.row_keys import resolve
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import (
-    ColumnLengthError,
-    ColumnMismatchError,
-    ColumnTypeError,
     RowIndexError,
-    no_such_column,
 )
 
 
 class RowBatch(ColumnMap):
-    """Columns of equal length: one row per step."""
+    """Columns of equal length, a row a step: the part of `SampleBatch` that sees to rows."""
 
     count: int
     """Steps in the batch; padding is not counted."""
-    _flags: Flags = DEFAULT
     _has_sequences = False
-    """Whether the steps form sequences, so that `SequenceBatch` sees to the rows."""
-
-    @classmethod
-    def _of(
-        cls, columns: dict[str, Column], nested: dict[str, Structure] | None = None, flags: Flags = DEFAULT
-    ) -> Self:
-        """Make a batch of columns that are built already; their rows are counted and checked."""
-        new = cls.__new__(cls)
-        new._columns = columns
-        if nested:
-            new._nested = nested
-        if flags is not DEFAULT:
-            new._flags = flags
-        new._count_rows()
-        return new
+    """Whether the steps form sequences; then `SequenceBatch` cuts and gathers them."""
 
     def _with(self, columns: dict[str, Column], flags: Flags | None = None) -> Self:
         """Make a batch of other columns with this one's structure and flags; the caller sees to `count`."""
@@ -64,13 +45,21 @@ class RowBatch(ColumnMap):
     def __len__(self) -> int:
         return self.count
 
+    def agent_steps(self) -> int:
+        """Return the number of steps, as `MultiAgentBatch.agent_steps` does."""
+        return self.count
+
+    def env_steps(self) -> int:
+        """Return the number of steps, as `MultiAgentBatch.env_steps` does."""
+        return self.count
+
     def _count_rows(self) -> None:
         """Find the number of steps, and check that every column has that many rows."""
         # len() of the arrays themselves: a column's own is a Python call each.
         lengths = [len(column.values) for column in self._columns.values()]
         self.count = lengths[0] if lengths else 0
         if lengths.count(self.count) != len(lengths):
-            counted = _counted_column(self._columns)
+            counted = counted_column(self._columns)
             self.count = len(self._columns[counted])
             for name, column in self._columns.items():
                 check_length(name, column, self.count, f"as {counted!r} has")
@@ -99,7 +88,7 @@ class RowBatch(ColumnMap):
             self._with(columns)._count_rows()
             return
         for path, column in columns.items():
-            check_length(path, column, self.count, f"as {_counted_column(others)!r} has")
+            check_length(path, column, self.count, f"as {counted_column(others)!r} has")
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
@@ -109,91 +98,6 @@ class RowBatch(ColumnMap):
         """Take all columns out of the batch."""
         self._columns, self._window, self._lent, self._nested = {}, None, False, {}
         self._count_rows()
-
-    def select(self, *keys: str) -> Self:
-        """View only the given columns, in the order asked for; sequences stay with `seq_lens`.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If one is not there; lists the near names.
-
-        Examples
-        --------
-        >>> from samplebatch import SampleBatch
-        >>> list(SampleBatch(a=[1], b=[2], c=[3]).select("c", "a"))
-        ['c', 'a']
-        """
-        columns = self._all()
-        return self._part({path: columns[path] for key in keys for path in self._leaves(key)})
-
-    def drop(self, *keys: str) -> Self:
-        """View all columns but the given ones.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If one is not there; lists the near names.
-        SequenceError
-            If `seq_lens` goes and columns with a row per sequence stay.
-
-        Examples
-        --------
-        >>> from samplebatch import SampleBatch
-        >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
-        ['a', 'c']
-        """
-        gone = {path for key in keys for path in self._leaves(key)}
-        return self._part({path: column for path, column in self._all().items() if path not in gone})
-
-    def _part(self, columns: dict[str, Column]) -> Self:
-        """Make a batch of some of the columns; of a nested one all or none."""
-        nested = {}
-        for top, structure in self._nested.items():
-            kept = [path in columns for path in leaf_names(top, structure)]
-            if any(kept) and not all(kept):
-                raise ColumnTypeError(f"the nested column {top!r} must be kept or left out as a whole")
-            if any(kept):
-                nested[top] = structure
-        return self._of(columns, nested, self._flags)
-
-    def rename(self, mapping: Mapping[str, str]) -> Self:
-        """View the columns under other names, in the same order.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If a name is not there; lists the near names.
-        ColumnMismatchError
-            If two columns would have one name.
-
-        Examples
-        --------
-        >>> from samplebatch import SampleBatch
-        >>> list(SampleBatch(obs=[1], rewards=[2]).rename({"rewards": "rew"}))
-        ['obs', 'rew']
-        """
-        columns, order = self._all(), list(self)
-        for old in mapping:
-            if old not in order:
-                raise no_such_column(old, order)
-        for new in mapping.values():
-            if not isinstance(new, str):
-                raise ColumnTypeError(f"a column's name must be a string, got a {type(new).__name__}")
-        renamed = [mapping.get(name, name) for name in order]
-        nested = {mapping.get(top, top): structure for top, structure in self._nested.items()}
-        for name in renamed:
-            if renamed.count(name) > 1 or any(name.startswith(f"{top}.") for top in nested):
-                raise ColumnMismatchError(f"column {name!r} must have a name of its own, and another one has it too")
-        return self._of(
-            {
-                new + path[len(old) :]: columns[path]
-                for old, new in zip(order, renamed, strict=True)
-                for path in self._leaves(old)
-            },
-            nested,
-            self._flags,
-        )
 
     # -- views and copies ----------------------------------------------------------------------------------------------
 
@@ -215,7 +119,7 @@ class RowBatch(ColumnMap):
         return new
 
     def _range(self, start: int, stop: int) -> Self:
-        """Answer `batch[start:stop]`."""
+        """View the steps of `batch[start:stop]`."""
         return self._view(start, stop)
 
     def _get_rows(self, key: Any) -> Self:
@@ -253,10 +157,11 @@ class RowBatch(ColumnMap):
         return self._gather(as_indices(indices, self.count))
 
     def _gather(self, steps: Indices) -> Self:
-        if self._is_large(len(steps)):
-            new = self._with(large.gathered(self._all(), steps))
+        columns = self._all()
+        if bulk.is_large(columns.values(), len(steps), self.count):
+            new = self._with(bulk.gather_large(columns, steps))
         else:
-            new = self._with({name: column.take(steps) for name, column in self._all().items()})
+            new = self._with({name: column.take(steps) for name, column in columns.items()})
         new.count = len(steps)
         return new
 
@@ -270,15 +175,17 @@ class RowBatch(ColumnMap):
         """
         if shallow:
             return self._with(self._all().copy())
-        columns = small.copied(self._all())
-        if columns is None and self._is_large(self.count):
-            columns = large.copied(self._all())
-        return self._with({name: c.copy() for name, c in self._all().items()} if columns is None else columns)
+        columns = self._all()
+        copies = bulk.copy_small(columns)
+        if copies is None and bulk.is_large(columns.values(), self.count, self.count):
+            copies = bulk.copy_large(columns)
+        return self._with({name: c.copy() for name, c in columns.items()} if copies is None else copies)
 
-    def _is_large(self, rows: int) -> bool:
-        """Tell whether so many rows have enough bytes for two threads to move."""
-        nbytes = sum([column.values.nbytes for column in self._all().values() if type(column) is TensorColumn])
-        return nbytes * rows >= threads.WORTHWHILE * self.count > 0
+    def __copy__(self) -> Self:
+        return self.copy(shallow=True)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self.copy()
 
     def _padded_left(self, padding: int) -> Self:
         """Copy the batch with rows of zeros (None for objects) before the first."""
@@ -287,6 +194,22 @@ class RowBatch(ColumnMap):
         new = self._with({name: column.spread(length, positions) for name, column in self._all().items()})
         new.count = length
         return new
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the other batch has the same columns, dtypes and rows, laid out alike; NaN equals NaN."""
+        if not isinstance(other, RowBatch):
+            return NotImplemented
+        mine, theirs = self._all(), other._all()
+        return (
+            self.count == other.count
+            and mine.keys() == theirs.keys()
+            and self._nested == other._nested
+            and self._flags.zero_padded == other._flags.zero_padded
+            and bool(self._flags.time_major) == bool(other._flags.time_major)
+            and all(column.equals(theirs[name]) for name, column in mine.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
     def size_bytes(self) -> int:
         """Return the bytes of all columns in view; of Python objects, their shallow sizes.
@@ -297,6 +220,209 @@ class RowBatch(ColumnMap):
         """
         return sum([column.nbytes for column in self._all().values()])
 
+    # -- order and parts -----------------------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield each step as a dict of its values: scalars, views of array rows, objects; nested where columns are.
+
+        Where there are sequences, padding is left out, `seq_lens` is 1 and states are those of the step's sequence.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> for row in SampleBatch(a=[1, 2], b=[3.0, 4.0]).rows():
+        ...     print(row["a"], row["b"])
+        1 3.0
+        2 4.0
+        """
+        columns = self._rowwise()
+        keys = list(columns)
+        for row in zip(*(column.values for column in columns.values()), strict=True):
+            flat = dict(zip(keys, row, strict=True))
+            yield self._nest(flat) if self._nested else flat
+
+    def _rowwise(self) -> dict[str, Column]:
+        """Return columns with one row per step each."""
+        return self._all()
+
+    def _nest(self, flat: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: unflatten(name, self._nested[name], flat.__getitem__) if name in self._nested else flat[name]
+            for name in self
+        }
+
+    def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
+        """Shuffle the steps in place; where sequences are padded, whole sequences with their states.
+
+        Parameters
+        ----------
+        rng
+            A generator or a seed; by default, fresh entropy.
+
+        Returns
+        -------
+        SampleBatch
+            This very batch.
+
+        Raises
+        ------
+        SequenceError
+            If there are sequences that are not padded. Whole ones are shuffled by
+            `take_sequences(rng.permutation(len(batch["seq_lens"])))`.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> sorted(SampleBatch(a=[1, 2, 3, 4]).shuffle(rng=0)["a"].tolist())
+        [1, 2, 3, 4]
+        """
+        shuffled = self._shuffle(np.random.default_rng(rng))
+        self._columns, self._window, self._lent = shuffled._columns, None, False
+        return self
+
+    def _shuffle(self, rng: np.random.Generator) -> Self:
+        """Gather all rows in random order."""
+        return self._gather(rng.permutation(self.count))
+
+    def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
+        """Split into consecutive views.
+
+        Parameters
+        ----------
+        size
+            Steps in each view, fewer in the last. Where there are sequences, both ends move back to where theirs
+            begins.
+        num_slices
+            How many views to make, as equal as they can be, later ones the longer.
+        k
+            Another name for `size`.
+
+        Raises
+        ------
+        ValueError
+            If not exactly one of the three is given, or it is less than one.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
+        [[1, 2], [3, 4], [5]]
+        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(num_slices=2)]
+        [[1, 2], [3, 4, 5]]
+        """
+        given = [n for n in (size, num_slices, k) if n is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ValueError(
+                f"exactly one of size, num_slices and k must be given, at least 1, got {size}, {num_slices}, {k}"
+            )
+        if num_slices is not None:
+            short, longer = divmod(self.count, num_slices)
+            bounds = [short * i + max(0, i - num_slices + longer) for i in range(num_slices + 1)]
+        else:
+            bounds = [*range(0, self.count, given[0]), self.count]
+        return [self._range(start, stop) for start, stop in pairwise(bounds)]
+
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+    ) -> Iterator[Self]:
+        """Yield the batch in parts of `size` steps, every step once an epoch; the last part of an epoch may be smaller.
+
+        Where there are sequences, parts consist of whole ones: as many as fit in `size` steps, but at least one.
+
+        Parameters
+        ----------
+        size
+            Steps per part.
+        epochs
+            Passes over the batch.
+        shuffle
+            Whether each pass has a random order of its own. If not, parts are views.
+        rng
+            A generator or a seed; by default, fresh entropy.
+
+        Raises
+        ------
+        ValueError
+            If `size` is less than one or `epochs` negative.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> [len(part) for part in SampleBatch(a=[1, 2, 3, 4, 5]).minibatches(2, epochs=2, rng=0)]
+        [2, 2, 1, 2, 2, 1]
+        """
+        if size < 1 or epochs < 0:
+            raise ValueError(f"size must be at least 1 and epochs at least 0, got {size} and {epochs}")
+        return self._minibatches(size, epochs, shuffle, np.random.default_rng(rng))
+
+    def _minibatches(self, size: int, epochs: int, shuffle: bool, rng: np.random.Generator) -> Iterator[Self]:
+        for _ in range(epochs):
+            yield from self._epoch(size, rng if shuffle else None)
+
+    def _epoch(self, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
+        """Yield every step once, in parts of `size` steps; in random order, or as views without a generator."""
+        if rng is None:
+            yield from self.timeslices(size)
+            return
+        order = rng.permutation(self.count)
+        for start in range(0, self.count, size):
+            yield self._gather(order[start : start + size])
+
+    # -- flags ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_grad_updates(self) -> float | None:
+        """Gradient updates that the policy had seen, averaged over steps; None if unknown."""
+        return self._flags.num_grad_updates
+
+    @num_grad_updates.setter
+    def num_grad_updates(self, value: float | None) -> None:
+        self._flags = replace(self._flags, num_grad_updates=value)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the batch is meant for training rather than for computing actions."""
+        return self._flags.is_training
+
+    def set_training(self, training: bool = True) -> None:
+        """Say whether the batch is meant for training."""
+        self._flags = replace(self._flags, is_training=training)
+
+    @property
+    def time_major(self) -> bool | None:
+        """Whether step columns have shape (T, B, ...); None if unknown."""
+        return self._flags.time_major
+
+    @time_major.setter
+    def time_major(self, value: bool | None) -> None:
+        self._set_flags(replace(self._flags, time_major=value))
+
+    @property
+    def zero_padded(self) -> bool:
+        """Whether every sequence occupies `max_seq_len` rows."""
+        return self._flags.zero_padded
+
+    @zero_padded.setter
+    def zero_padded(self, value: bool) -> None:
+        self._set_flags(replace(self._flags, zero_padded=value))
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """Steps of the longest sequence, or rows per sequence when padded; None without sequences."""
+        return self._flags.max_seq_len
+
+    @max_seq_len.setter
+    def max_seq_len(self, value: int | None) -> None:
+        self._set_flags(replace(self._flags, max_seq_len=value))
+
+    def _set_flags(self, flags: Flags) -> None:
+        """Adopt flags that say how rows lie."""
+        self._flags = flags
+
 
 def as_indices(key: Any, n: int) -> Indices:
     """Turn a mask or integers into row indices in [0, n)."""
@@ -304,23 +430,3 @@ def as_indices(key: Any, n: int) -> Indices:
     if isinstance(rows, int):
         raise RowIndexError("rows are gathered by a list of integers or a mask, got a single integer")
     return np.arange(*rows) if isinstance(rows, tuple) else rows
-
-
-def _counted_column(columns: dict[str, Column]) -> str:
-    """Name the column that says how many steps there are: not infos or states, unless there is nothing else."""
-    for name in columns:
-        if name.partition(".")[0] != names.INFOS and not (names.is_state_in(name) or names.is_state_out(name)):
-            return name
-    return next(iter(columns))
-
-
-def check_length(name: str, column: Column, rows: int, why: str) -> None:
-    """Check that a column has the rows that it must have.
-
-    Raises
-    ------
-    ColumnLengthError
-        If it has not; names the column, and says why it must.
-    """
-    if len(column) != rows:
-        raise ColumnLengthError(f"column {name!r} must have {rows} rows {why}, got {len(column)}")

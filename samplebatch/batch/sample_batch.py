@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import astuple, replace
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -13,14 +14,14 @@ from samplebatch import names
 from samplebatch.batch import arrow, frame, summary
 from samplebatch.batch.episodes import ends_by_change, ends_by_flag
 from samplebatch.batch.flags import DEFAULT, Flags
-from samplebatch.batch.sequence_batch import SequenceBatch, as_lengths
-from samplebatch.batch.tree import Structure, unflatten
-from samplebatch.batch.view_requirement import ViewRequirement
-from samplebatch.column.compressed import CompressedColumn
+from samplebatch.batch.joining import join
+from samplebatch.batch.sequence_batch import SequenceBatch
+from samplebatch.batch.sequences import as_lengths
+from samplebatch.batch.tree import Structure
+from samplebatch.batch.view_requirement import ViewRequirement, view_step
 from samplebatch.column.convert import plain_columns
 from samplebatch.column.interface import Column
-from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, SequenceError
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from samplebatch.batch.multi_agent import MultiAgentBatch
     from samplebatch.batch.nested.batch import Batch
-    from samplebatch.batch.nested.flat import NestedNames
+    from samplebatch.batch.nested.functions import NestedNames
 
 _OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
@@ -145,24 +146,6 @@ class SampleBatch(SequenceBatch):
 
     # -- flags --------------------------------------------------------------------------------------------------------
 
-    @property
-    def num_grad_updates(self) -> float | None:
-        """Gradient updates that the policy had seen, averaged over steps; None if unknown."""
-        return self._flags.num_grad_updates
-
-    @num_grad_updates.setter
-    def num_grad_updates(self, value: float | None) -> None:
-        self._flags = replace(self._flags, num_grad_updates=value)
-
-    @property
-    def is_training(self) -> bool:
-        """Whether the batch is meant for training rather than for computing actions."""
-        return self._flags.is_training
-
-    def set_training(self, training: bool = True) -> None:
-        """Say whether the batch is meant for training."""
-        self._flags = replace(self._flags, is_training=training)
-
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _derive(self, name: str) -> Any:
@@ -173,94 +156,6 @@ class SampleBatch(SequenceBatch):
             return known[0] if known else None
         terminated, truncated = known if type(known[0]) is type(known[1]) else map(np.asarray, known)
         return (terminated != 0) | (truncated != 0)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a column, or the default if there is none.
-
-        >>> SampleBatch(a=[1]).get("b", 0)
-        0
-        """
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return a column, made of the default first if there is none."""
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Take a column out of the batch and return it, or the default if it has no such column.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If there is no such column, and no default.
-        """
-        if key not in self and default:
-            return default[0]
-        return super().pop(key)
-
-    def columns(self, keys: Sequence[str]) -> list[Any]:
-        """Return the arrays of the given columns, in the order asked for.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If one is not there; lists the near names.
-
-        Examples
-        --------
-        >>> [values.tolist() for values in SampleBatch(a=[1], b=[2], c=[3]).columns(["a", "b"])]
-        [[1], [2]]
-        """
-        return [self[key] for key in keys]
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield each step as a dict of its values: scalars, views of array rows, objects; nested where columns are.
-
-        Where there are sequences, padding is left out, `seq_lens` is 1 and states are those of the step's sequence.
-
-        Examples
-        --------
-        >>> for row in SampleBatch(a=[1, 2], b=[3.0, 4.0]).rows():
-        ...     print(row["a"], row["b"])
-        1 3.0
-        2 4.0
-        """
-        columns = self._rowwise() if self._has_sequences else self._all()
-        keys = list(columns)
-        for row in zip(*(column.values for column in columns.values()), strict=True):
-            flat = dict(zip(keys, row, strict=True))
-            yield self._nest(flat) if self._nested else flat
-
-    def _rowwise(self) -> dict[str, Column]:
-        """Return columns with one row per step each, whatever they have one of."""
-        self._refuse_time_major("reading rows")
-        batch = self._unpadded() if self._flags.zero_padded else self
-        owners = np.repeat(np.arange(len(batch._lengths())), batch._lengths())
-        columns = {
-            name: column.take(owners) if batch._is_per_sequence(name) else column
-            for name, column in batch._all().items()
-        }
-        columns[names.SEQ_LENS] = TensorColumn(np.ones(batch.count, np.int32))
-        return columns
-
-    def _nest(self, flat: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: unflatten(name, self._nested[name], flat.__getitem__) if name in self._nested else flat[name]
-            for name in self
-        }
-
-    def agent_steps(self) -> int:
-        """Return the number of steps, as `MultiAgentBatch.agent_steps` does."""
-        return self.count
-
-    def env_steps(self) -> int:
-        """Return the number of steps, as `MultiAgentBatch.env_steps` does."""
-        return self.count
 
     def is_terminated_or_truncated(self) -> bool:
         """Tell whether the last step ends its episode.
@@ -301,15 +196,13 @@ class SampleBatch(SequenceBatch):
         >>> SampleBatch(a=[1, 2]).concat(SampleBatch(a=[3, 4, 5]))["a"].tolist()
         [1, 2, 3, 4, 5]
         """
-        from samplebatch.batch.concat import checked, join
-
-        return join([self, checked(other)])
+        return join([self, require_flat(other)], SampleBatch)
 
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
         """Wrap the batch as that of one policy, by default the default one, with as many env steps as it has steps."""
         if module_id is None:
-            return multi_agent.MultiAgentBatch._of({names.DEFAULT_POLICY_ID: self}, self.count)
-        return multi_agent.MultiAgentBatch({module_id: self}, self.count)
+            return _multi_agent_batch()._of({names.DEFAULT_POLICY_ID: self}, self.count)
+        return _multi_agent_batch()({module_id: self}, self.count)
 
     # -- order and parts of rows --------------------------------------------------------------------------------------
 
@@ -340,45 +233,9 @@ class SampleBatch(SequenceBatch):
             rew: array([0.5, 1. ]),
         )
         """
-        from samplebatch.batch.nested.flat import as_batch
+        from samplebatch.batch.nested.functions import as_batch
 
         return as_batch(self, names)
-
-    def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
-        """Shuffle the steps in place; where sequences are padded, whole sequences with their states.
-
-        Parameters
-        ----------
-        rng
-            A generator or a seed; by default, fresh entropy.
-
-        Returns
-        -------
-        SampleBatch
-            This very batch.
-
-        Raises
-        ------
-        SequenceError
-            If there are sequences that are not padded. Whole ones are shuffled by
-            `take_sequences(rng.permutation(len(batch["seq_lens"])))`.
-
-        Examples
-        --------
-        >>> sorted(SampleBatch(a=[1, 2, 3, 4]).shuffle(rng=0)["a"].tolist())
-        [1, 2, 3, 4]
-        """
-        generator = np.random.default_rng(rng)
-        if not self._has_sequences:
-            shuffled = self._gather(generator.permutation(self.count))
-        elif self._flags.zero_padded:
-            shuffled = self.take_sequences(generator.permutation(len(self._lengths())))
-        else:
-            raise SequenceError(
-                "sequences must be padded to be shuffled in place; call right_zero_pad() or take_sequences()"
-            )
-        self._columns, self._window, self._lent = shuffled._columns, None, False
-        return self
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
         """Split into one view per episode, the last one even if it has not ended.
@@ -408,94 +265,6 @@ class SampleBatch(SequenceBatch):
         ends = ends_by_flag(values) if key in _FLAG_COLUMNS else ends_by_change(values)
         part = self.slice if self._has_sequences else self._view
         return [part(start, stop) for start, stop in pairwise([0, *ends])]
-
-    def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
-        """Split into consecutive views.
-
-        Parameters
-        ----------
-        size
-            Steps in each view, fewer in the last. Where there are sequences, both ends move back to where theirs
-            begins.
-        num_slices
-            How many views to make, as equal as they can be, later ones the longer.
-        k
-            Another name for `size`.
-
-        Raises
-        ------
-        ValueError
-            If not exactly one of the three is given, or it is less than one.
-
-        Examples
-        --------
-        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
-        [[1, 2], [3, 4], [5]]
-        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(num_slices=2)]
-        [[1, 2], [3, 4, 5]]
-        """
-        given = [n for n in (size, num_slices, k) if n is not None]
-        if len(given) != 1 or given[0] < 1:
-            raise ValueError(
-                f"exactly one of size, num_slices and k must be given, at least 1, got {size}, {num_slices}, {k}"
-            )
-        if num_slices is not None:
-            short, longer = divmod(self.count, num_slices)
-            bounds = [short * i + max(0, i - num_slices + longer) for i in range(num_slices + 1)]
-        else:
-            bounds = [*range(0, self.count, given[0]), self.count]
-        part = self._snapped if self._has_sequences else self._view
-        return [part(start, stop) for start, stop in pairwise(bounds)]
-
-    def minibatches(
-        self,
-        size: int,
-        epochs: int = 1,
-        shuffle: bool = True,
-        rng: np.random.Generator | int | None = None,
-    ) -> Iterator[Self]:
-        """Yield the batch in parts of `size` steps, every step once an epoch; the last part of an epoch may be smaller.
-
-        Where there are sequences, parts consist of whole ones: as many as fit in `size` steps, but at least one.
-
-        Parameters
-        ----------
-        size
-            Steps per part.
-        epochs
-            Passes over the batch.
-        shuffle
-            Whether each pass has a random order of its own. If not, parts are views.
-        rng
-            A generator or a seed; by default, fresh entropy.
-
-        Raises
-        ------
-        ValueError
-            If `size` is less than one or `epochs` negative.
-
-        Examples
-        --------
-        >>> [len(part) for part in SampleBatch(a=[1, 2, 3, 4, 5]).minibatches(2, epochs=2, rng=0)]
-        [2, 2, 1, 2, 2, 1]
-        """
-        if size < 1 or epochs < 0:
-            raise ValueError(f"size must be at least 1 and epochs at least 0, got {size} and {epochs}")
-        return self._minibatches(size, epochs, shuffle, np.random.default_rng(rng))
-
-    def _minibatches(self, size: int, epochs: int, shuffle: bool, rng: np.random.Generator) -> Iterator[Self]:
-        for _ in range(epochs):
-            if self._has_sequences:
-                lengths = self._lengths()
-                order = rng.permutation(len(lengths)) if shuffle else np.arange(len(lengths))
-                for part in _packed(lengths[order], size):
-                    yield self.take_sequences(order[part])
-            elif shuffle:
-                order = rng.permutation(self.count)
-                for start in range(0, self.count, size):
-                    yield self._gather(order[start : start + size])
-            else:
-                yield from self.timeslices(size)
 
     # -- other forms --------------------------------------------------------------------------------------------------
 
@@ -548,76 +317,15 @@ class SampleBatch(SequenceBatch):
         self._lent = False
         return self
 
-    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
-        """Compress columns with LZ4, in place; such a column is handed out as a `CompressedColumn`.
-
-        Parameters
-        ----------
-        bulk
-            Whether to compress each column as a whole. If not, it is compressed in blocks of a few rows, so that rows
-            can be read alone.
-        columns
-            The columns, by name or by dotted name; those that are not there or are compressed already are left alone.
-
-        Returns
-        -------
-        SampleBatch
-            This very batch.
-
-        Raises
-        ------
-        ColumnTypeError
-            If a column is not an array of numbers.
-
-        Examples
-        --------
-        >>> batch = SampleBatch(obs=np.zeros((100, 84)), rewards=np.zeros(100)).compress(bulk=True)
-        >>> batch["obs"].nbytes < 1000
-        True
-        >>> batch.decompress_if_needed()["obs"].shape
-        (100, 84)
-        """
-        chosen = self._chosen(columns)
-        for path, column in chosen:
-            if not isinstance(column, (TensorColumn, CompressedColumn)):
-                raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
-        self._own().update(
-            {path: CompressedColumn.compress(c, bulk=bulk) for path, c in chosen if isinstance(c, TensorColumn)}
-        )
-        return self
-
-    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
-        """Decompress columns, in place; those that are not compressed or not there are left alone.
-
-        Parameters
-        ----------
-        columns
-            The columns, by name or by dotted name.
-
-        Returns
-        -------
-        SampleBatch
-            This very batch.
-        """
-        self._own().update(
-            {path: c.decompress() for path, c in self._chosen(columns) if isinstance(c, CompressedColumn)}
-        )
-        return self
-
-    def _chosen(self, wanted: Iterable[str]) -> list[tuple[str, Column]]:
-        """List the leaves of those of the wanted columns that are there."""
-        paths = [path for name in wanted if name in self for path in self._leaves(name)]
-        return [(path, self.column(path)) for path in paths]
-
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, ViewRequirement], index: int | Literal["last"] = "last"
     ) -> SampleBatch:
-        """Gather what a model sees at one step into a batch of that step.
+        """Gather a model's inputs at one step into a batch of that step.
 
         Parameters
         ----------
         view_requirements
-            What the model wants to see, by view name; those not used for computing actions are left out.
+            The model's views by name; those not used for computing actions are left out.
         index
             The step, negative ones from the end; or `"last"` for the step *after* the last, as for estimating its
             value: there `obs` is the last row of `new_obs`, `prev_actions` that of `actions`, `prev_rewards` that of
@@ -645,14 +353,8 @@ class SampleBatch(SequenceBatch):
         """
         if index != "last" and not -self.count <= index < self.count:
             raise RowIndexError(f"step {index} is outside the batch, which has {self.count}")
-        columns = self._rowwise() if self._has_sequences else self._all()
         step = None if index == "last" else index % self.count
-        views = {}
-        for name, requirement in view_requirements.items():
-            if requirement.used_for_compute_actions:
-                source, steps = requirement.source(name, step, self.count)
-                rows = {path: requirement.rows(columns[path], steps) for path in self._leaves(source)}
-                views[name] = unflatten(source, self._nested.get(source), rows.__getitem__)
+        views = view_step(self, view_requirements, step)
         return SampleBatch({**views, names.SEQ_LENS: np.ones(1, np.int32)}, _is_training=self.is_training)
 
     def to_arrow(self) -> pa.Table:
@@ -702,33 +404,11 @@ class SampleBatch(SequenceBatch):
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
-    def __copy__(self) -> Self:
-        return self.copy(shallow=True)
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self.copy()
-
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         header, buffers = frame.dump_columns(self._all())
         wrapped = frame.for_pickle(buffers, int(protocol))
         flags = None if self._flags is DEFAULT else astuple(self._flags)
         return _unpickled, (type(self), header, self._nested, flags, *wrapped)
-
-    def __eq__(self, other: object) -> bool:
-        """Tell whether the other batch has the same columns, dtypes and rows, laid out alike; NaN equals NaN."""
-        if not isinstance(other, SampleBatch):
-            return NotImplemented
-        mine, theirs = self._all(), other._all()
-        return (
-            self.count == other.count
-            and mine.keys() == theirs.keys()
-            and self._nested == other._nested
-            and self._flags.zero_padded == other._flags.zero_padded
-            and bool(self._flags.time_major) == bool(other._flags.time_major)
-            and all(column.equals(theirs[name]) for name, column in mine.items())
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         parts = f" in {len(self.column(names.SEQ_LENS))} sequences" if self._has_sequences else ""
@@ -741,24 +421,24 @@ class SampleBatch(SequenceBatch):
         return summary.as_html(repr(self).partition(":")[0] + ")", self._all())
 
 
-def _packed(lengths: Any, size: int) -> Iterator[Any]:
-    """Yield slices of consecutive sequences, as many as fit in `size` steps, but at least one."""
-    ends = lengths.cumsum()
-    first = 0
-    while first < len(ends):
-        before = ends[first] - lengths[first]
-        last = max(first + 1, int(ends.searchsorted(before + size, "right")))
-        yield slice(first, last)
-        first = last
-
-
 def _unpickled(
     cls: type[SampleBatch], header: Any, nested: dict[str, Structure], flags: tuple[Any, ...] | None, *buffers: Any
 ) -> SampleBatch:
-    """Put a pickled batch together again: whoever unpickles it trusts what it holds."""
+    """Rebuild a pickled batch; unpickling means trusting its bytes."""
     columns = frame.load_columns(header, buffers, allow_pickle=True)
     return cls._of(columns, nested, DEFAULT if flags is None else Flags(*flags))
 
 
-# MultiAgentBatch is made of SampleBatch, which needs it only once it is called.
-from samplebatch.batch import multi_agent  # noqa: E402
+@cache
+def _multi_agent_batch() -> type[MultiAgentBatch]:
+    """Import the class that is made of this one, once."""
+    from samplebatch.batch.multi_agent import MultiAgentBatch
+
+    return MultiAgentBatch
+
+
+def require_flat(sample: object) -> SampleBatch:
+    """Return a `SampleBatch`, and refuse anything else."""
+    if not isinstance(sample, SampleBatch):
+        raise ColumnTypeError(f"only SampleBatch and MultiAgentBatch can be joined, got {type(sample).__name__}")
+    return sample

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn, Self
 
@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch import sequences
+from samplebatch.batch.column_map import check_length
 from samplebatch.batch.flags import Flags
-from samplebatch.batch.row_batch import RowBatch, as_indices, check_length
+from samplebatch.batch.row_batch import RowBatch, as_indices
 from samplebatch.batch.tree import Structure
 from samplebatch.column.interface import Column, Indices
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import SequenceError
 
 
@@ -83,7 +83,7 @@ class SequenceBatch(RowBatch):
 
     def _lengths(self) -> sequences.Lengths:
         """Return the steps of every sequence, shape (s,)."""
-        return lengths_of(self.column(names.SEQ_LENS))
+        return sequences.lengths_of(self.column(names.SEQ_LENS))
 
     def _is_per_sequence(self, name: str) -> bool:
         """Tell whether a column has one row per sequence rather than one per step."""
@@ -91,35 +91,8 @@ class SequenceBatch(RowBatch):
             return False
         return len(self.column(name)) == len(self.column(names.SEQ_LENS))
 
-    @property
-    def time_major(self) -> bool | None:
-        """Whether step columns have shape (T, B, ...); None if nobody said."""
-        return self._flags.time_major
-
-    @time_major.setter
-    def time_major(self, value: bool | None) -> None:
-        self._set_flags(replace(self._flags, time_major=value))
-
-    @property
-    def zero_padded(self) -> bool:
-        """Whether every sequence occupies `max_seq_len` rows."""
-        return self._flags.zero_padded
-
-    @zero_padded.setter
-    def zero_padded(self, value: bool) -> None:
-        self._set_flags(replace(self._flags, zero_padded=value))
-
-    @property
-    def max_seq_len(self) -> int | None:
-        """Steps of the longest sequence, or rows per sequence when padded; None without sequences."""
-        return self._flags.max_seq_len
-
-    @max_seq_len.setter
-    def max_seq_len(self, value: int | None) -> None:
-        self._set_flags(replace(self._flags, max_seq_len=value))
-
     def _set_flags(self, flags: Flags) -> None:
-        """Adopt flags that say how rows lie, if the columns do lie so."""
+        """Adopt flags that say how rows lie, after checking that the columns lie so."""
         trial = self._with(self._all(), flags)
         trial._count_rows()
         self._flags = trial._flags
@@ -127,7 +100,7 @@ class SequenceBatch(RowBatch):
     # -- changing the columns ------------------------------------------------------------------------------------------
 
     def _build(self, name: str, values: Any) -> tuple[Structure, dict[str, Column]]:
-        return super()._build(name, as_lengths(values) if name == names.SEQ_LENS else values)
+        return super()._build(name, sequences.as_lengths(values) if name == names.SEQ_LENS else values)
 
     def _adopt(self, name: str, structure: Structure, columns: dict[str, Column]) -> None:
         super()._adopt(name, structure, columns)
@@ -183,8 +156,8 @@ class SequenceBatch(RowBatch):
         new._has_sequences = True
         new._window = (source, *rows, cut.first, cut.last)
         kept = source[names.SEQ_LENS].slice(cut.first, cut.last)
-        unchanged = np.array_equal(lengths_of(kept), lengths)
-        new._columns[names.SEQ_LENS] = kept if unchanged else _mended(kept, lengths)
+        unchanged = np.array_equal(sequences.lengths_of(kept), lengths)
+        new._columns[names.SEQ_LENS] = kept if unchanged else sequences.like(kept, lengths)
         return new
 
     def _range(self, start: int, stop: int) -> Self:
@@ -267,7 +240,7 @@ class SequenceBatch(RowBatch):
                 columns[name] = column.spread(length, positions)
             else:
                 columns[name] = column if len(column) else column.spread(1, np.empty(0, np.intp))
-        columns[names.SEQ_LENS] = _mended(columns[names.SEQ_LENS], lengths)
+        columns[names.SEQ_LENS] = sequences.like(columns[names.SEQ_LENS], lengths)
         new = self._with(columns, replace(self._flags, max_seq_len=None))
         new._count_rows()
         return new
@@ -318,10 +291,41 @@ class SequenceBatch(RowBatch):
         columns = {}
         for name, column in self._all().items():
             columns[name] = column.take(owners if self._is_per_sequence(name) else rows)
-        columns[names.SEQ_LENS] = _mended(columns[names.SEQ_LENS], lengths)
+        columns[names.SEQ_LENS] = sequences.like(columns[names.SEQ_LENS], lengths)
         new = self._with(columns, flags)
         new._count_rows()
         return new
+
+    def _shuffle(self, rng: np.random.Generator) -> Self:
+        if not self._has_sequences:
+            return super()._shuffle(rng)
+        if not self._flags.zero_padded:
+            raise SequenceError(
+                "sequences must be padded to be shuffled in place; call right_zero_pad() or take_sequences()"
+            )
+        return self.take_sequences(rng.permutation(len(self._lengths())))
+
+    def _epoch(self, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
+        if not self._has_sequences:
+            yield from super()._epoch(size, rng)
+            return
+        lengths = self._lengths()
+        order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
+        for part in sequences.pack(lengths[order], size):
+            yield self.take_sequences(order[part])
+
+    def _rowwise(self) -> dict[str, Column]:
+        if not self._has_sequences:
+            return super()._rowwise()
+        self._refuse_time_major("reading rows")
+        batch = self._unpadded() if self._flags.zero_padded else self
+        owners = np.repeat(np.arange(len(batch._lengths())), batch._lengths())
+        columns = {
+            name: column.take(owners) if batch._is_per_sequence(name) else column
+            for name, column in batch._all().items()
+        }
+        columns[names.SEQ_LENS] = TensorColumn(np.ones(batch.count, np.int32))
+        return columns
 
     # -- padding and time ----------------------------------------------------------------------------------------------
 
@@ -431,51 +435,3 @@ class SequenceBatch(RowBatch):
 
     def _raise_time_major(self, what: str) -> NoReturn:
         raise SequenceError(f"{what} needs rows of steps, and the batch is time-major; call to_batch_major() first")
-
-
-def as_lengths(values: Any) -> Any:
-    """Bring sequence lengths into shape (s,), or return None where there are none.
-
-    Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat.
-
-    Raises
-    ------
-    SequenceError
-        If they are not integers, or a single one.
-    """
-    if values is None:
-        return None
-    if isinstance(values, (list, tuple)):
-        array = np.array(values or [0])
-        if array.dtype.kind not in "iu":
-            raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {array.dtype}")
-        values = array[: len(values)].astype(np.int32)
-    if not getattr(values, "ndim", isinstance(values, Column)):
-        raise SequenceError(
-            f"column {names.SEQ_LENS!r} must be a list of lengths, got a single {type(values).__name__}"
-        )
-    if getattr(values, "ndim", 1) > 1:
-        values = values.reshape(-1)
-    return values if len(values) else None
-
-
-def lengths_of(seq_lens: Column) -> sequences.Lengths:
-    """Read sequence lengths, shape (s,), wherever they lie.
-
-    Raises
-    ------
-    SequenceError
-        If they are not integers.
-    """
-    values = seq_lens.values.cpu().numpy() if isinstance(seq_lens, TorchColumn) else seq_lens.to_numpy()
-    if values.dtype.kind not in "iu":
-        raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {values.dtype}")
-    return values.astype(np.int64)
-
-
-def _mended(seq_lens: Column, lengths: sequences.Lengths) -> Column:
-    """Make a column of new sequence lengths that is like the old one: of its dtype, and on its device."""
-    if isinstance(seq_lens, TorchColumn):
-        tensor = seq_lens.values.new_tensor(lengths.tolist())
-        return TorchColumn(tensor)
-    return TensorColumn(lengths.astype(seq_lens.dtype))

@@ -1,4 +1,6 @@
-"""The arithmetic of sequences: which rows and which sequences a cut, a gather or a padding touches. No data moves here.
+"""Sequences: the column `seq_lens`, and the rows and sequences that a cut, a gather or a padding touches.
+
+No other column moves here.
 
 A batch with `seq_lens` = [l0, l1, ...] holds its sequences back to back, or, when padded, each in `max_seq_len` rows.
 Steps are counted without padding: step s of the batch is step s of the sequences laid end to end.
@@ -6,12 +8,16 @@ Steps are counted without padding: step s of the batch is step s of the sequence
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.column.interface import Indices
+from samplebatch import names
+from samplebatch.column.interface import Column, Indices
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import SequenceError
 
 Lengths = npt.NDArray[np.int64]
@@ -52,7 +58,7 @@ def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
     cut
         The range and the sequences that it touches.
     lengths
-        Steps of each of those that lie in the range, shape (last - first,).
+        Steps of each of them in the range, shape (last - first,).
 
     >>> cut(np.array([2, 3, 1]), 1, 4)
     (Cut(start=1, stop=4, first=0, last=2), array([1, 2]))
@@ -130,3 +136,62 @@ def check_fit(lengths: Lengths, max_seq_len: int) -> None:
             f"max_seq_len must be at least the longest sequence, {lengths.max()} steps, got {max_seq_len}; "
             "cut the sequences first"
         )
+
+
+def pack(lengths: Lengths, size: int) -> Iterator[slice]:
+    """Yield slices of consecutive sequences, as many as fit in `size` steps, but at least one."""
+    ends = lengths.cumsum()
+    first = 0
+    while first < len(ends):
+        before = ends[first] - lengths[first]
+        last = max(first + 1, int(ends.searchsorted(before + size, "right")))
+        yield slice(first, last)
+        first = last
+
+
+def as_lengths(values: Any) -> Any:
+    """Bring sequence lengths into shape (s,), or return None where there are none.
+
+    Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat.
+
+    Raises
+    ------
+    SequenceError
+        If they are not integers, or a single one.
+    """
+    if values is None:
+        return None
+    if isinstance(values, (list, tuple)):
+        array = np.array(values or [0])
+        if array.dtype.kind not in "iu":
+            raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {array.dtype}")
+        values = array[: len(values)].astype(np.int32)
+    if not getattr(values, "ndim", isinstance(values, Column)):
+        raise SequenceError(
+            f"column {names.SEQ_LENS!r} must be a list of lengths, got a single {type(values).__name__}"
+        )
+    if getattr(values, "ndim", 1) > 1:
+        values = values.reshape(-1)
+    return values if len(values) else None
+
+
+def lengths_of(seq_lens: Column) -> Lengths:
+    """Read sequence lengths, shape (s,), from any device.
+
+    Raises
+    ------
+    SequenceError
+        If they are not integers.
+    """
+    values = seq_lens.values.cpu().numpy() if isinstance(seq_lens, TorchColumn) else seq_lens.to_numpy()
+    if values.dtype.kind not in "iu":
+        raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {values.dtype}")
+    return values.astype(np.int64)
+
+
+def like(seq_lens: Column, lengths: Lengths) -> Column:
+    """Make a column of new sequence lengths in the dtype and on the device of the old one."""
+    if isinstance(seq_lens, TorchColumn):
+        tensor = seq_lens.values.new_tensor(lengths.tolist())
+        return TorchColumn(tensor)
+    return TensorColumn(lengths.astype(seq_lens.dtype))

@@ -1,8 +1,9 @@
-"""ViewRequirement: which rows of which column a model wants to see at a step."""
+"""ViewRequirement: the rows of a column that a model wants at a step."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.sequence_batch import SequenceBatch
+from samplebatch.batch.tree import unflatten
 from samplebatch.column.interface import Column
 from samplebatch.errors import RowIndexError
 
@@ -21,7 +24,7 @@ _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?")
 
 @dataclass
 class ViewRequirement:
-    """What a model wants to see of a column at a step.
+    """View of a column that a model wants at a step, as RLlib's models declare it.
 
     Parameters
     ----------
@@ -87,7 +90,7 @@ class ViewRequirement:
         Returns
         -------
         column
-            Where to look.
+            The column to look at.
         steps
             Rows to look at, shape (k,); negative ones lie before the first step.
 
@@ -121,3 +124,32 @@ class ViewRequirement:
         rows = column.take(steps[inside])
         values = (rows if len(inside) == len(steps) else rows.spread(len(steps), inside)).values
         return values if isinstance(self.shift, (int, np.integer)) else values[None]
+
+
+def view_step(batch: SequenceBatch, requirements: Mapping[str, ViewRequirement], step: int | None) -> dict[str, Any]:
+    """Gather the views of one step that computing actions needs, nested where their columns are.
+
+    Parameters
+    ----------
+    batch
+        The steps to look at.
+    requirements
+        The views by name.
+    step
+        The step in [0, n), or None for the step after the last.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If a view looks at a column that is not there.
+    RowIndexError
+        If there are no steps, or a view looks beyond the last one.
+    """
+    columns = batch._rowwise()
+    views = {}
+    for name, requirement in requirements.items():
+        if requirement.used_for_compute_actions:
+            source, steps = requirement.source(name, step, batch.count)
+            rows = {path: requirement.rows(columns[path], steps) for path in batch._leaves(source)}
+            views[name] = unflatten(source, batch._nested.get(source), rows.__getitem__)
+    return views

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from samplebatch import SampleBatch, concat_samples
-from samplebatch.batch import small
+from samplebatch.batch import bulk
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import ColumnMismatchError
 
@@ -73,17 +73,17 @@ def test_joining_small_batches_of_other_dtypes_and_shapes() -> None:
 
 def test_columns_of_other_kinds_get_memory_of_their_own() -> None:
     batch = SampleBatch(COLUMNS, infos=[{}, None, {"a": 1}, {}, {}])
-    assert small.copied(batch._all()) is None
+    assert bulk.copy_small(batch._all()) is None
     assert batch.copy() == batch
-    assert small.joined([batch._all()] * 2, 10, 1000) is None
+    assert bulk.join_small([batch._all()] * 2, 10, 1000) is None
     assert concat_samples([batch, batch])[5:] == batch
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_large_columns_can_be_let_go_of_alone(parts: int) -> None:
-    rows = small.BLOCK_NBYTES // 16 + 1
+    rows = bulk.BLOCK_NBYTES // 16 + 1
     batch = SampleBatch(a=np.arange(rows), b=np.zeros(rows))
-    assert small.copied(batch._all()) is None
+    assert bulk.copy_small(batch._all()) is None
     for made in (batch.copy(), concat_samples([batch] * parts)):
         assert _block_nbytes(made["a"]) == made["a"].nbytes
         assert made["a"].tolist() == list(range(rows)) * (len(made) // rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +12,17 @@ from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENS
 from samplebatch.batch.nested.rows import iterate, select, shortest
 from samplebatch.batch.nested.tensors import TorchTarget, tree_to_numpy, tree_to_torch
 from samplebatch.batch.nested.values import any_null, complete_rows, nulls
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
+from samplebatch.names import TO_FLAT
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from samplebatch.batch.nested.flat import FlatNames
-    from samplebatch.batch.sample_batch import SampleBatch
+
+FlatNames = Literal["kept", "rllib"]
+"""Column names of the flat batch: the nested one's, or RLlib's for columns that both libraries know."""
 
 
 class Conversions(Node):
@@ -164,19 +167,17 @@ class Conversions(Node):
         >>> Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0]).as_sample_batch(names="rllib").column_names
         ('obs.x', 'rewards')
         """
-        from samplebatch.batch.nested.flat import as_sample_batch
-
         return as_sample_batch(self, names)
 
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table over the same memory: a column per leaf, under its dotted name."""
-        return Conversions.as_sample_batch(self).to_arrow()
+        return as_sample_batch(self).to_arrow()
 
     def __arrow_c_schema__(self) -> Any:
-        return Conversions.as_sample_batch(self).__arrow_c_schema__()
+        return as_sample_batch(self).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        return Conversions.as_sample_batch(self).__arrow_c_stream__(requested_schema)
+        return as_sample_batch(self).__arrow_c_stream__(requested_schema)
 
     def replace_empty_batches_by_none(self) -> None:
         """Replace the values of reserved names by None, nested ones included.
@@ -302,3 +303,28 @@ def _drop_reserved(source: Node) -> None:
                 _drop_reserved(value)
             else:
                 source.__dict__[name] = None
+
+
+def as_sample_batch(batch: Node, names: FlatNames = "kept") -> SampleBatch:
+    """Make a flat batch over the arrays and tensors of a tree; see `Batch.as_sample_batch`."""
+    columns = _to_columns(batch, "")
+    if names == "rllib":
+        columns = {TO_FLAT.get(name, name): value for name, value in columns.items()}
+    return SampleBatch(columns)
+
+
+def _to_columns(source: Node, prefix: str) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, value in source.__dict__.items():
+        kind = KINDS[type(value)]
+        if kind == NODE:
+            nested = _to_columns(value, f"{prefix}{name}.")
+            if nested:
+                columns[name] = nested
+        elif kind in (ARRAY, TENSOR) and value.ndim:
+            columns[name] = value
+        elif value is not None:
+            raise ColumnTypeError(
+                f"column {prefix + name!r} must have rows to be in a SampleBatch, it is a single value"
+            )
+    return columns

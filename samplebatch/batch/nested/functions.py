@@ -1,20 +1,27 @@
-"""Functions that users call on any value: `to_numpy`, `to_torch`, `to_torch_as`, and `collate` for data loaders."""
+"""Functions that make nested batches of other values: to NumPy, to torch, from a flat batch, for data loaders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR
+from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR, node
 from samplebatch.batch.nested.tensors import TorchTarget, array_of, tree_to_numpy, tree_to_torch
 from samplebatch.batch.nested.values import parse
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnTypeError
+from samplebatch.names import TO_NESTED
 
 if TYPE_CHECKING:
     import torch
+
+
+NestedNames = Literal["kept", "tianshou"]
+"""Names of the nested batch: the flat one's, or Tianshou's for columns that both libraries know."""
 
 
 def _parse(value: Any) -> tuple[Any, int]:
@@ -113,3 +120,21 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
     """
     batch = rows if isinstance(rows, Batch) else Batch.stack(rows)
     return batch.to_torch(keep_objects=True)
+
+
+def as_batch(sample_batch: SampleBatch, names: NestedNames = "kept") -> Batch:
+    """Make a nested batch over the arrays and tensors of a flat one; see `SampleBatch.as_batch`."""
+    renamed = TO_NESTED if names == "tianshou" else {}
+    return node(Batch, {renamed.get(name, name): _to_nested(sample_batch[name], name) for name in sample_batch})
+
+
+def _to_nested(value: Any, path: str) -> Any:
+    if isinstance(value, tuple):
+        value = {str(place): item for place, item in enumerate(value)}
+    if isinstance(value, Mapping):
+        return node(Batch, {name: _to_nested(item, f"{path}.{name}") for name, item in value.items()})
+    if isinstance(value, Column):
+        raise ColumnTypeError(
+            f"column {path!r} must be an array to be in a Batch, it is {value.kind}; decompress or pad it first"
+        )
+    return value

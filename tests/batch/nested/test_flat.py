@@ -9,7 +9,7 @@ import torch
 
 from samplebatch import SampleBatch
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.flat import as_batch
+from samplebatch.batch.nested.functions import as_batch
 from samplebatch.errors import ColumnLengthError, ColumnTypeError
 
 

@@ -1,0 +1,136 @@
+"""Joining: flat batches copied one under the other into a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from samplebatch import names
+from samplebatch.batch import bulk
+from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.sequence_batch import SequenceBatch
+from samplebatch.column import threads
+from samplebatch.column.convert import as_column
+from samplebatch.column.interface import Column
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import ColumnMismatchError, SequenceError
+
+B = TypeVar("B", bound=SequenceBatch)
+
+_MIN_SHARED_NBYTES = 1 << 19
+"""Bytes of each batch from which two threads join faster than one: they take turns after every piece."""
+
+
+def join(samples: Sequence[B], empty: Callable[[], B]) -> B:
+    """Join flat batches, without the empty ones, into a new one; make one by `empty` where all are.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If a column is missing from some of them, or has row shapes or dtypes that cannot be joined; names it.
+    SequenceError
+        If some have sequences and some not, or their rows lie differently.
+    """
+    parts = [sample for sample in samples if sample.count]
+    if not parts:
+        return empty()
+    first = parts[0]
+    flags = _merge_flags(parts)
+    groups = [part._all() for part in parts]
+    order = list(groups[0])
+    for group in groups:
+        if list(group) != order and group.keys() != groups[0].keys():
+            raise _columns_differ(groups)
+    for part in parts:
+        if part._nested is not first._nested and part._nested != first._nested:
+            raise ColumnMismatchError("nested columns must be put together alike to be joined, and they are not")
+    if first._has_sequences:
+        _check_states(parts)
+    count = sum([part.count for part in parts])
+    nbytes = sum([column.values.nbytes for column in groups[0].values()]) * count // first.count
+    shared = nbytes >= max(threads.WORTHWHILE, _MIN_SHARED_NBYTES * len(groups))
+    columns = None
+    if not (shared or first._has_sequences or flags.time_major):
+        columns = bulk.join_small(groups, count, nbytes)
+    if columns is None:
+        columns = _join_columns(groups, first, shared=shared)
+    joined = first._with(columns, flags)
+    joined.count = count
+    return joined
+
+
+def _join_columns(groups: Sequence[dict[str, Column]], first: SequenceBatch, *, shared: bool) -> dict[str, Column]:
+    """Join columns of any kind and layout, those of the first batch and of others like it, on both cores if shared."""
+    pieces = {name: [group[name] for group in groups] for name in groups[0]}
+    if first._flags.time_major:
+        return {name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()}
+    if not shared:
+        return {name: _concat(own, name) for name, own in pieces.items()}
+    return bulk.join_large(pieces, _concat)
+
+
+def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) -> Column:
+    """Join the columns of one name."""
+    kind = type(pieces[0])
+    if len({*map(type, pieces)}) > 1:
+        kinds = " and ".join(dict.fromkeys(piece.kind for piece in pieces))
+        raise ColumnMismatchError(f"column {name!r} must be of one kind to be joined, got {kinds}")
+    return _concat_time_major(pieces, name) if time_major else kind.concat(pieces, name)
+
+
+def _check_states(parts: Sequence[SequenceBatch]) -> None:
+    """Check that states have a row for each sequence in all of the batches, or in none.
+
+    Where every sequence is one row long, the two are the same.
+    """
+    counts = [(part, len(part.column(names.SEQ_LENS))) for part in parts]
+    telling = [part for part, sequences in counts if part._stored_rows(sequences) != sequences]
+    for name in filter(names.is_state_in, parts[0].column_names):
+        if len({part._is_per_sequence(name) for part in telling}) > 1:
+            raise ColumnMismatchError(f"column {name!r} must have a row for each sequence in all batches, or in none")
+
+
+def _merge_flags(parts: Sequence[SequenceBatch]) -> Flags:
+    """Merge the flags of batches that are to be joined, after checking that their rows lie alike."""
+    first = parts[0]._flags
+    if first is DEFAULT and len({id(part._flags) for part in parts}) == 1:
+        return first
+    for part in parts:
+        flags = part._flags
+        if part._has_sequences != parts[0]._has_sequences:
+            raise SequenceError(f"either all batches to be joined or none must have {names.SEQ_LENS!r}")
+        if flags.zero_padded != first.zero_padded or bool(flags.time_major) != bool(first.time_major):
+            raise SequenceError("batches to be joined must agree on zero_padded and time_major")
+        if flags.zero_padded and flags.max_seq_len != first.max_seq_len:
+            raise SequenceError(
+                f"padded batches to be joined must have one max_seq_len, got {first.max_seq_len} and "
+                f"{flags.max_seq_len}; pad them alike first"
+            )
+    longest = max([part._flags.max_seq_len or 0 for part in parts]) if parts[0]._has_sequences else first.max_seq_len
+    known = [(part.count, part._flags.num_grad_updates) for part in parts if part._flags.num_grad_updates is not None]
+    steps = sum([count for count, _ in known])
+    updates = sum([count * updates for count, updates in known]) / steps if known else None
+    return replace(first, max_seq_len=longest, num_grad_updates=updates)
+
+
+def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
+    """Join columns of shape (T, B, ...) along B."""
+    heights = {len(column) for column in columns}
+    if len(heights) > 1:
+        raise ColumnMismatchError(f"column {name!r} must have one length in time to be joined, got {sorted(heights)}")
+    if isinstance(columns[0], TorchColumn):
+        import torch
+
+        return TorchColumn(torch.cat([column.to_torch() for column in columns], 1))
+    swapped = [as_column(column.to_numpy().swapaxes(0, 1), name) for column in columns]
+    joined = type(swapped[0]).concat(swapped, name)
+    return as_column(joined.to_numpy().swapaxes(0, 1), name)
+
+
+def _columns_differ(groups: Sequence[dict[str, Column]]) -> ColumnMismatchError:
+    """Make the error for batches with different columns."""
+    everywhere = set(groups[0]).intersection(*groups)
+    somewhere = {name for group in groups for name in group}
+    missing = ", ".join(map(repr, sorted(somewhere - everywhere)))
+    return ColumnMismatchError(f"batches to be joined must have the same columns; only some of them have {missing}")
