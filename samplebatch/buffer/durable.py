@@ -17,6 +17,7 @@ from samplebatch.buffer.journal import WEIGHTS, FolderJournal, MappedStores, ado
 from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.priorities import Prioritized
 from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.state_checksums import check_state, with_checksums
 from samplebatch.buffer.table import Table
 from samplebatch.errors import ColumnMismatchError, FormatError, RingError, StorageError
 
@@ -216,7 +217,8 @@ class Durable(Filling):
         Returns
         -------
         dict
-            Plain values, arrays, tensors and columns, which can be pickled. Rows are copies.
+            Plain values, arrays, tensors and columns, which can be pickled, and a checksum for each part. Rows are
+            copies.
 
         Examples
         --------
@@ -231,31 +233,41 @@ class Durable(Filling):
         table = self._table
         with table.lock:
             slots = table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
-            return described_of(self) | {
+            state = described_of(self) | {
                 "generator": checkpoint.generator_state(self._rng),
                 "sampler": checkpoint.sampler_state(self._sampler, slots),
                 "table": checkpoint.table_state(table, self._ring),
             }
+        return with_checksums(state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
         """Take back what `state_dict` returned of a buffer of the same class, sizes and options.
+
+        Parameters
+        ----------
+        state
+            The state.
+        verify
+            Whether to hold each part against its checksum. The state of an older version has none, and is taken.
 
         Raises
         ------
         ColumnMismatchError
             If it was another class, or of other sizes or options.
         FormatError
-            If the state is not whole. Nothing has changed then.
+            If the state is not whole, or not as it was; names the part. Nothing has changed then.
         RingError
             If the buffer is a part of another.
         """
         if self._ring is not None:
             raise RingError("a part of a buffer cannot be loaded by itself; load the whole")
+        checked(state)
+        if verify:
+            check_state(state)
         with self._table.lock:
             self._take_back(state)
 
     def _take_back(self, state: Mapping[str, Any]) -> None:
-        checked(state)
         absent = {"table", "sampler", "generator"} - state.keys()
         if absent:
             raise FormatError(f"the state of a buffer must have {min(absent)!r}, it has not")

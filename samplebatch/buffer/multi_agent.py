@@ -20,6 +20,7 @@ from samplebatch.buffer.n_step import nstep_columns
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.state_checksums import check_state, with_checksums
 from samplebatch.buffer.streams import Tail
 from samplebatch.errors import (
     ColumnTypeError,
@@ -316,27 +317,37 @@ class MultiAgentReplayBuffer:
     def state_dict(self) -> State:
         """Return all there is to know of the buffer, whatever it needs to go on exactly so; it can be pickled."""
         with self._lock:
-            return {
+            state = {
                 "buffers": {policy: buffer.state_dict() for policy, buffer in self.buffers.items()},
                 "forms": {policy: (sorted(form.flags), form.rewards.str) for policy, form in self._forms.items()},
                 "tails": {policy: tuple(tail) for policy, tail in self._tails.items()},
                 "steps": self._steps.state(),
                 "generator": generator_state(self._rng),
             }
+        return with_checksums(state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
         """Take back what `state_dict` returned of a buffer that was made with the same arguments.
+
+        Parameters
+        ----------
+        state
+            The state.
+        verify
+            Whether to hold each part against its checksum. The state of an older version has none, and is taken.
 
         Raises
         ------
         ColumnMismatchError
             If it was made with others.
         FormatError
-            If the state of a buffer is not whole. Nothing has changed then.
+            If the state of a buffer is not whole, or not as it was; names the part. Nothing has changed then.
         """
+        if verify:
+            check_state(state)
         buffers = {policy: self._new(policy) for policy in state["buffers"]}
         for policy, buffer in buffers.items():
-            buffer.load_state_dict(state["buffers"][policy])
+            buffer.load_state_dict(state["buffers"][policy], verify=False)
         rng, steps = generator_of(state["generator"]), EnvSteps.of(state["steps"])
         forms = {policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()}
         tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}

@@ -1,0 +1,170 @@
+"""A state that has changed since a buffer returned it is refused, and the part named."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flips import COUNT
+from streams import BUFFERS, OTHERS, assert_same_rows, fill, mixed, numbers
+
+from samplebatch import Batch, MultiAgentBatch, MultiAgentReplayBuffer, SampleBatch
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.vector import VectorReplayBuffer
+from samplebatch.column.interface import Column
+from samplebatch.errors import FormatError, SampleBatchError
+
+KINDS = {name: (BUFFERS | OTHERS)[name] for name in ("vector ignoring next", "prioritized", "compressed")}
+
+
+def with_tensors(i: int, n: int) -> dict[str, Any]:
+    return numbers(i, n) | {"policy": {"hidden": torch.full((n, 2), i, dtype=torch.bfloat16)}}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+def test_a_byte_that_changes_in_an_array_of_a_state_is_noticed(kind: str) -> None:
+    make, n = KINDS.get(kind) or (lambda: VectorReplayBuffer(21, 3), 3)
+    buffer = make()
+    fill(buffer, n, 0, 23, mixed if kind == "mixed" else numbers)
+    buffers: list[pickle.PickleBuffer] = []
+    # A pickle that is damaged elsewhere is a matter of its interpreter's.
+    stream = pickle.dumps(buffer.state_dict(), 5, buffer_callback=buffers.append)
+    memory = [bytearray(part.raw()) for part in buffers]
+    sizes = np.array([len(part) for part in memory])
+    rng = np.random.default_rng(0)
+    for _ in range(COUNT):
+        part = memory[int(rng.choice(len(memory), p=sizes / sizes.sum()))]
+        at, by = int(rng.integers(len(part))), int(rng.integers(1, 256))
+        part[at] ^= by
+        with pytest.raises(SampleBatchError):
+            make().load_state_dict(pickle.loads(stream, buffers=memory))
+        part[at] ^= by
+    other = make()
+    other.load_state_dict(pickle.loads(stream, buffers=memory))
+    assert_same_rows(other, buffer)
+
+
+def leaves(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """List the paths of all values in a state."""
+    if isinstance(found, dict | list):
+        for key, inner in found.items() if isinstance(found, dict) else enumerate(found):
+            yield from leaves(inner, (*path, key))
+    elif found is not None:
+        yield path
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mixed", "tensors"])
+def test_a_change_anywhere_in_a_state_is_noticed(kind: str) -> None:
+    make, n = KINDS.get(kind) or (lambda: VectorReplayBuffer(21, 3), 3)
+    buffer = make()
+    fill(buffer, n, 0, 23, {"mixed": mixed, "tensors": with_tensors}.get(kind, numbers))
+    whole = buffer.state_dict()
+    for path in leaves(whole):
+        state = copy.deepcopy(whole)
+        damaged(state, path)
+        with pytest.raises(SampleBatchError):
+            make().load_state_dict(state)
+
+
+def test_a_change_in_the_state_of_several_agents_is_noticed() -> None:
+    buffer = MultiAgentReplayBuffer(8)
+    at = np.arange(5)
+    steps = SampleBatch(obs=at, actions=at, rewards=at * 1.0, terminateds=at < 0)
+    buffer.add(MultiAgentBatch({"a": steps, "b": steps}, 5))
+    whole = buffer.state_dict()
+    MultiAgentReplayBuffer(8).load_state_dict(whole)
+    for path in (("steps",), ("generator", "state", "state"), ("buffers", "b", "table", "columns", "columns", 0)):
+        state = copy.deepcopy(whole)
+        damaged(state, path)
+        with pytest.raises(FormatError, match=r"must be as it was|must have a checksum for each part"):
+            MultiAgentReplayBuffer(8).load_state_dict(state)
+
+
+def damaged(state: dict[str, Any], path: tuple[Any, ...]) -> None:
+    """Change the value at a path of a state: a bit of a number, a character of a string, a row of a column."""
+    found: Any = state
+    for key in path[:-1]:
+        found = found[key]
+    value = found[path[-1]]
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value = value.copy()
+        value.reshape(-1).view(np.uint8)[:1] ^= 1
+        assert value.size
+    elif isinstance(value, torch.Tensor):
+        value = value.clone()
+        value.view(torch.uint8)[0] ^= 1
+    elif isinstance(value, np.ndarray | Column):
+        value = value[:-1]
+    elif isinstance(value, dict):
+        value = {**value, "more": 1}
+    elif isinstance(value, tuple):
+        value = (*value, 1)
+    else:
+        value = value + "x" if isinstance(value, str) else value + 1
+    found[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ("table.columns.columns.0", r"column '\w+(\.\w+)?'"),
+        ("table.rings.returns", "'table.rings.returns'"),
+        ("generator.state.state", "'generator.state.state'"),
+        ("sampler.known.alpha", "'sampler.known.alpha'"),
+        ("sampler.known.weights", "'sampler.known.weights'"),
+        ("own.options.stack_num", "'own.options.stack_num'"),
+    ],
+)
+def test_the_part_that_changed_is_named_and_nothing_is_loaded(part: str, named: str) -> None:
+    make, n = BUFFERS["prioritized"]
+    buffer, other = make(), make()
+    fill(buffer, n, 0, 23)
+    fill(other, n, 0, 5)
+    before = pickle.dumps(other)
+    state = copy.deepcopy(buffer.state_dict())
+    damaged(state, tuple(int(key) if key.isdigit() else key for key in part.split(".")))
+    with pytest.raises(FormatError, match=f"the state of a buffer must be as it was, and {named} has changed"):
+        other.load_state_dict(state)
+    assert pickle.dumps(other) == before
+
+
+def test_parts_that_are_missing_or_more_are_noticed() -> None:
+    buffer = ReplayBuffer(4)
+    buffer.add(Batch(obs=1, act=0, rew=1.0, terminated=False, truncated=False))
+    for change in (lambda rings: rings.pop("returns"), lambda rings: rings.update(more=1)):
+        state = copy.deepcopy(buffer.state_dict())
+        change(state["table"]["rings"])
+        with pytest.raises(
+            FormatError, match=r"must have a checksum for each part, 'table\.rings\.\w+' is there alone"
+        ):
+            ReplayBuffer(4).load_state_dict(state)
+    with pytest.raises(FormatError, match="must be a dict, they are not"):
+        ReplayBuffer(4).load_state_dict(buffer.state_dict() | {"checksums": 3})
+
+
+def test_a_state_without_checksums_is_taken_and_any_if_told_so() -> None:
+    buffer = ReplayBuffer(4)
+    buffer.add(Batch(obs=1, act=0, rew=1.0, terminated=False, truncated=False))
+    state = buffer.state_dict()
+    state["checksums"]["sampler.kind"] += 1
+    with pytest.raises(FormatError, match=r"'sampler\.kind' has changed"):
+        ReplayBuffer(4).load_state_dict(state)
+    ReplayBuffer(4).load_state_dict(state, verify=False)
+    del state["checksums"]
+    ReplayBuffer(4).load_state_dict(state)
+
+
+def test_checksums_do_not_depend_on_where_a_state_has_been() -> None:
+    for make, n in (BUFFERS | OTHERS).values():
+        buffer = make()
+        fill(buffer, n, 0, 23)
+        state = buffer.state_dict()
+        for again in (copy.deepcopy(state), pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))):
+            other = make()
+            other.load_state_dict(again)
+            assert other.state_dict()["checksums"] == state["checksums"]
