@@ -399,7 +399,13 @@ class Durable(Filling):
 
     @classmethod
     def load_hdf5(
-        cls, path: str | os.PathLike[str], device: str | None = None, *, allow_pickle: bool = False, **missing: Any
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = None,
+        *,
+        allow_pickle: bool = False,
+        verify: bool = True,
+        **missing: Any,
     ) -> Self:
         """Read a buffer from an HDF5 file that `save_hdf5`, ours or Tianshou's, wrote.
 
@@ -411,13 +417,15 @@ class Durable(Filling):
             Accepted as Tianshou does; a buffer's tensors are always in the host's memory.
         allow_pickle
             Whether to unpickle objects. Only for files whose writer you trust: a pickle can run any code.
+        verify
+            Whether to hold the file against its checksums. Tianshou's have none, and are read without.
         **missing
             What no file can hold, such as the function that a hindsight buffer was made with.
 
         Raises
         ------
         FormatError
-            If the file is damaged, or holds no buffer of this class.
+            If the file is damaged, or holds no buffer of this class. Names the columns where bytes have changed.
         UntrustedPickleError
             If values are pickled objects and `allow_pickle` is false; names them.
         MissingExtraError
@@ -427,5 +435,5 @@ class Durable(Filling):
         """
         from samplebatch.storage.hdf5_buffer import load_buffer
 
-        buffer: Self = load_buffer(cls, path, allow_pickle=allow_pickle, missing=missing)
+        buffer: Self = load_buffer(cls, path, allow_pickle=allow_pickle, verify=verify, missing=missing)
         return buffer

@@ -2,11 +2,13 @@
 
 The columns are datasets with a row for each slot, of which those without a step take no room; the episodes under way
 and the sampler are where Tianshou looks for them. What Tianshou has no place for stands in attributes of one dataset
-(`_indices`), which Tianshou neither reads nor writes: a file that it has written itself never has them.
+(`_indices`), which Tianshou neither reads nor writes: a file that it has written itself never has them. Behind the end
+of the file, as HDF5 counts, there are checksums of all its bytes (see `file_checksums`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -28,6 +30,8 @@ from samplebatch.buffer.store import Store
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
 from samplebatch.errors import FormatError, UntrustedPickleError, require
+from samplebatch.storage.arrow_file import file_bytes
+from samplebatch.storage.file_checksums import HDF5, add_checksums, check_whole
 from samplebatch.storage.hdf5 import TYPE_KEY, attributes_of, children_of, from_hdf5, read_inert, to_hdf5, write_value
 from samplebatch.storage.tianshou_state import attributes_for, description_in, reward_function_in, sampler_in
 
@@ -57,6 +61,8 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], compression: str | No
             finals = _finals(buffer)
             if finals is not None:
                 file["_indices"].attrs[_FINALS] = finals
+        with open(temporary, "r+b") as written:
+            add_checksums(written, HDF5)
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
@@ -146,7 +152,9 @@ def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
 # Reading
 
 
-def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool = False, missing: dict[str, Any]) -> Any:
+def load_buffer(
+    cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, missing: dict[str, Any]
+) -> Any:
     """Read a buffer from an HDF5 file; see `ReplayBuffer.load_hdf5`."""
     h5py = require("h5py", "hdf5")
     name = os.fspath(path)
@@ -154,6 +162,8 @@ def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool = 
         pass
     if not h5py.is_hdf5(name):
         raise FormatError(f"{name!r} must be an HDF5 file, it is not")
+    if verify:
+        check_hdf5(file_bytes(name, memory_map=True), name)
     try:
         with h5py.File(name, "r") as file:
             about, table, sampler, stored = _parts_of(cls, file, allow_pickle=allow_pickle)
@@ -162,6 +172,38 @@ def load_buffer(cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool = 
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
         raise FormatError(f"{name!r} must hold a whole replay buffer, it does not: {error!r}") from error
     return make(cls, about, table, sampler, stored | missing)
+
+
+def check_hdf5(data: pa.Buffer, name: str) -> bool:
+    """Hold all bytes of an HDF5 file against its checksums, and tell whether it has any.
+
+    Raises
+    ------
+    FormatError
+        If a byte is not as it was written; names the datasets.
+    """
+    return check_whole(data, HDF5, name, lambda start, stop: _datasets_at(name, start, stop))
+
+
+def _datasets_at(name: str, start: int, stop: int) -> list[str]:
+    """Name the datasets of an HDF5 file with values between two places; those of columns as the columns."""
+    import h5py
+
+    found: list[str] = []
+
+    def visit(path: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            chunks = [item.id.get_chunk_info(i) for i in range(item.id.get_num_chunks())] if item.chunks else []
+            places = [(chunk.byte_offset, chunk.size) for chunk in chunks]
+            if not item.chunks and item.id.get_offset() is not None:
+                places = [(item.id.get_offset(), item.id.get_storage_size())]
+            if any(at < stop and at + nbytes > start for at, nbytes in places):
+                found.append(path.removeprefix("_meta/").replace("/", "."))
+
+    # What is damaged may be what says where the datasets are.
+    with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError), h5py.File(name, "r") as file:
+        file.visititems(visit)
+    return found
 
 
 def _parts_of(cls: Any, file: h5py.File, *, allow_pickle: bool = False) -> tuple[State, Table, Sampler, dict[str, Any]]:

@@ -187,6 +187,52 @@ def test_a_byte_that_changes_in_the_file_of_a_buffer_is_noticed(tmp_path: Path, 
     assert content(ReplayBuffer.load(path)) == before
 
 
+@pytest.mark.parametrize("kind", ["plain", "prioritized", "ignoring next"])
+def test_a_byte_that_changes_in_the_hdf5_file_of_a_buffer_is_noticed(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("h5py")
+    path = tmp_path / "buffer.hdf5"
+    if kind == "prioritized":
+        buffer = filled(PrioritizedReplayBuffer, alpha=0.6, beta=0.4)
+    else:
+        buffer = filled(ReplayBuffer, ignore_obs_next=kind == "ignoring next")
+    buffer.save_hdf5(path)
+    before = content(ReplayBuffer.load_hdf5(path))
+    assert unnoticed(path, lambda: ReplayBuffer.load_hdf5(path), lambda back: content(back) == before, 150) == []
+
+
+def test_the_column_that_changed_in_an_hdf5_file_is_named_unless_nothing_shall_be_checked(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "buffer.hdf5"
+    for compression in (None, "gzip"):
+        buffer = ReplayBuffer(50)
+        for i in range(50):
+            buffer.add(Batch(obs={"x": i}, act=0, rew=0.0, terminated=False, truncated=False))
+        buffer.save_hdf5(path, compression=compression)
+        with h5py.File(path) as file:
+            rows = file["_meta/obs/x"].id
+            at = rows.get_chunk_info(0).byte_offset if compression else rows.get_offset()
+        data = bytearray(path.read_bytes())
+        data[at + 8 if not compression else at] ^= 2
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=r"some have changed, in columns? .*'obs\.x'"):
+            ReplayBuffer.load_hdf5(path)
+        if not compression:
+            assert ReplayBuffer.load_hdf5(path, verify=False)[1].obs.x == 3
+
+
+def test_an_hdf5_file_that_another_tool_changes_is_read(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "buffer.hdf5"
+    filled(ReplayBuffer).save_hdf5(path)
+    with h5py.File(path, "r+") as file:
+        file["_meta/rew"][0] = 77.0
+    assert ReplayBuffer.load_hdf5(path)[0].rew == 77
+    filled(ReplayBuffer).save_hdf5(path)
+    with h5py.File(path, "r+") as file:
+        file["_meta/info/more"] = np.zeros((9, 1000))
+    assert len(ReplayBuffer.load_hdf5(path)) == 9
+
+
 def test_the_file_of_a_buffer_is_read_without_a_check_if_told_so(tmp_path: Path) -> None:
     path = tmp_path / "buffer.arrow"
     buffer = ReplayBuffer(50)
