@@ -85,11 +85,11 @@ class PriorityError(SampleBatchError, ValueError):
 
 
 class CompressedColumnError(SampleBatchError, ValueError):
-    """Compressed blocks that do not decompress to what they claim to hold."""
+    """Compressed blocks that do not decompress to the rows they claim to hold."""
 
 
 class FormatError(SampleBatchError, ValueError):
-    """Bytes from a file or another process that are not what they claim to be."""
+    """Bytes from a file or another process that break the format they claim to have."""
 
 
 class UntrustedPickleError(SampleBatchError, ValueError):
@@ -121,7 +121,7 @@ class RingError(SampleBatchError, ValueError):
 
 
 class CapacityError(SampleBatchError, ValueError):
-    """A batch is larger than what is to carry it."""
+    """A batch is larger than the channel, buffer or bound that is to take it."""
 
 
 class ChannelTimeoutError(SampleBatchError, TimeoutError):

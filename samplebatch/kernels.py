@@ -56,7 +56,7 @@ def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
 
 @_compiled(_INDEX, _FLOATS_OUT, _INDEX, _INDEX, _FLOAT, _INDICES, _FLOATS)
 def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices, weights: Floats) -> int:
-    """Write weights to slots of a sum tree, and make every sum above them anew.
+    """Write weights to slots of a sum tree, and recompute every sum above them.
 
     Nothing is written unless all slots lie in [0, size) and all weights in [0, limit].
 
@@ -105,7 +105,7 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 
 @_compiled(types.void, _FLOATS, _INDEX, _FLOATS, _INDICES_OUT)
 def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None:
-    """Find, for each value v, the first slot of positive weight whose prefix sum is at least v.
+    """Find the first slot of positive weight whose prefix sum reaches each value.
 
     The tree's total must be positive.
 
@@ -199,7 +199,7 @@ def windows(
     discounts: Floats,
     last: Indices,
 ) -> int:
-    """Sum the discounted rewards of the steps that follow each slot, up to the end of what is known of its episode.
+    """Sum the discounted rewards of up to n steps from each slot, up to the newest stored step of its episode.
 
     Parameters
     ----------
