@@ -1,0 +1,270 @@
+"""Small deterministic environments whose every step is known beforehand, for the contracts of collectors."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from samplebatch.errors import require
+
+
+class RungError(RuntimeError):
+    """Raised by a `ladder` whose step fails."""
+
+
+def ladder(
+    number: int, length: int = 4, *, truncates: bool = False, fails_at: int | None = None, odd_at: int | None = None
+) -> Any:
+    """Make a Gymnasium environment whose episodes have a given length.
+
+    An observation is `(number, episode, step)`, float32; the reward of a step is `100 * number + step`, the info
+    `{"step": step}`, where `step` counts from 1. Actions are 0, 1 or 2.
+
+    Parameters
+    ----------
+    number
+        Tells environments apart.
+    length
+        Steps of an episode.
+    truncates
+        Whether episodes end by truncation.
+    fails_at
+        The step, counted from 1 over all episodes, that raises `RungError`.
+    odd_at
+        The step whose observation has another shape.
+
+    Examples
+    --------
+    >>> env = ladder(7, length=2)
+    >>> env.reset()
+    (array([7., 0., 0.], dtype=float32), {})
+    >>> env.step(0)
+    (array([7., 0., 1.], dtype=float32), 701.0, False, False, {'step': 1})
+    """
+    return _ladder_class()(number, length, truncates, fails_at, odd_at)
+
+
+def walk(number: int = 0) -> Any:
+    """Make a Gymnasium environment that steps left or right by chance, until it is four steps away.
+
+    An observation is the place, float64, shape (1,); the reward is a random number.
+    """
+    return _walk_class()()
+
+
+@cache
+def _ladder_class() -> Any:
+    gymnasium = require("gymnasium", "envs")
+
+    class Ladder(gymnasium.Env):  # type: ignore[misc]
+        """Episodes of a given length."""
+
+        metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+        def __init__(self, number: int, length: int, truncates: bool, fails_at: int | None, odd_at: int | None) -> None:
+            self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+            self.action_space = gymnasium.spaces.Discrete(3)
+            self._number, self._length, self._truncates = number, length, truncates
+            self._fails_at, self._odd_at = fails_at, odd_at
+            self._episode, self._made = -1, 0
+
+        def _observe(self) -> Any:
+            # A new array each time: Gymnasium keeps last observations by reference where it resets in the same step.
+            return np.array([self._number, self._episode, self._step], np.float32)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            self._episode += 1
+            self._step = 0
+            return self._observe(), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            if self._step >= self._length:
+                raise AssertionError("an environment must be reset after its episode has ended, and was stepped")
+            self._made += 1
+            if self._made == self._fails_at:
+                raise RungError("the rung broke")
+            self._step += 1
+            obs = self._observe() if self._made != self._odd_at else np.zeros(4, np.float32)
+            over, info = self._step == self._length, {"step": self._step}
+            ends = over and not self._truncates, over and self._truncates
+            return obs, 100.0 * self._number + self._step, *ends, info
+
+    return Ladder
+
+
+@cache
+def _walk_class() -> Any:
+    gymnasium = require("gymnasium", "envs")
+
+    class Walk(gymnasium.Env):  # type: ignore[misc]
+        """A random walk."""
+
+        metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+        def __init__(self) -> None:
+            self.observation_space = gymnasium.spaces.Box(-5, 5, (1,), np.float64)
+            self.action_space = gymnasium.spaces.Discrete(3)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            self._place = 0
+            return np.zeros(1), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self._place += 1 if self.np_random.random() < 0.5 else -1
+            return np.array([float(self._place)]), float(self.np_random.random()), abs(self._place) == 4, False, {}
+
+    return Walk
+
+
+class Relay:
+    """A parallel environment of PettingZoo's interface, whose agents come and go.
+
+    Runner k of three joins before step 2k and leaves after step 2k + 3; an episode has eight steps. An observation is
+    `(step, runner)`, float32, written to one array in every step; the reward is `100 * step + runner`, the info
+    `{"now": step}`. Actions are 0 to 4.
+
+    Parameters
+    ----------
+    fails_at
+        The step, counted from 1 over all episodes, that raises `RungError`.
+    odd_at
+        The step in which rewards are None.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "relay"}
+    possible_agents: ClassVar[list[str]] = ["runner_0", "runner_1", "runner_2"]
+    length: ClassVar[int] = 8
+
+    def __init__(self, *, fails_at: int | None = None, odd_at: int | None = None) -> None:
+        spaces = require("gymnasium.spaces", "envs")
+        self._observations = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self._actions = {agent: spaces.Discrete(5) for agent in self.possible_agents}
+        self._arrays = {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
+        self._fails_at, self._odd_at, self._made = fails_at, odd_at, 0
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Any:
+        """Return the space of an agent's observations."""
+        return self._observations
+
+    def action_space(self, agent: str) -> Any:
+        """Return the space of an agent's actions."""
+        return self._actions[agent]
+
+    def _observe(self, agent: str) -> Any:
+        self._arrays[agent][:] = self._step, int(agent[-1])
+        return self._arrays[agent]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start an episode with the first runner."""
+        self._step = 0
+        self.agents = ["runner_0"]
+        return {"runner_0": self._observe("runner_0")}, {"runner_0": {}}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        """Let all runners act that run."""
+        acted, now = self.agents, self._step
+        if sorted(actions) != sorted(acted):
+            raise AssertionError(f"an action must be given for each of {acted}, got {sorted(actions)}")
+        self._made += 1
+        if self._made == self._fails_at:
+            raise RungError("the baton was dropped")
+        self._step += 1
+        leaving = {agent: now == 2 * int(agent[-1]) + 3 for agent in acted}
+        joining = [agent for agent in self.possible_agents if self._step == 2 * int(agent[-1]) > 0]
+        self.agents = [agent for agent in acted if not leaving[agent]] + joining
+        rewards = {agent: None if self._made == self._odd_at else 100.0 * now + int(agent[-1]) for agent in acted}
+        observations = {agent: self._observe(agent) for agent in [*acted, *joining]}
+        return observations, rewards, leaving, dict.fromkeys(acted, False), {agent: {"now": now} for agent in acted}
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to let go of."""
+
+
+class Market:
+    """A turn-based environment of PettingZoo's interface, whose agents pay each other and leave one after the other.
+
+    Trader k of three is out after k + 2 turns of its own, and all of them after seven turns. In every turn each trader
+    that is in is paid the number of the turn, and the one whose turn it is ten times that. An observation is
+    `(turn, trader)`, float32; the info is `{"turn": turn}`. Actions are 0 to 3.
+
+    Parameters
+    ----------
+    fails_at
+        The turn, counted from 1 over all episodes, that raises `RungError`.
+    odd_at
+        The turn after which `last` says None for the reward.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "market"}
+    possible_agents: ClassVar[list[str]] = ["trader_0", "trader_1", "trader_2"]
+    turns: ClassVar[int] = 7
+
+    def __init__(self, *, fails_at: int | None = None, odd_at: int | None = None) -> None:
+        spaces = require("gymnasium.spaces", "envs")
+        self._observations = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self._actions = spaces.Discrete(4)
+        self._fails_at, self._odd_at, self._made = fails_at, odd_at, 0
+        self._array = np.zeros(2, np.float32)
+        self.agents: list[str] = []
+        self.agent_selection = ""
+
+    def observation_space(self, agent: str) -> Any:
+        """Return the space of an agent's observations."""
+        return self._observations
+
+    def action_space(self, agent: str) -> Any:
+        """Return the space of an agent's actions."""
+        return self._actions
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        """Start an episode; the first trader begins."""
+        self._turn = 0
+        self.agents = list(self.possible_agents)
+        self._own_turns = dict.fromkeys(self.agents, 0)
+        self._paid = dict.fromkeys(self.agents, 0.0)
+        self._out: dict[str, bool] = dict.fromkeys(self.agents, False)
+        self.agent_selection = self.agents[0]
+
+    def last(self, observe: bool = True) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Return what the trader sees and has been paid since its last turn, its flags and its info."""
+        agent = self.agent_selection
+        self._array[:] = self._turn, int(agent[-1])
+        odd = self._turn > 0 and self._made == self._odd_at
+        terminated = self._out[agent]
+        truncated = self._turn == self.turns and not terminated
+        return self._array, None if odd else self._paid[agent], terminated, truncated, {"turn": self._turn}
+
+    def step(self, action: Any) -> None:
+        """Let the trader act; None takes one out that has no further turn."""
+        agent = self.agent_selection
+        over = self._turn == self.turns
+        if self._out[agent] or over:
+            if action is not None:
+                raise AssertionError("a dead agent must be stepped with None")
+            self.agents.remove(agent)
+            self._choose(agent)
+            return
+        self._made += 1
+        if self._made == self._fails_at:
+            raise RungError("the scales broke")
+        self._turn += 1
+        self._own_turns[agent] += 1
+        self._paid[agent] = 0.0
+        for one in self.agents:
+            self._paid[one] += self._turn * (10.0 if one == agent else 1.0)
+        self._out[agent] = self._own_turns[agent] == int(agent[-1]) + 2
+        self._choose(agent)
+
+    def _choose(self, agent: str) -> None:
+        """Let the dead go first, then whoever is next in the circle."""
+        waiting = [one for one in self.agents if self._out[one]] or self.agents
+        later = [one for one in waiting if one > agent]
+        self.agent_selection = (later or waiting or [""])[0]
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to let go of."""

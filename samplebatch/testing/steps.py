@@ -1,0 +1,108 @@
+"""Checks that hold for every batch of steps, of whichever environments they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.sample_batch import SampleBatch
+
+DTYPES = {
+    names.REWARDS: np.float64,
+    names.TERMINATEDS: np.bool_,
+    names.TRUNCATEDS: np.bool_,
+    names.INFOS: np.object_,
+    names.EPS_ID: np.int64,
+    names.ENV_ID: np.int64,
+    names.AGENT_INDEX: np.int64,
+    names.T: np.int64,
+    names.UNROLL_ID: np.int64,
+}
+"""The dtypes of columns that do not depend on the environment."""
+
+
+def check(holds: Any, sentence: str) -> None:
+    """Raise AssertionError with a sentence unless something holds.
+
+    >>> check(np.array([True, False]).all(), "rewards must be those of the environment")
+    Traceback (most recent call last):
+    AssertionError: rewards must be those of the environment
+    """
+    if not holds:
+        raise AssertionError(sentence)
+
+
+def check_steps(batch: SampleBatch, *, together: bool = True) -> None:
+    """Check that a batch holds whole trajectories of streams, each stream in one piece and in time order.
+
+    Parameters
+    ----------
+    batch
+        Steps, with the columns that all collectors give.
+    together
+        Whether every environment step is a step of every agent that acts, so that `t` counts without gaps. Not so where
+        agents take turns.
+
+    Raises
+    ------
+    AssertionError
+        If a column is missing or has another dtype, a stream lies in several pieces, time runs backwards, an
+        observation is not the one that the step before led to, or an episode goes on after its end.
+    """
+    for name in (names.OBS, names.NEXT_OBS, names.ACTIONS, *DTYPES):
+        check(name in batch, f"a batch of steps must have a column {name!r}, got {', '.join(map(repr, batch))}")
+    for name, dtype in DTYPES.items():
+        check(batch[name].dtype == dtype, f"column {name!r} must hold {np.dtype(dtype)}, got {batch[name].dtype}")
+    if not len(batch):
+        return
+    env_id, agent, eps_id, t = (
+        np.asarray(batch[name]) for name in (names.ENV_ID, names.AGENT_INDEX, names.EPS_ID, names.T)
+    )
+    check((eps_id >= 0).all(), "column 'eps_id' must not be negative")
+    stream = _changes(env_id) | _changes(agent)
+    pieces = np.flatnonzero(stream)
+    streams = set(zip(env_id[pieces].tolist(), agent[pieces].tolist(), strict=True))
+    check(
+        len(streams) == len(pieces), "the steps of an agent must lie together, and those of one lie in several pieces"
+    )
+    begins = stream | _changes(eps_id)
+    starts = np.flatnonzero(begins)
+    found = set(zip(env_id[starts].tolist(), agent[starts].tolist(), eps_id[starts].tolist(), strict=True))
+    check(
+        len(found) == len(starts), "the steps of an episode must lie together, and those of one lie in several pieces"
+    )
+    inside = ~begins[1:]
+    ahead = np.diff(t)[inside]
+    check((ahead == 1).all() if together else (ahead > 0).all(), "column 't' must count on within an episode")
+    check((t >= 0).all(), "column 't' must count from 0")
+    done = np.asarray(batch[names.TERMINATEDS]) | np.asarray(batch[names.TRUNCATEDS])
+    check(not done[:-1][inside].any(), "no episode must go on after a step that terminates or truncates it")
+    same_stream = ~stream[1:]
+    check(done[:-1][same_stream & begins[1:]].all(), "an episode must end before another one of its stream begins")
+    obs, new_obs = np.asarray(batch[names.OBS]), np.asarray(batch[names.NEXT_OBS])
+    check(
+        np.array_equal(new_obs[:-1][inside], obs[1:][inside]),
+        "column 'obs' must be what the step before led to, 'new_obs' of the row above",
+    )
+
+
+def by_stream(batches: list[SampleBatch]) -> dict[tuple[int, int], SampleBatch]:
+    """Join the steps of each stream over several batches, by `env_id` and `agent_index`."""
+    found: dict[tuple[int, int], list[SampleBatch]] = {}
+    for batch in batches:
+        keys = list(zip(batch[names.ENV_ID].tolist(), batch[names.AGENT_INDEX].tolist(), strict=True))
+        for key in dict.fromkeys(keys):
+            rows = [row for row, own in enumerate(keys) if own == key]
+            found.setdefault(key, []).append(batch.take(rows))
+    return {key: concat_samples(parts) for key, parts in found.items()}
+
+
+def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Mark the first row, and every row that differs from the one before."""
+    marks = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=marks[1:])
+    return marks
