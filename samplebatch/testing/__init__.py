@@ -4,22 +4,41 @@ A contract is a class whose methods are tests. Derive from it, say how to collec
 needs pytest; the environments need the extra `envs`.
 """
 
-from samplebatch.testing.collector_contract import CollectorContract, check_ladder
-from samplebatch.testing.environments import Market, Relay, RungError, ladder, walk
-from samplebatch.testing.multi_agent_contract import MultiAgentContract, check_market, check_relay, play_by_the_book
-from samplebatch.testing.steps import check_steps
+from __future__ import annotations
 
-__all__ = [
-    "CollectorContract",
-    "Market",
-    "MultiAgentContract",
-    "Relay",
-    "RungError",
-    "check_ladder",
-    "check_market",
-    "check_relay",
-    "check_steps",
-    "ladder",
-    "play_by_the_book",
-    "walk",
-]
+from typing import TYPE_CHECKING
+
+from samplebatch.exports import exports
+
+_HOMES = {
+    "CollectorContract": "samplebatch.testing.collector_contract",
+    "MultiAgentContract": "samplebatch.testing.multi_agent_contract",
+    "check_ladder": "samplebatch.testing.collector_contract",
+    "check_market": "samplebatch.testing.multi_agent_contract",
+    "check_relay": "samplebatch.testing.multi_agent_contract",
+    "check_steps": "samplebatch.testing.steps",
+    "play_by_the_book": "samplebatch.testing.multi_agent_contract",
+    "Market": "samplebatch.testing.environments",
+    "Relay": "samplebatch.testing.environments",
+    "RungError": "samplebatch.testing.environments",
+    "ladder": "samplebatch.testing.environments",
+    "walk": "samplebatch.testing.environments",
+}
+
+__all__ = [*_HOMES]
+
+if TYPE_CHECKING:
+    from samplebatch.testing.collector_contract import CollectorContract as CollectorContract
+    from samplebatch.testing.collector_contract import check_ladder as check_ladder
+    from samplebatch.testing.environments import Market as Market
+    from samplebatch.testing.environments import Relay as Relay
+    from samplebatch.testing.environments import RungError as RungError
+    from samplebatch.testing.environments import ladder as ladder
+    from samplebatch.testing.environments import walk as walk
+    from samplebatch.testing.multi_agent_contract import MultiAgentContract as MultiAgentContract
+    from samplebatch.testing.multi_agent_contract import check_market as check_market
+    from samplebatch.testing.multi_agent_contract import check_relay as check_relay
+    from samplebatch.testing.multi_agent_contract import play_by_the_book as play_by_the_book
+    from samplebatch.testing.steps import check_steps as check_steps
+
+__getattr__, __dir__ = exports(__name__, _HOMES)

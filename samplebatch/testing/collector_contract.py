@@ -256,7 +256,8 @@ class CollectorContract(ABC):
             check_ladder(steps, [5, 5])
             check_steps(steps)
         if self.keeps_steps:
-            check(len(kept[1, 0]) >= least, f"at least {least} steps must be kept, got {len(kept[1, 0])}")
+            found = len(kept[1, 0]) if (1, 0) in kept else 0
+            check(found >= least, f"at least {least} steps of environment 1 must be kept, got {found}")
 
 
 def check_ladder(batch: SampleBatch, lengths: Sequence[int], *, truncates: bool = False) -> None:

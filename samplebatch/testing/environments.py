@@ -56,7 +56,7 @@ def walk(number: int = 0) -> Any:
 
 @cache
 def _ladder_class() -> Any:
-    gymnasium = require("gymnasium", "envs")
+    gymnasium: Any = require("gymnasium", "envs")
 
     class Ladder(gymnasium.Env):  # type: ignore[misc]
         """Episodes of a given length."""
@@ -97,7 +97,7 @@ def _ladder_class() -> Any:
 
 @cache
 def _walk_class() -> Any:
-    gymnasium = require("gymnasium", "envs")
+    gymnasium: Any = require("gymnasium", "envs")
 
     class Walk(gymnasium.Env):  # type: ignore[misc]
         """A random walk."""
@@ -133,11 +133,17 @@ class Relay:
         The step, counted from 1 over all episodes, that raises `RungError`.
     odd_at
         The step in which rewards are None.
+
+    Attributes
+    ----------
+    length, rows
+        Environment steps of an episode, and steps of all its agents in it.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "relay"}
     possible_agents: ClassVar[list[str]] = ["runner_0", "runner_1", "runner_2"]
     length: ClassVar[int] = 8
+    rows: ClassVar[int] = 12
 
     def __init__(self, *, fails_at: int | None = None, odd_at: int | None = None) -> None:
         spaces = require("gymnasium.spaces", "envs")
@@ -198,11 +204,17 @@ class Market:
         The turn, counted from 1 over all episodes, that raises `RungError`.
     odd_at
         The turn after which `last` says None for the reward.
+
+    Attributes
+    ----------
+    length, rows
+        Environment steps of an episode, and steps of all its agents in it.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "market"}
     possible_agents: ClassVar[list[str]] = ["trader_0", "trader_1", "trader_2"]
-    turns: ClassVar[int] = 7
+    length: ClassVar[int] = 7
+    rows: ClassVar[int] = 7
 
     def __init__(self, *, fails_at: int | None = None, odd_at: int | None = None) -> None:
         spaces = require("gymnasium.spaces", "envs")
@@ -236,13 +248,13 @@ class Market:
         self._array[:] = self._turn, int(agent[-1])
         odd = self._turn > 0 and self._made == self._odd_at
         terminated = self._out[agent]
-        truncated = self._turn == self.turns and not terminated
+        truncated = self._turn == self.length and not terminated
         return self._array, None if odd else self._paid[agent], terminated, truncated, {"turn": self._turn}
 
     def step(self, action: Any) -> None:
         """Let the trader act; None takes one out that has no further turn."""
         agent = self.agent_selection
-        over = self._turn == self.turns
+        over = self._turn == self.length
         if self._out[agent] or over:
             if action is not None:
                 raise AssertionError("a dead agent must be stepped with None")

@@ -100,11 +100,11 @@ class MultiAgentContract(ABC):
     def test_every_row_is_a_step_that_was_made(self) -> None:
         """Rows hold what the environment said, also where agents come and go."""
         for count in (1, 3):
-            (batch,) = self.collect([Relay] * count, by_turn, n_step=24 * count)
+            (batch,) = self.collect([Relay] * count, by_turn, n_step=3 * Relay.length * count)
             check_relay(batch["all"])
             check_steps(batch["all"])
-            # Three episodes of eight steps each; every runner runs in four of them.
-            check(len(batch["all"]) == 36 * count, f"36 agent steps an environment were made, got {len(batch['all'])}")
+            made = len(batch["all"])
+            check(made == 3 * Relay.rows * count, f"{Relay.rows} agent steps an episode were made, got {made} in all")
 
     def test_exactly_as_many_environment_steps_as_asked(self) -> None:
         """A batch has the steps that were asked for, of all agents that acted in them."""
@@ -127,21 +127,24 @@ class MultiAgentContract(ABC):
 
     def test_exactly_as_many_episodes_as_asked(self) -> None:
         """Every episode is whole, for all its agents."""
-        for make, check_rows, steps in ((Relay, check_relay, Relay.length), (Market, check_market, Market.turns)):
+        for make, check_rows in ((Relay, check_relay), (Market, check_market)):
             for n_episode in (1, 2, 5):
                 (batch,) = self.collect([make] * 2, by_turn, n_episode=n_episode)
                 rows = batch["all"]
                 check_rows(rows)
                 kept = len(np.unique(rows["eps_id"]))
                 check(kept == n_episode, f"n_episode={n_episode} must give exactly that many, got {kept}")
-                check(batch.count == steps * n_episode, "every episode must be whole")
+                check(len(rows) == make.rows * n_episode, "every episode must be whole, for all its agents")
+                check(batch.count == make.length * n_episode, "'count' must be the number of environment steps")
 
     def test_the_last_step_of_an_episode_is_marked(self) -> None:
         """`eps_done` marks the last step of an episode for all agents that act in it, and no other."""
-        for make, length in ((Relay, Relay.length), (Market, Market.turns)):
-            (batch,) = self.collect([make], by_turn, n_step=3 * length)
+        for make in (Relay, Market):
+            (batch,) = self.collect([make], by_turn, n_step=3 * make.length)
             rows = batch["all"]
-            check(np.array_equal(rows[EPS_DONE], rows["t"] == length - 1), "'eps_done' must mark the last step alone")
+            check(
+                np.array_equal(rows[EPS_DONE], rows["t"] == make.length - 1), "'eps_done' must mark the last step alone"
+            )
 
     def test_each_agent_has_the_policy_of_the_mapping(self) -> None:
         """Steps go to the batch of the agent's policy; all have one number of environment steps."""
@@ -160,7 +163,7 @@ class MultiAgentContract(ABC):
         check_market(rows)
         check_steps(rows, together=False)
         for eps_id in np.unique(rows["eps_id"]):
-            check(int((rows["eps_id"] == eps_id).sum()) == Market.turns, "every turn of a living agent must be a row")
+            check(int((rows["eps_id"] == eps_id).sum()) == Market.length, "every turn of a living agent must be a row")
 
     # -- seeds, hooks, columns -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.concat import join
 from samplebatch.batch.sample_batch import SampleBatch
 
 DTYPES = {
@@ -98,7 +98,7 @@ def by_stream(batches: list[SampleBatch]) -> dict[tuple[int, int], SampleBatch]:
         for key in dict.fromkeys(keys):
             rows = [row for row, own in enumerate(keys) if own == key]
             found.setdefault(key, []).append(batch.take(rows))
-    return {key: concat_samples(parts) for key, parts in found.items()}
+    return {key: join(parts) for key, parts in found.items()}
 
 
 def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

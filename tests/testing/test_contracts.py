@@ -2,217 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+import subprocess
+import sys
 
-import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-
-from samplebatch import (
-    AsyncCollector,
-    Collector,
-    MultiAgentBatch,
-    MultiAgentCollector,
-    RolloutWorkers,
-    SampleBatch,
-    concat_samples,
-)
-from samplebatch.rollout.multi_agent_collector import PolicyMapping
-from samplebatch.testing import CollectorContract, MultiAgentContract
-from samplebatch.testing.collector_contract import Makers
-from samplebatch.testing.multi_agent_contract import everyone
+import collectors
 
 
-def vector_of(makers: Makers, mode: str) -> SyncVectorEnv:
-    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
+class TestCollector(collectors.CollectorCase):
+    """Vector environments, in chunks."""
 
 
-class TestCollector(CollectorContract):
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        return Collector(policy, vector_of(makers, mode), **given)
-
-    def collect(
-        self,
-        makers: Makers,
-        policy: Any,
-        *,
-        mode: str,
-        n_step: int | None = None,
-        n_episode: int | None = None,
-        times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
-    ) -> list[SampleBatch]:
-        with self.make(makers, policy, mode, seed=seed, hooks=hooks) as collector:
-            return [collector.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
-
-    def collect_after_failure(
-        self, makers: Makers, policy: Any, *, mode: str, n_step: int
-    ) -> tuple[BaseException, list[SampleBatch]]:
-        with self.make(makers, policy, mode) as collector:
-            try:
-                return AssertionError("nothing was raised"), [collector.collect(n_step=n_step).batch]
-            except Exception as error:
-                return error, [collector.collect(n_step=1).batch]
+class TestCollectorStepByStep(collectors.CollectorStepByStepCase):
+    """Vector environments, a step at a time."""
 
 
-class TestCollectorStepByStep(TestCollector):
-    """A hook that looks at each step makes every chunk one of a single step."""
-
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        return Collector(policy, vector_of(makers, mode), on_step_hook=lambda decided, transitions: None, **given)
+class TestCollectorOfCopies(collectors.CollectorOfCopiesCase):
+    """Vector environments that write to their arrays again."""
 
 
-class TestCollectorOfCopies(TestCollector):
-    """Vector environments that hand out their own arrays, and write to them again."""
-
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode), copy=False)
-        return Collector(policy, env, **given)
+class TestSingleEnvironments(collectors.SingleEnvironmentsCase):
+    """Environments that are no vector environment."""
 
 
-class TestSingleEnvironments(TestCollector):
-    """An environment that is no vector environment; of several there are none."""
-
-    modes = ("Disabled",)
-
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        env = makers[0]() if len(makers) == 1 else vector_of(makers, mode)
-        return Collector(policy, env, **given)
+class TestAsyncCollector(collectors.AsyncCollectorCase):
+    """Environments in processes, each stepped when it is ready."""
 
 
-class TestAsyncCollector(TestCollector):
-    modes = ("SameStep",)
-
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        env = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode), context="fork", shared_memory=False)
-        return AsyncCollector(policy, env, **given)
+class TestWorkers(collectors.WorkersCase):
+    """Workers, one agent an environment."""
 
 
-class Worked:
-    """Collects with `RolloutWorkers`, in this process."""
-
-    keeps_steps = False
-
-    def fragments(self, environment: Any, policy: Any, **given: Any) -> tuple[BaseException | None, list[Any]]:
-        found: list[Any] = []
-        try:
-            with RolloutWorkers(environment, policy, num_workers=1, backend="inline", **given) as workers:
-                for fragment in workers:
-                    found.append(fragment)
-        except Exception as error:
-            return error, found
-        return None, found
+class TestMultiAgentCollector(collectors.MultiAgentCollectorCase):
+    """Agents who act together, and agents who take turns."""
 
 
-class TestWorkers(Worked, CollectorContract):
-    """A worker whose environment is a vector environment."""
-
-    def collect(
-        self,
-        makers: Makers,
-        policy: Any,
-        *,
-        mode: str,
-        n_step: int | None = None,
-        n_episode: int | None = None,
-        times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
-    ) -> list[SampleBatch]:
-        # A fragment has as many steps of each environment as of the others.
-        length = -(-(n_step or 0) // len(makers)) * len(makers)
-        steps = {"env_steps": n_step if times == 1 else times * length, "fragment_length": length}
-        given = steps if n_episode is None else {"episodes": n_episode}
-        error, found = self.fragments(partial(vector_of, makers, mode), policy, seed=seed, hooks=hooks, **given)
-        if error is not None:
-            raise error
-        return found if n_episode is None else [concat_samples(found)]
-
-    def collect_after_failure(
-        self, makers: Makers, policy: Any, *, mode: str, n_step: int
-    ) -> tuple[BaseException, list[SampleBatch]]:
-        error, found = self.fragments(partial(vector_of, makers, mode), policy, env_steps=n_step, fragment_length=4)
-        return error or AssertionError("nothing was raised"), found
+class TestMultiAgentWorkers(collectors.MultiAgentWorkersCase):
+    """Workers, several agents an environment."""
 
 
-class TestMultiAgentCollector(MultiAgentContract):
-    def collect(
-        self,
-        makers: Makers,
-        policies: Any,
-        *,
-        policy_mapping: PolicyMapping = everyone,
-        n_step: int | None = None,
-        n_episode: int | None = None,
-        times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
-    ) -> list[MultiAgentBatch]:
-        environments = [make() for make in makers]
-        given = {"policies": policies, "policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
-        collector = MultiAgentCollector(environments, **given)
-        return [collector.collect(n_step, episodes=n_episode) for _ in range(times)]
-
-    def collect_after_failure(
-        self, makers: Makers, policies: Any, *, n_step: int
-    ) -> tuple[BaseException, list[MultiAgentBatch]]:
-        collector = MultiAgentCollector([make() for make in makers], policies=policies, policy_mapping=everyone)
-        try:
-            return AssertionError("nothing was raised"), [collector.collect(n_step)]
-        except Exception as error:
-            collector.reset()
-            return error, [collector.collect(1)]
-
-
-def grouped(batch: MultiAgentBatch) -> MultiAgentBatch:
-    """Put the steps of each agent together: those of a fragment have one episode of each environment."""
-    for policy_id, steps in batch.policy_batches.items():
-        order = np.lexsort((steps["agent_index"], steps["env_id"]))
-        batch.policy_batches[policy_id] = steps.take(order)
-    return batch
-
-
-class TestMultiAgentWorkers(Worked, MultiAgentContract):
-    """A worker that makes its environments itself: all of one kind."""
-
-    def collect(
-        self,
-        makers: Makers,
-        policies: Any,
-        *,
-        policy_mapping: PolicyMapping = everyone,
-        n_step: int | None = None,
-        n_episode: int | None = None,
-        times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
-    ) -> list[MultiAgentBatch]:
-        given = {"episodes": n_episode} if n_step is None else {"env_steps": times * n_step, "fragment_length": n_step}
-        error, found = self.fragments(
-            makers[0],
-            policies,
-            envs_per_worker=len(makers),
-            policy_mapping=policy_mapping,
-            seed=seed,
-            hooks=hooks,
-            **given,
-        )
-        if error is not None:
-            raise error
-        return found if n_episode is None else [grouped(concat_samples(found))]
-
-    def collect_after_failure(
-        self, makers: Makers, policies: Any, *, n_step: int
-    ) -> tuple[BaseException, list[MultiAgentBatch]]:
-        waiting = list(makers)
-        error, found = self.fragments(
-            lambda: waiting.pop(0)(),
-            policies,
-            envs_per_worker=len(makers),
-            policy_mapping=everyone,
-            env_steps=n_step,
-            fragment_length=4,
-        )
-        return error or AssertionError("nothing was raised"), found
+def test_contracts_need_no_pytest() -> None:
+    use = "import samplebatch.testing as testing; testing.CollectorContract, testing.MultiAgentContract"
+    code = f"import sys; {use}; assert 'pytest' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
