@@ -217,9 +217,12 @@ def _read(table: pa.Table, about: dict[str, Any], *, allow_pickle: bool = False)
             cuts[field.name] = np.diff(array.offsets.to_numpy())
             array = array.flatten()
         columns[field.name] = column_from_arrow(array, field, allow_pickle=allow_pickle)
-    if names.SEQ_LENS not in columns:
+    if names.SEQ_LENS in columns:
+        # Before they are checked: whoever else can write to the table's memory must not change where sequences begin.
+        columns[names.SEQ_LENS] = columns[names.SEQ_LENS].copy()
+    else:
         flags = replace(flags, zero_padded=False, max_seq_len=None)
-    elif cuts:
+    if cuts and names.SEQ_LENS in columns:
         stored = _stored(columns[names.SEQ_LENS], flags)
         for name, lengths in cuts.items():
             if not np.array_equal(lengths, stored):

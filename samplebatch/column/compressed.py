@@ -355,7 +355,8 @@ class CompressedColumn(Column):
             import lz4.block
 
             try:
-                data = lz4.block.decompress(block, uncompressed_size=nbytes)
+                # Of a copy, unless nobody can change it: its lengths must not change while they are followed.
+                data = lz4.block.decompress(bytes(block), uncompressed_size=nbytes)
             except (lz4.block.LZ4BlockError, ValueError, OverflowError) as error:
                 raise CompressedColumnError(
                     f"block {i} of a compressed column must decompress to {nbytes} bytes, it does not; it is damaged"

@@ -278,7 +278,7 @@ class RaggedColumn(Column):
 
     @classmethod
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> RaggedColumn:
-        """View an Arrow array that `reads` accepts as rows, after checking its offsets and shapes.
+        """View an Arrow array that `reads` accepts as rows, after copying and checking its offsets and shapes.
 
         Parameters
         ----------
@@ -302,7 +302,7 @@ class RaggedColumn(Column):
         shapes = None
         if pa.types.is_struct(array.type):
             extents = array.field("shape")
-            shapes = TensorColumn.from_arrow(extents, None, name).values
+            shapes = TensorColumn.from_arrow(extents, None, name).values.copy()
             array = array.field("data")
             if array.null_count:
                 raise ColumnTypeError(f"column {name!r} must have no nulls, got {array.null_count}")
@@ -314,7 +314,8 @@ class RaggedColumn(Column):
         else:
             width = np.dtype(np.int64 if large else np.int32)
             found = np.frombuffer(data, width, len(array) + 1, array.offset * width.itemsize)
-            offsets = found.astype(_INT64, copy=False)
+            # A copy: whoever else can write to this memory must not move rows after they were checked.
+            offsets = found.astype(_INT64)
         subject = f"column {name!r}"
         if elements.ndim > 1 and shapes is None:
             _check(offsets, None, len(elements), subject)
@@ -344,8 +345,9 @@ class RaggedColumn(Column):
             count = memoryview(elements).nbytes // dtype.itemsize
             column = cls(
                 memory.as_array(elements, dtype, (count,)),
-                memory.as_array(offsets, _INT64, (length + 1,)),
-                memory.as_array(shapes, _INT64, (length, ndim)) if ndim != 1 else None,
+                # Copies: whoever else can write to this memory must not move rows after they were checked.
+                memory.as_array(offsets, _INT64, (length + 1,)).copy(),
+                memory.as_array(shapes, _INT64, (length, ndim)).copy() if ndim != 1 else None,
             )
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise FormatError(f"a ragged column's header {header!r} does not fit its buffers: {error}") from error

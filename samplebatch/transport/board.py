@@ -94,10 +94,12 @@ class Board:
 
     def __init__(self, region: Region) -> None:
         words = Words(region.array, _WORDS) if region.nbytes > _PAGE else None
-        if words is None or words[_MAGIC_WORD] != _MAGIC or not FEWEST_SLOTS <= words[_SLOTS] <= MOST_SLOTS:
+        # Read once: the other processes may write to it.
+        slots = 0 if words is None else words[_SLOTS]
+        if words is None or words[_MAGIC_WORD] != _MAGIC or not FEWEST_SLOTS <= slots <= MOST_SLOTS:
             raise FormatError(f"a broadcast's memory must be laid out as one, and these {region.nbytes} bytes are not")
         self.region = region
-        self.slots = words[_SLOTS]
+        self.slots = slots
         self.slot_nbytes = (region.nbytes - _PAGE) // self.slots
         self._words = words
         self._memory = region.array

@@ -17,6 +17,7 @@ from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import SampleBatchError, UntrustedPickleError
+from samplebatch.names import SEQ_LENS
 from samplebatch.transport import tree_frame
 from samplebatch.transport.frame import AnyBatch
 from samplebatch.transport.note import ENV_STEPS, FLAGS, LOOSE, count_of, flags_of
@@ -131,6 +132,9 @@ def _sample_batch(part: Part, places: list[Place], root: Root, loose: Loosened, 
                 made.values = _ndarray(shape, dtype, root, offset)
             else:
                 columns[name] = fixed_column(place, root)
+    if SEQ_LENS in columns:
+        # Before they are checked: the sender must not change where sequences begin.
+        columns[SEQ_LENS] = columns[SEQ_LENS].copy()
     return SampleBatch._of(columns, part.nested, flags)
 
 

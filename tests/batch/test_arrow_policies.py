@@ -85,7 +85,7 @@ def test_no_policy_is_copied(alike: MultiAgentBatch, unlike: MultiAgentBatch) ->
         made = MultiAgentBatch.from_arrow(batch.to_arrow())
         for policy, rows in batch.items():
             for name in rows.column_names:
-                if rows.column(name).kind == "tensor" and rows.column(name).nbytes:
+                if rows.column(name).kind == "tensor" and rows.column(name).nbytes and name != "seq_lens":
                     assert np.shares_memory(made[policy][name], rows[name]), (policy, name)
 
 
