@@ -95,13 +95,17 @@ class AsyncCollectorCase(CollectorCase):
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
+        batches: list[SampleBatch] = []
         with self.make(makers, policy, mode) as collector:
             try:
-                return AssertionError("nothing was raised"), [collector.collect(n_step=n_step).batch]
+                # One environment may make all the steps before another one fails.
+                while len(batches) < 1000:
+                    batches.append(collector.collect(n_step=n_step).batch)
             except WorkerError as error:
-                return error, []
+                return error, batches
             except Exception as error:
-                return error, [collector.collect(n_step=1).batch]
+                return error, [*batches, collector.collect(n_step=1).batch]
+        return AssertionError("nothing was raised"), batches
 
 
 class Worked:
