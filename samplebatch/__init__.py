@@ -48,6 +48,7 @@ _HOMES = {
     "read_parquet": "samplebatch.storage.parquet",
     "write_parquet": "samplebatch.storage.parquet",
     "ParquetDataset": "samplebatch.storage.parquet_dataset",
+    "verify": "samplebatch.storage.verifying",
     "to_hdf5": "samplebatch.storage.hdf5",
     "from_hdf5": "samplebatch.storage.hdf5",
     "enable_shared_pickling": "samplebatch.transport.shared_pickling",
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
+    from samplebatch.storage.verifying import verify as verify
     from samplebatch.transport.broadcast import broadcast as broadcast
     from samplebatch.transport.channel import channel as channel
     from samplebatch.transport.gather import gather as gather

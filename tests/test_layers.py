@@ -57,6 +57,7 @@ HAND_OVERS = {
     ("samplebatch.buffer.durable", "save_hdf5"): {"samplebatch.storage.hdf5_buffer"},
     ("samplebatch.cli.application", "application.collect_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.inspecting"},
+    ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.verifying"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 
@@ -76,7 +77,6 @@ ONE_IMPORTER = {
         "samplebatch.buffer.cursors",
         "samplebatch.buffer.direct",
         "samplebatch.buffer.env_steps",
-        "samplebatch.buffer.folder_status",
         "samplebatch.buffer.episodes",
         "samplebatch.buffer.fragments",
         "samplebatch.buffer.ragged_store",
@@ -118,6 +118,7 @@ ONE_IMPORTER = {
         "samplebatch.batch.device",
         "samplebatch.cli.collecting",
         "samplebatch.cli.inspecting",
+        "samplebatch.cli.verifying",
         "samplebatch.storage.buffer_file",
         "samplebatch.storage.hdf5_buffer",
     },

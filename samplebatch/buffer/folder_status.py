@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +24,7 @@ from samplebatch.buffer.folder_files import read_plain, sync, write_plain
 from samplebatch.column.checksum import BLOCK_NBYTES, checksum
 from samplebatch.errors import FormatError
 
-ABOUT, STATUS = "buffer.json", "status.json"
+ABOUT, LOCK, STATUS = "buffer.json", "lock", "status.json"
 
 VERSION = 2
 _NO_STATUS = 1
@@ -107,27 +107,52 @@ class FolderStatus:
         FormatError
             If a file is missing, or has other bytes; names it, and its column.
         """
+        for _, _, fault in self.faults(always=always):
+            if fault:
+                raise FormatError(fault)
+
+    def faults(self, *, always: bool) -> Iterator[tuple[str, int, str]]:
+        """Compare the files of a closed folder with what they were, one after the other.
+
+        Parameters
+        ----------
+        always
+            As in `check_closed`.
+
+        Yields
+        ------
+        tuple
+            The name of a file, the bytes that it had, and a sentence that says how it differs; empty if it does not.
+        """
         for name, closed in self._files.items():
             path = self.folder / name
             try:
                 now = _state(path, None if always else self._settled(name))
-            except FileNotFoundError as error:
-                raise FormatError(f"{str(path)!r} must be there as it was closed, and it is not; damaged") from error
-            if (now.nbytes, now.blocks) != (closed.nbytes, closed.blocks):
-                where = ""
-                if now.nbytes == closed.nbytes:
-                    places = [
-                        i for i, pair in enumerate(zip(now.blocks, closed.blocks, strict=True)) if len({*pair}) > 1
-                    ]
-                    start = places[0] * BLOCK_NBYTES
-                    where = f", the first of them between {start} and {min(start + BLOCK_NBYTES, now.nbytes)}"
-                raise FormatError(
-                    f"{str(path)!r} must have the bytes{self._of_column(name)} that it was closed with, and some have "
-                    f"changed{where}; the folder is damaged, or mixed from two"
-                )
+            except FileNotFoundError:
+                yield name, closed.nbytes, f"{str(path)!r} must be there as it was closed, and it is not; damaged"
+                continue
+            yield name, closed.nbytes, self._difference(name, now, closed)
 
-    def check_open(self, names: Iterable[str]) -> None:
+    def _difference(self, name: str, now: FileState, closed: FileState) -> str:
+        if (now.nbytes, now.blocks) == (closed.nbytes, closed.blocks):
+            return ""
+        where = ""
+        if len(now.blocks) == len(closed.blocks):
+            first = next(i for i, pair in enumerate(zip(now.blocks, closed.blocks, strict=True)) if len({*pair}) > 1)
+            start = first * BLOCK_NBYTES
+            where = f", the first of them between {start} and {min(start + BLOCK_NBYTES, closed.nbytes)}"
+        return (
+            f"{str(self.folder / name)!r} must have the bytes{self._of_column(name)} that it was closed with, and some "
+            f"have changed{where}; the folder is damaged, or mixed from two"
+        )
+
+    def check_open(self, names: Iterable[str] | None = None) -> None:
         """Check that the files are those that the process had which did not close the folder.
+
+        Parameters
+        ----------
+        names
+            Which files; all that it had, and that are still there, if None.
 
         Raises
         ------
@@ -135,7 +160,7 @@ class FolderStatus:
             If they are not, or the machine went down since.
         """
         where = repr(str(self.folder))
-        for name in names:
+        for name in self._files if names is None else names:
             path = self.folder / name
             # Others say of a file that it is missing.
             if path.exists() and (name not in self._files or self._files[name].inode != path.stat().st_ino):

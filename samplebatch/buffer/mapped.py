@@ -32,12 +32,11 @@ import numpy.typing as npt
 
 from samplebatch.buffer.commits import FILES, Commits
 from samplebatch.buffer.folder_files import locked, read_plain, reserve, sync, write_plain
-from samplebatch.buffer.folder_status import ABOUT, STATUS, VERSION, FolderStatus, read_about
+from samplebatch.buffer.folder_status import ABOUT, LOCK, STATUS, VERSION, FolderStatus, read_about
 from samplebatch.buffer.store import Slots
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError, StorageError
 
-_LOCK = "lock"
 _LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
 _ENTRY = struct.Struct("<QQ")
 """In an intent: how many files and how many slots follow, the rows of which are kept file by file."""
@@ -132,12 +131,12 @@ class MappedFolder:
         folder = Path(path).absolute()
         folder.mkdir(exist_ok=True)
         _check_free(folder)
-        lock = locked(folder / _LOCK)
+        lock = locked(folder / LOCK)
         try:
             # Another process may have been faster.
             _check_free(folder)
             for entry in folder.iterdir():
-                if entry.name != _LOCK:
+                if entry.name != LOCK:
                     entry.unlink()
             write_plain(folder / _LAYOUT.format(0), {"columns": {}, "notes": None})
             files = Commits.create(folder, 0, state)
@@ -172,7 +171,7 @@ class MappedFolder:
         folder = Path(path).absolute()
         if not (folder / ABOUT).is_file():
             raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {ABOUT!r} in it")
-        lock = locked(folder / _LOCK)
+        lock = locked(folder / LOCK)
         try:
             version, about = read_about(folder)
             status = None if verify is False else FolderStatus.read(folder, version)
@@ -433,7 +432,7 @@ def _check_free(folder: Path) -> None:
         raise StorageError(f"{str(folder)!r} must be a new folder, and it holds a buffer; open that with open()")
     # What is left of a folder whose making was cut short may go.
     written = [_LAYOUT.format(0), STATUS, ABOUT]
-    ours = {_LOCK, *FILES, *written[:2], *(f"{name}.tmp" for name in written)}
+    ours = {LOCK, *FILES, *written[:2], *(f"{name}.tmp" for name in written)}
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
     if strange:
         raise StorageError(f"{str(folder)!r} must be a new folder or an empty one, and it holds {strange[0]!r}")

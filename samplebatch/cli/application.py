@@ -68,6 +68,19 @@ _INSPECT_HELP = """Print what is in a file or dataset: each policy's columns, it
   samplebatch inspect arena/ --plot episodes.png --html report.html
 """
 
+_VERIFY_HELP = """Hold a file or folder against its checksums: every byte of it.
+
+PATH is an Arrow, Parquet or HDF5 file, a dataset, or the folder of a replay buffer, which no process may have open.
+
+[bold]Examples[/bold]
+
+  samplebatch verify rollout.arrow
+
+  samplebatch verify replay/
+
+The exit status is 1 if anything has changed since it was written.
+"""
+
 
 def main() -> None:
     """Run the command; this is what the script `samplebatch` calls."""
@@ -183,6 +196,14 @@ def application() -> Typer:
         from samplebatch.cli.inspecting import inspect
 
         raise typer.Exit(_guarded(lambda: inspect(file, plot=plot, html=html, allow_pickle=allow_pickle)))
+
+    @app.command("verify", help=_VERIFY_HELP)
+    def verify_command(
+        path: Path = typer.Argument(..., metavar="PATH", help="File or folder that samplebatch wrote."),
+    ) -> None:
+        from samplebatch.cli.verifying import verify
+
+        raise typer.Exit(_guarded(lambda: verify(path)))
 
     return app
 

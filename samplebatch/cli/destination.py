@@ -96,4 +96,4 @@ def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
     """Read what a destination has written; raises as `read_arrow` and `read_parquet` do."""
     if path.is_dir():
         return ParquetDataset(path, allow_pickle=allow_pickle).read()
-    return (read_parquet if path.suffix == PARQUET else read_arrow)(path, allow_pickle=allow_pickle)
+    return (read_parquet if path.suffix == PARQUET else read_arrow)(path, allow_pickle=allow_pickle, verify=True)

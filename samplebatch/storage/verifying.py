@@ -1,0 +1,194 @@
+"""Files and folders of every format, held against their checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from samplebatch.buffer.commits import Commits
+from samplebatch.buffer.folder_files import locked
+from samplebatch.buffer.folder_status import ABOUT, LOCK, FolderStatus, read_about
+from samplebatch.errors import FormatError, require
+from samplebatch.storage.arrow_file import check_arrow, file_bytes
+from samplebatch.storage.hdf5_buffer import check_hdf5
+from samplebatch.storage.parquet import check_parquet
+from samplebatch.storage.parquet_dataset import ParquetDataset
+
+
+class FileReport(NamedTuple):
+    """What `verify` found out about one file.
+
+    Attributes
+    ----------
+    path
+        The file; the folder where that can be spoken of as a whole only.
+    format
+        Its format: `"Arrow"`, `"Parquet"`, `"HDF5"` or `"buffer folder"`.
+    nbytes
+        Its size, as it should be where that is known.
+    has_checksums
+        Whether it has checksums of all its bytes. If not, it could be read as its format asks, and that is all.
+    fault
+        A sentence that says where it is damaged; empty if it is not.
+    """
+
+    path: Path
+    format: str
+    nbytes: int
+    has_checksums: bool
+    fault: str
+
+
+def verify(path: str | os.PathLike[str]) -> list[FileReport]:
+    """Hold every byte of a file or folder that this library wrote against its checksums.
+
+    Parameters
+    ----------
+    path
+        An Arrow, Parquet or HDF5 file, the folder of a `ParquetDataset`, or the folder of a replay buffer.
+
+    Returns
+    -------
+    list of FileReport
+        One for each file, in the order of their names or, in a dataset, of its parts. Damage is reported, not raised.
+
+    Raises
+    ------
+    FormatError
+        If it is of no format that the library writes.
+    StorageError
+        If it is the folder of a buffer that is open.
+    MissingExtraError
+        If it is an HDF5 file, and h5py is not installed.
+    OSError
+        If it cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from samplebatch import SampleBatch, write_arrow
+    >>> path = tempfile.mkdtemp() + "/batch.arrow"
+    >>> write_arrow(SampleBatch(rewards=[1.0, 2.0]), path)
+    >>> [(report.format, report.has_checksums, report.fault) for report in verify(path)]
+    [('Arrow', True, '')]
+    >>> with open(path, "r+b") as file:
+    ...     place = file.seek(300)
+    ...     written = file.write(b"?")
+    >>> verify(path)[0].fault
+    "'...batch.arrow' must have the bytes that were written, and among those from 0 to ... some have changed...; ..."
+    """
+    found = Path(path)
+    if found.is_dir():
+        return list(_buffer_folder(found) if (found / ABOUT).exists() else _dataset(found))
+    return [_file(found)]
+
+
+def _file(path: Path) -> FileReport:
+    form = _format_of(path)
+    nbytes = path.stat().st_size
+    if not nbytes:
+        return FileReport(path, form, 0, has_checksums=False, fault=f"{str(path)!r} must have bytes, and it is empty")
+    try:
+        return FileReport(path, form, nbytes, _CHECKS[form](file_bytes(str(path), memory_map=True), str(path)), "")
+    except FormatError as error:
+        return FileReport(path, form, nbytes, has_checksums=True, fault=str(error))
+    # A file without checksums is damaged where its format says so.
+    except (pa.ArrowException, OSError, ValueError, RuntimeError, KeyError) as error:
+        return FileReport(
+            path,
+            form,
+            nbytes,
+            has_checksums=False,
+            fault=f"{str(path)!r} must be a whole {form} file, it is not: {error}",
+        )
+
+
+def _format_of(path: Path) -> str:
+    """Tell the format of a file by its first or last bytes, or its name where these may be what is damaged.
+
+    Raises
+    ------
+    FormatError
+        If it is none of ours.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+        file.seek(max(0, path.stat().st_size - 8))
+        end = file.read()
+    for form, magic, suffixes in _SIGNS:
+        if start.startswith(magic) or (end.endswith(magic) and form != "HDF5") or path.suffix in suffixes:
+            return form
+    raise FormatError(f"{str(path)!r} must be an Arrow, Parquet or HDF5 file, and its first bytes are of none of them")
+
+
+def _check_arrow(data: pa.Buffer, name: str) -> bool:
+    if check_arrow(data, name, verify=True):
+        return True
+    pa.ipc.open_file(data).read_all().validate(full=True)
+    return False
+
+
+def _check_parquet(data: pa.Buffer, name: str) -> bool:
+    from pyarrow import parquet
+
+    if check_parquet(data, name):
+        return True
+    with parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+        for part in file.iter_batches():
+            part.validate(full=True)
+    return False
+
+
+def _check_hdf5(data: pa.Buffer, name: str) -> bool:
+    h5py = require("h5py", "hdf5")
+    if check_hdf5(data, name):
+        return True
+    with h5py.File(name, "r") as file:
+        file.visititems(lambda path, item: None)
+    return False
+
+
+_SIGNS = (
+    ("Arrow", b"ARROW1", (".arrow",)),
+    ("Parquet", b"PAR1", (".parquet",)),
+    ("HDF5", b"\x89HDF\r\n\x1a\n", (".hdf5", ".h5")),
+)
+"""Formats, the bytes that their files begin with, and usual endings of their names."""
+
+_CHECKS: dict[str, Callable[[pa.Buffer, str], bool]] = {
+    "Arrow": _check_arrow,
+    "Parquet": _check_parquet,
+    "HDF5": _check_hdf5,
+}
+
+
+def _dataset(folder: Path) -> Iterator[FileReport]:
+    parts = ParquetDataset(folder).parts()
+    if not parts:
+        raise FormatError(f"{str(folder)!r} must be the folder of a dataset or of a replay buffer, it is neither")
+    yield from map(_file, parts)
+
+
+def _buffer_folder(folder: Path) -> Iterator[FileReport]:
+    form = "buffer folder"
+    lock = locked(folder / LOCK)
+    try:
+        version, _ = read_about(folder)
+        status = FolderStatus.read(folder, version)
+        if status is not None and status.closed:
+            for name, nbytes, fault in status.faults(always=True):
+                yield FileReport(folder / name, form, nbytes, has_checksums=True, fault=fault)
+            return
+        if status is not None:
+            status.check_open()
+        Commits.open(folder).close()
+        nbytes = sum(entry.stat().st_size for entry in folder.iterdir())
+        yield FileReport(folder, form, nbytes, has_checksums=False, fault="")
+    except FormatError as error:
+        yield FileReport(folder, form, 0, has_checksums=True, fault=str(error))
+    finally:
+        os.close(lock)
