@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,11 @@ def test_modules_that_pages_name_are_there(page: Path) -> None:
         )
     )
     assert not [path for path in sorted(named) if not (ROOT / "samplebatch" / path).exists()]
+
+
+@pytest.mark.parametrize("page", ["batches", "buffers", "builders", "columns", "nested", "rollout"])
+def test_reference_names_no_private_module(page: str) -> None:
+    listed = re.findall(r"^::: (\S+)\.(\w+)$", (ROOT / "docs" / "api" / f"{page}.md").read_text(), re.MULTILINE)
+    assert listed
+    private = [f"{door}.{name}" for door, name in listed if name not in getattr(import_module(door), "__all__", ())]
+    assert not private

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import samplebatch
+import samplebatch.batch
+import samplebatch.column
+import samplebatch.rollout
 
 REPORT = "; import json, sys; print(json.dumps(sorted(sys.modules)))"
 TIMED = """
@@ -51,10 +55,16 @@ def test_import_takes_little_more_than_its_dependencies(statement: str, bound: f
     assert min(ratios) < bound
 
 
-@pytest.mark.parametrize("name", samplebatch.__all__)
-def test_public_names_resolve(name: str) -> None:
-    assert getattr(samplebatch, name) is getattr(samplebatch, name)
-    assert name in dir(samplebatch)
+DOORS = (samplebatch, samplebatch.batch, samplebatch.column, samplebatch.rollout)
+
+
+@pytest.mark.parametrize(
+    ("door", "name"),
+    [pytest.param(d, name, id=f"{d.__name__}.{name}") for d in DOORS for name in d.__all__],
+)
+def test_public_names_resolve(door: ModuleType, name: str) -> None:
+    assert getattr(door, name) is getattr(door, name)
+    assert name in dir(door)
 
 
 def test_a_misspelt_name_lists_the_near_ones() -> None:

@@ -41,7 +41,13 @@ LAYERS = (
 )
 """Each imports only from those before it, and from itself."""
 
-FRONT_DOORS = {"samplebatch", "samplebatch.rollout", "samplebatch.testing"}
+FRONT_DOORS = {
+    "samplebatch",
+    "samplebatch.batch",
+    "samplebatch.column",
+    "samplebatch.rollout",
+    "samplebatch.testing",
+}
 """Packages that only list public names and their homes, in any layer."""
 
 STRANGERS = {frozenset({"buffer", "transport"})}

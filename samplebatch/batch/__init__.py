@@ -1,1 +1,77 @@
-"""Batches: named columns of equal length."""
+"""Batches: named columns of equal length, flat and nested.
+
+Every public name of batches, loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samplebatch.exports import exports
+
+_HOMES = {
+    "SampleBatch": "samplebatch.batch.sample_batch",
+    "MultiAgentBatch": "samplebatch.batch.multi_agent",
+    "ViewRequirement": "samplebatch.batch.view_requirement",
+    "Flags": "samplebatch.batch.flags",
+    "concat_samples": "samplebatch.batch.concat",
+    "concat_samples_into_ma_batch": "samplebatch.batch.concat",
+    "SampleBatchBuilder": "samplebatch.batch.builder",
+    "MultiAgentBatchBuilder": "samplebatch.batch.multi_agent_builder",
+    "Batch": "samplebatch.batch.nested.batch",
+    "to_numpy": "samplebatch.batch.nested.functions",
+    "to_torch": "samplebatch.batch.nested.functions",
+    "to_torch_as": "samplebatch.batch.nested.functions",
+    "collate": "samplebatch.batch.nested.functions",
+    "parameters_of": "samplebatch.batch.nested.distributions",
+    "get_sliced_dist": "samplebatch.batch.nested.distributions",
+    "get_len_of_dist": "samplebatch.batch.nested.distributions",
+    "dist_to_atleast_2d": "samplebatch.batch.nested.distributions",
+    "AnyBatch": "samplebatch.batch.nested.typed",
+    "ObsBatch": "samplebatch.batch.nested.typed",
+    "RolloutBatch": "samplebatch.batch.nested.typed",
+    "PrioritizedBatch": "samplebatch.batch.nested.typed",
+    "ReturnsBatch": "samplebatch.batch.nested.typed",
+    "AdvantagesBatch": "samplebatch.batch.nested.typed",
+    "LogpOldBatch": "samplebatch.batch.nested.typed",
+    "ActBatch": "samplebatch.batch.nested.typed",
+    "ActStateBatch": "samplebatch.batch.nested.typed",
+    "ModelOutputBatch": "samplebatch.batch.nested.typed",
+    "DistributionBatch": "samplebatch.batch.nested.typed",
+    "RecurrentStateBatch": "samplebatch.batch.nested.typed",
+}
+
+__all__ = [*_HOMES]
+
+if TYPE_CHECKING:
+    from samplebatch.batch.builder import SampleBatchBuilder as SampleBatchBuilder
+    from samplebatch.batch.concat import concat_samples as concat_samples
+    from samplebatch.batch.concat import concat_samples_into_ma_batch as concat_samples_into_ma_batch
+    from samplebatch.batch.flags import Flags as Flags
+    from samplebatch.batch.multi_agent import MultiAgentBatch as MultiAgentBatch
+    from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
+    from samplebatch.batch.nested.batch import Batch as Batch
+    from samplebatch.batch.nested.distributions import dist_to_atleast_2d as dist_to_atleast_2d
+    from samplebatch.batch.nested.distributions import get_len_of_dist as get_len_of_dist
+    from samplebatch.batch.nested.distributions import get_sliced_dist as get_sliced_dist
+    from samplebatch.batch.nested.distributions import parameters_of as parameters_of
+    from samplebatch.batch.nested.functions import collate as collate
+    from samplebatch.batch.nested.functions import to_numpy as to_numpy
+    from samplebatch.batch.nested.functions import to_torch as to_torch
+    from samplebatch.batch.nested.functions import to_torch_as as to_torch_as
+    from samplebatch.batch.nested.typed import ActBatch as ActBatch
+    from samplebatch.batch.nested.typed import ActStateBatch as ActStateBatch
+    from samplebatch.batch.nested.typed import AdvantagesBatch as AdvantagesBatch
+    from samplebatch.batch.nested.typed import AnyBatch as AnyBatch
+    from samplebatch.batch.nested.typed import DistributionBatch as DistributionBatch
+    from samplebatch.batch.nested.typed import LogpOldBatch as LogpOldBatch
+    from samplebatch.batch.nested.typed import ModelOutputBatch as ModelOutputBatch
+    from samplebatch.batch.nested.typed import ObsBatch as ObsBatch
+    from samplebatch.batch.nested.typed import PrioritizedBatch as PrioritizedBatch
+    from samplebatch.batch.nested.typed import RecurrentStateBatch as RecurrentStateBatch
+    from samplebatch.batch.nested.typed import ReturnsBatch as ReturnsBatch
+    from samplebatch.batch.nested.typed import RolloutBatch as RolloutBatch
+    from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
+    from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
+
+__getattr__, __dir__ = exports(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """Batches <-> Arrow tables, over the same memory.
 
-What a table's columns do not say (flags, nesting, which policy has which columns) stands in the schema's metadata under
+Flags, nesting and the columns of each policy, which no Arrow type holds, stand in the schema's metadata under
 `METADATA_KEY`, as JSON. A table without it is read as plain columns.
 """
 
@@ -28,7 +28,7 @@ _VERSION = 1
 _POLICY = "policy_id"
 
 Parts = tuple[dict[str, Column], dict[str, Structure], Flags]
-"""What a SampleBatch is made of: columns, structure of nested ones, flags."""
+"""Parts of a SampleBatch: columns, structures of nested ones, flags."""
 
 
 def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Flags) -> pa.Table:
@@ -63,13 +63,13 @@ def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Fl
 def from_table(source: Any, *, allow_pickle: bool = False) -> Parts:
     """View a table as the parts of a batch; `to_table` is the inverse.
 
-    Columns of such a table may have been left out or added since. What then has not all its leaves any more, or others
-    too, is no nested column any more, but columns with dots in their names.
+    Columns of such a table may have been left out or added since. A nested column with missing or additional leaves
+    becomes plain columns with dots in their names.
 
     Raises
     ------
     FormatError
-        If the metadata is not what `to_table` writes.
+        If the metadata does not come from `to_table`.
     ColumnTypeError
         If a column has nulls or a type that no column can hold; names it.
     UntrustedPickleError
@@ -116,7 +116,7 @@ def to_policy_table(policies: dict[str, Parts], env_steps: int) -> pa.Table:
 
 
 def _place(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
-    """Choose where in the joint table each policy's columns go: into one of their own name where all are alike."""
+    """Choose a column of the joint table for each policy's columns: a shared one where all policies have it alike."""
     kinds: dict[str, set[Any]] = {}
     for table in tables.values():
         for field in table.schema:
@@ -141,7 +141,7 @@ def from_policy_table(source: Any, *, allow_pickle: bool = False) -> tuple[dict[
     Raises
     ------
     FormatError
-        If the metadata is not what `to_policy_table` writes, or does not fit the table's rows.
+        If the metadata does not come from `to_policy_table`, or does not fit the table's rows.
     """
     table = source if isinstance(source, pa.Table) else pa.table(source)
     about = metadata_of(table.schema) or {}
@@ -172,7 +172,7 @@ def from_policy_table(source: Any, *, allow_pickle: bool = False) -> tuple[dict[
 
 
 def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
-    """Read what a batch wrote about itself in a schema, or None if no batch did.
+    """Read the metadata of a batch from a schema, or return None if it has none.
 
     Raises
     ------
@@ -223,7 +223,7 @@ def _read(table: pa.Table, about: dict[str, Any], *, allow_pickle: bool = False)
     else:
         flags = replace(flags, zero_padded=False, max_seq_len=None)
     if cuts and names.SEQ_LENS in columns:
-        stored = _stored(columns[names.SEQ_LENS], flags)
+        stored = _stored_lengths(columns[names.SEQ_LENS], flags)
         for name, lengths in cuts.items():
             if not np.array_equal(lengths, stored):
                 raise FormatError(f"column {name!r} must have lists as long as {names.SEQ_LENS!r} says")
@@ -240,7 +240,7 @@ def _structures(plain: Any) -> dict[str, Structure]:
 
 
 def _structure(plain: Any) -> Structure:
-    """Check that what came from outside is a structure of a nested column."""
+    """Check the structure of a nested column that was read from metadata."""
     if isinstance(plain, dict):
         return {key: None if tree is None else _structure(tree) for key, tree in plain.items()}
     if isinstance(plain, list):
@@ -249,7 +249,7 @@ def _structure(plain: Any) -> Structure:
 
 
 def _flags(plain: Any) -> Flags:
-    """Check that what came from outside are flags."""
+    """Check flags that were read from metadata."""
     flags = Flags(**plain)
     kinds = (flags.time_major, (bool, NoneType)), (flags.zero_padded, bool), (flags.is_training, bool)
     if not all(isinstance(flag, kind) for flag, kind in kinds):
@@ -262,20 +262,20 @@ def _flags(plain: Any) -> Flags:
 
 
 def _count(plain: Any) -> int:
-    """Check that what came from outside counts something."""
+    """Check a count that was read from metadata."""
     if type(plain) is not int or plain < 0:
         raise ValueError(f"a count must be an integer of at least 0, got {plain!r}")
     return plain
 
 
-def _stored(seq_lens: Column, flags: Flags) -> npt.NDArray[Any]:
+def _stored_lengths(seq_lens: Column, flags: Flags) -> npt.NDArray[Any]:
     """Return how many rows each sequence occupies."""
     lengths = np.asarray(seq_lens.to_numpy()).reshape(-1)
     return np.full(len(lengths), flags.max_seq_len or 0) if flags.zero_padded else lengths
 
 
 def _offsets(seq_lens: Column, flags: Flags) -> pa.Array:
-    stored = _stored(seq_lens, flags)
+    stored = _stored_lengths(seq_lens, flags)
     return TensorColumn(np.concatenate(([0], stored.cumsum())).astype(np.int64)).to_arrow()
 
 

@@ -26,7 +26,7 @@ _ndarray = np.ndarray
 
 
 class SampleBatchBuilder:
-    """Make a `SampleBatch` one step at a time, or several at once.
+    """Builder of a `SampleBatch`, one step at a time or several at once, for users who step environments themselves.
 
     Values are copied when they are added. A column takes the dtype that `np.array` gives its first value, and a wider
     one when a later value needs it, if that changes no value already there. Strings, None and infos become objects;
@@ -143,7 +143,7 @@ class SampleBatchBuilder:
         >>> builder.count
         16
         """
-        count = _rows_of(arrays)
+        count = _count_rows(arrays)
         if not count:
             return
         columns = self._columns
@@ -186,7 +186,7 @@ class SampleBatchBuilder:
         self.add_steps(**batch)
 
     def build_and_reset(self) -> SampleBatch:
-        """Hand over all steps added so far as a batch, and start anew.
+        """Return all steps added so far as a batch, and start an empty one.
 
         The columns are not copied: the batch takes the builder's memory.
         """
@@ -297,7 +297,7 @@ class _GrowingTree:
             leaf.undo(row)
 
 
-def _rows_of(arrays: Mapping[str, Any]) -> int:
+def _count_rows(arrays: Mapping[str, Any]) -> int:
     """Count the rows of several steps by their first column."""
     for name, values in arrays.items():
         while isinstance(values, Mapping) or (isinstance(values, tuple) and is_nested(values)):

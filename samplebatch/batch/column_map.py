@@ -347,7 +347,7 @@ class ColumnMap(MutableMapping[str, Any]):
             Whether to compress each column as a whole. If not, it is compressed in blocks of a few rows, so that rows
             can be read alone.
         columns
-            The columns, by name or by dotted name; those that are not there or are compressed already are left alone.
+            The columns, by name or by dotted name; missing and compressed ones are left alone.
 
         Returns
         -------
@@ -368,7 +368,7 @@ class ColumnMap(MutableMapping[str, Any]):
         >>> batch.decompress_if_needed()["obs"].shape
         (100, 84)
         """
-        chosen = self._chosen(columns)
+        chosen = self._choose(columns)
         for path, column in chosen:
             if not isinstance(column, (TensorColumn, CompressedColumn)):
                 raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
@@ -378,7 +378,7 @@ class ColumnMap(MutableMapping[str, Any]):
         return self
 
     def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
-        """Decompress columns, in place; those that are not compressed or not there are left alone.
+        """Decompress columns, in place; missing and uncompressed ones are left alone.
 
         Parameters
         ----------
@@ -391,11 +391,11 @@ class ColumnMap(MutableMapping[str, Any]):
             This very batch.
         """
         self._own().update(
-            {path: c.decompress() for path, c in self._chosen(columns) if isinstance(c, CompressedColumn)}
+            {path: c.decompress() for path, c in self._choose(columns) if isinstance(c, CompressedColumn)}
         )
         return self
 
-    def _chosen(self, wanted: Iterable[str]) -> list[tuple[str, Column]]:
+    def _choose(self, wanted: Iterable[str]) -> list[tuple[str, Column]]:
         """List the leaves of the wanted columns, without missing ones."""
         paths = [path for name in wanted if name in self for path in self._leaves(name)]
         return [(path, self.column(path)) for path in paths]

@@ -18,7 +18,7 @@ def concat_samples(samples: Iterable[SampleBatchType]) -> SampleBatchType:
     Empty batches are ignored. The result is a `SampleBatch` if all of them are; one `MultiAgentBatch` among them makes
     it one, in which flat batches belong to the default policy.
 
-    Columns must have the same names in all batches, in whatever order, and the same row shapes; dtypes may differ where
+    Columns must have the same names in all batches, in any order, and the same row shapes; dtypes may differ where
     one of them holds all the others without loss. `num_grad_updates` is averaged by steps over the batches that know
     theirs.
 

@@ -13,7 +13,7 @@ from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.column.types import torch_dtype
 
 
-def moved(
+def move_columns(
     columns: dict[str, Column],
     device: torch.device | str,
     *,
@@ -21,14 +21,14 @@ def moved(
     use_stream: bool,
     stream: torch.cuda.Stream | None,
 ) -> dict[str, Column]:
-    """Turn columns into tensors on a device; those that torch has no dtype for stay as they are."""
+    """Move columns to a device as tensors; columns without a torch dtype stay unchanged."""
     target = torch.device(device)
     on_stream = _stream(target, use_stream, stream)
     with on_stream:
-        return {name: _moved(column, target, pin_memory=pin_memory) for name, column in columns.items()}
+        return {name: _move(column, target, pin_memory=pin_memory) for name, column in columns.items()}
 
 
-def _moved(column: Column, device: torch.device, *, pin_memory: bool) -> Column:
+def _move(column: Column, device: torch.device, *, pin_memory: bool) -> Column:
     if isinstance(column, TensorColumn):
         if torch_dtype(column.dtype) is None:
             return column

@@ -1,4 +1,4 @@
-"""Flags: what a batch knows about itself beside its columns."""
+"""Flags: properties of a whole batch, beside its columns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What a batch knows about itself beside its columns; slices share it.
+    """Flags of a batch: the layout of its sequences, its age and its purpose; slices share them.
 
     Attributes
     ----------
     time_major
-        Whether step columns have shape (T, B, ...) rather than (B * T, ...) or (rows, ...); None if nobody said.
+        Whether step columns have shape (T, B, ...) rather than (B * T, ...) or (rows, ...); None if unknown.
     zero_padded
         Whether every sequence occupies `max_seq_len` rows, zeros after its last step.
     max_seq_len

@@ -1,4 +1,4 @@
-"""Batches as a header and buffers: what pickle protocol 5, files and channels carry.
+"""Frames: batches as a header and buffers, for pickle protocol 5, files and channels.
 
 Headers are plain values (strings, numbers, tuples, dicts of them), buffers are the bytes of exactly the rows in view.
 Nothing is copied in either direction, and nothing is unpickled unless the caller allows it.
@@ -24,7 +24,7 @@ _KINDS: dict[str, type[Column]] = {
 
 
 def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Header], ...], list[Any]]:
-    """Take columns apart.
+    """Split columns into a header and their buffers.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def for_pickle(buffers: list[Any], protocol: int) -> list[Any]:
 
 
 def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool = False) -> dict[str, Column]:
-    """Put columns together again over the buffers of `dump_columns`.
+    """Build columns over the buffers of `dump_columns`.
 
     Raises
     ------

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def lockstep(policy_batches: Mapping[str, SampleBatch], k: int) -> Iterator[tuple[dict[str, SampleBatch], int]]:
-    """Yield the rows of every k consecutive environment steps, by policy, and how many steps they are.
+    """Yield the rows of every k consecutive environment steps by policy, and their number of steps.
 
     Raises
     ------
     ColumnNotFoundError
         If a batch has no `eps_id` or no `t`.
     """
-    batches = {policy: _ordered(batch) for policy, batch in policy_batches.items() if batch.count}
+    batches = {policy: _order(batch) for policy, batch in policy_batches.items() if batch.count}
     if not batches:
         return
     eps_id, t = (
@@ -46,10 +46,10 @@ def lockstep(policy_batches: Mapping[str, SampleBatch], k: int) -> Iterator[tupl
         yield parts, min(k, total - start)
 
 
-def _ordered(batch: SampleBatch) -> SampleBatch:
-    """Return the batch with its rows by episode, time and agent: itself if they are so already."""
+def _order(batch: SampleBatch) -> SampleBatch:
+    """Return the batch with its rows by episode, time and agent: itself if they are in order."""
     if batch.zero_padded:
-        batch = batch._unpadded()
+        batch = batch._unpad()
     keys = [
         np.asarray(batch[name])
         for name in (names.AGENT_INDEX, names.T, names.EPS_ID)

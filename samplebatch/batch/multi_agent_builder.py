@@ -1,4 +1,4 @@
-"""MultiAgentBatchBuilder: a batch made step by step, agent by agent."""
+"""MultiAgentBatchBuilder: builds a batch of several agents step by step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import PolicyNotFoundError, near_names
 
 PolicyMapping = Mapping[Any, str] | Callable[[Any], str]
-"""Which policy acts for an agent: a mapping from agent id to policy id, or a function of the agent id."""
+"""Policy that acts for an agent: a mapping from agent id to policy id, or a function of the agent id."""
 
 
 class MultiAgentBatchBuilder:
-    """Make a `MultiAgentBatch` step by step, agent by agent.
+    """Builder of a `MultiAgentBatch`, step by step and agent by agent, for users who step environments themselves.
 
     In the batch each policy's agents lie one after the other, in the order in which they first acted, and the steps
     of each in the order in which they were added.
@@ -96,7 +96,7 @@ class MultiAgentBatchBuilder:
         self.count += steps
 
     def build_and_reset(self) -> MultiAgentBatch:
-        """Hand over all steps added so far as a batch, and start anew.
+        """Return all steps added so far as a batch, and start an empty one.
 
         The columns of a policy with one agent are not copied, those of several agents are joined with one copy.
 

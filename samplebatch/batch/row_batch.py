@@ -1,4 +1,4 @@
-"""RowBatch: columns of equal length, whose rows are cut and gathered together."""
+"""RowBatch: columns of equal length, cut, gathered and reordered by rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowBatch(ColumnMap):
     """Whether the steps form sequences; then `SequenceBatch` cuts and gathers them."""
 
     def _with(self, columns: dict[str, Column], flags: Flags | None = None) -> Self:
-        """Make a batch of other columns with this one's structure and flags; the caller sees to `count`."""
+        """Make a batch of other columns with this one's structure and flags; the caller sets `count`."""
         new = type(self).__new__(type(self))
         new._columns = columns
         new.count = self.count
@@ -83,7 +83,7 @@ class RowBatch(ColumnMap):
         self._count_rows()
 
     def _check_assignment(self, columns: dict[str, Column], others: dict[str, Column]) -> None:
-        """Check that new columns fit those that stay, before anything is changed."""
+        """Check new columns against the remaining ones, before anything is changed."""
         if not others:
             self._with(columns)._count_rows()
             return
@@ -187,7 +187,7 @@ class RowBatch(ColumnMap):
     def __deepcopy__(self, memo: Any) -> Self:
         return self.copy()
 
-    def _padded_left(self, padding: int) -> Self:
+    def _pad_left(self, padding: int) -> Self:
         """Copy the batch with rows of zeros (None for objects) before the first."""
         length = padding + self.count
         positions = np.arange(padding, length)
@@ -389,7 +389,7 @@ class RowBatch(ColumnMap):
         return self._flags.is_training
 
     def set_training(self, training: bool = True) -> None:
-        """Say whether the batch is meant for training."""
+        """Set whether the batch is meant for training."""
         self._flags = replace(self._flags, is_training=training)
 
     @property

@@ -127,10 +127,10 @@ class SampleBatch(SequenceBatch):
             if lengths is None:
                 del data[names.SEQ_LENS]
         plain = plain_columns(data)
-        self._columns = self._built(data) if plain is None else plain
+        self._columns = self._build_all(data) if plain is None else plain
         self._count_rows()
 
-    def _built(self, data: Mapping[str, Any]) -> dict[str, Column]:
+    def _build_all(self, data: Mapping[str, Any]) -> dict[str, Column]:
         """Build the columns of all values one after the other, and adopt their structures."""
         self._columns = columns = {}
         for name, values in data.items():
@@ -183,7 +183,7 @@ class SampleBatch(SequenceBatch):
 
     def _done_flags(self) -> Any:
         """Return one flag per step, padding left out: whether the step ends its episode."""
-        batch = self._unpadded() if self._flags.zero_padded else self
+        batch = self._unpad() if self._flags.zero_padded else self
         return np.asarray(batch[names.DONES])
 
     # -- copies and parts ---------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class SampleBatch(SequenceBatch):
         """
         if key is None:
             key = names.EPS_ID if names.EPS_ID in self else names.DONES
-        batch = self._unpadded() if self._flags.zero_padded else self
+        batch = self._unpad() if self._flags.zero_padded else self
         values = np.asarray(batch[key])
         ends = ends_by_flag(values) if key in _FLAG_COLUMNS else ends_by_change(values)
         part = self.slice if self._has_sequences else self._view
@@ -311,9 +311,9 @@ class SampleBatch(SequenceBatch):
         """
         if framework != "torch":
             raise ValueError(f"framework must be 'torch', got {framework!r}")
-        from samplebatch.batch.device import moved
+        from samplebatch.batch.device import move_columns
 
-        self._columns = moved(self._all(), device, pin_memory=pin_memory, use_stream=use_stream, stream=stream)
+        self._columns = move_columns(self._all(), device, pin_memory=pin_memory, use_stream=use_stream, stream=stream)
         self._lent = False
         return self
 

@@ -21,9 +21,9 @@ from samplebatch.errors import SequenceError
 
 
 class SequenceBatch(RowBatch):
-    """Rows that form sequences wherever there is a column `seq_lens`, of shape (s,).
+    """Rows that form sequences: the part of `SampleBatch` that sees to the column `seq_lens`, of shape (s,).
 
-    Then `state_in_*` has one row per sequence, all others have one row per step, or `max_seq_len` rows per sequence
+    With it, `state_in_*` has one row per sequence, all others have one row per step, or `max_seq_len` rows per sequence
     when padded, or shape (T, s, ...) when time-major. Steps are counted without padding everywhere. Without that column
     the batch is a plain `RowBatch`.
     """
@@ -161,9 +161,9 @@ class SequenceBatch(RowBatch):
         return new
 
     def _range(self, start: int, stop: int) -> Self:
-        return self._snapped(start, stop) if self._has_sequences else self._view(start, stop)
+        return self._snap(start, stop) if self._has_sequences else self._view(start, stop)
 
-    def _snapped(self, start: int, stop: int) -> Self:
+    def _snap(self, start: int, stop: int) -> Self:
         self._refuse_time_major("slicing")
         lengths = self._lengths()
         cut = sequences.snap(lengths, start, stop)
@@ -204,12 +204,12 @@ class SequenceBatch(RowBatch):
         begin, stop, _ = slice(max(0, start), end).indices(self.count)
         stop = max(begin, stop)
         part = self._cut(begin, stop, state_start, state_end) if self._has_sequences else self._view(begin, stop)
-        return part._padded_left(padding) if padding else part
+        return part._pad_left(padding) if padding else part
 
     def _cut(self, start: int, stop: int, state_start: int | None, state_end: int | None) -> Self:
         self._refuse_time_major("slicing")
         if self._flags.zero_padded:
-            return self._unpadded()._cut(start, stop, state_start, state_end)
+            return self._unpad()._cut(start, stop, state_start, state_end)
         cut, lengths = sequences.cut(self._lengths(), start, stop)
         if state_start is not None or state_end is not None:
             if state_start is None or state_end is None:
@@ -225,9 +225,9 @@ class SequenceBatch(RowBatch):
                 lengths[-1] += missing
         return self._view_sequences(cut, lengths, (start, stop))
 
-    def _padded_left(self, padding: int) -> Self:
+    def _pad_left(self, padding: int) -> Self:
         if not self._has_sequences:
-            return super()._padded_left(padding)
+            return super()._pad_left(padding)
         length = padding + self.count
         positions = np.arange(padding, length)
         lengths = self._lengths()
@@ -250,9 +250,9 @@ class SequenceBatch(RowBatch):
             return super()._gather(steps)
         self._refuse_time_major("gathering steps")
         if self._flags.zero_padded:
-            return self._unpadded()._gather(steps)
+            return self._unpad()._gather(steps)
         owners, lengths = sequences.runs(self._lengths(), steps)
-        return self._gathered(owners, lengths, steps, replace(self._flags, max_seq_len=None))
+        return self._gather_sequences(owners, lengths, steps, replace(self._flags, max_seq_len=None))
 
     def take_sequences(self, indices: Any) -> Self:
         """Gather whole sequences in the given order into a new batch, states included, padded as this one is.
@@ -284,9 +284,9 @@ class SequenceBatch(RowBatch):
         stored = np.full_like(lengths, self._width()) if self._flags.zero_padded else lengths
         rows = sequences.steps_of(stored, chosen, stored.cumsum() - stored)
         flags = self._flags if self._flags.zero_padded else replace(self._flags, max_seq_len=None)
-        return self._gathered(chosen, lengths[chosen], rows, flags)
+        return self._gather_sequences(chosen, lengths[chosen], rows, flags)
 
-    def _gathered(self, owners: Indices, lengths: sequences.Lengths, rows: Indices, flags: Flags) -> Self:
+    def _gather_sequences(self, owners: Indices, lengths: sequences.Lengths, rows: Indices, flags: Flags) -> Self:
         """Gather stored rows that form sequences of the given lengths, with the states of their owners."""
         columns = {}
         for name, column in self._all().items():
@@ -318,7 +318,7 @@ class SequenceBatch(RowBatch):
         if not self._has_sequences:
             return super()._rowwise()
         self._refuse_time_major("reading rows")
-        batch = self._unpadded() if self._flags.zero_padded else self
+        batch = self._unpad() if self._flags.zero_padded else self
         owners = np.repeat(np.arange(len(batch._lengths())), batch._lengths())
         columns = {
             name: column.take(owners) if batch._is_per_sequence(name) else column
@@ -345,7 +345,7 @@ class SequenceBatch(RowBatch):
     def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> Self:
         """Give every sequence `max_seq_len` rows, in place: zeros (None for objects) after its last step.
 
-        Sets `zero_padded` and `max_seq_len`. A batch that is padded already is padded anew.
+        Sets `zero_padded` and `max_seq_len`. A padded batch is padded to the new length.
 
         Parameters
         ----------
@@ -375,7 +375,7 @@ class SequenceBatch(RowBatch):
         self._refuse_time_major("padding")
         lengths = self._lengths()
         sequences.check_fit(lengths, max_seq_len)
-        source = self._unpadded() if self._flags.zero_padded else self
+        source = self._unpad() if self._flags.zero_padded else self
         rows, length = sequences.padded_rows(lengths, max_seq_len), len(lengths) * max_seq_len
         columns = {}
         for name, column in source._all().items():
@@ -391,12 +391,12 @@ class SequenceBatch(RowBatch):
         self._flags = replace(self._flags, zero_padded=True, max_seq_len=max_seq_len)
         return self
 
-    def _unpadded(self) -> Self:
+    def _unpad(self) -> Self:
         """Copy a padded batch into one whose sequences lie back to back."""
         lengths = self._lengths()
         rows = sequences.padded_rows(lengths, self._width())
         flags = replace(self._flags, zero_padded=False, max_seq_len=None)
-        return self._gathered(np.arange(len(lengths)), lengths, rows, flags)
+        return self._gather_sequences(np.arange(len(lengths)), lengths, rows, flags)
 
     def _width(self) -> int:
         """Return the rows that each sequence of a padded batch occupies."""
@@ -425,13 +425,15 @@ class SequenceBatch(RowBatch):
         flags = replace(self._flags, time_major=False, zero_padded=True, max_seq_len=width)
         return self._of(columns, self._nested, flags)
 
-    def _require_sequences(self, what: str) -> None:
+    def _require_sequences(self, method: str) -> None:
         if not self._has_sequences:
-            raise SequenceError(f"{what} needs a column {names.SEQ_LENS!r}, and the batch has none")
+            raise SequenceError(f"{method} needs a column {names.SEQ_LENS!r}, and the batch has none")
 
-    def _refuse_time_major(self, what: str) -> None:
+    def _refuse_time_major(self, operation: str) -> None:
         if self._has_sequences and self._flags.time_major:
-            self._raise_time_major(what)
+            self._raise_time_major(operation)
 
-    def _raise_time_major(self, what: str) -> NoReturn:
-        raise SequenceError(f"{what} needs rows of steps, and the batch is time-major; call to_batch_major() first")
+    def _raise_time_major(self, operation: str) -> NoReturn:
+        raise SequenceError(
+            f"{operation} needs rows of steps, and the batch is time-major; call to_batch_major() first"
+        )

@@ -16,7 +16,7 @@ HEADINGS = ("column", "dtype", "shape", "min", "max", "mean")
 
 
 class Line(NamedTuple):
-    """What a summary says of one column; statistics are empty where there are none."""
+    """One column's line of a summary; statistics are empty where there are none."""
 
     column: str
     dtype: str

@@ -1,7 +1,7 @@
-"""Nested observations <-> dotted names.
+"""Trees of columns <-> dotted names, for nested observations.
 
-A dict or tuple of arrays is stored as one column per leaf, named by its path: `obs.camera`, `obs.0`. What stood where
-is kept as a structure, plain enough for JSON: None for a leaf, a dict for a dict, a list for a tuple.
+A dict or tuple of arrays is stored as one column per leaf, named by its path: `obs.camera`, `obs.0`. The form of the
+tree is kept as a structure, plain enough for JSON: None for a leaf, a dict for a dict, a list for a tuple.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
 
 Structure = dict[str, Any] | list[Any] | None
-"""How a nested column is put together: None a leaf, a dict a dict, a list a tuple."""
+"""Form of a nested column: None for a leaf, a dict for a dict, a list for a tuple."""
 
 
 def is_nested(value: Any) -> bool:
@@ -35,12 +35,12 @@ def is_nested(value: Any) -> bool:
 
 
 def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
-    """Take a nested value apart.
+    """Flatten a nested value to its structure and its leaves.
 
     Returns
     -------
     structure
-        How it was put together.
+        The form of the tree.
     leaves
         Pairs of dotted name and leaf, in order.
 
@@ -96,7 +96,7 @@ def leaf_names(name: str, structure: Structure) -> Iterator[str]:
 
 
 def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> Any:
-    """Put a nested value together again from its leaves.
+    """Rebuild a nested value from its structure and its leaves.
 
     >>> unflatten("obs", {"camera": None, "arm": [None, None]}, {"obs.camera": 1, "obs.arm.0": 2, "obs.arm.1": 3}.get)
     {'camera': 1, 'arm': (2, 3)}

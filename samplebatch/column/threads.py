@@ -87,7 +87,7 @@ def share(jobs: Sequence[Job]) -> None:
     Raises
     ------
     BaseException
-        What a job raises, once those under way have ended; the others are not run.
+        The error of a job, once the jobs under way have ended; the others are not run.
 
     Examples
     --------

@@ -75,7 +75,7 @@ def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = 
     Raises
     ------
     ColumnMismatchError
-        If the batches differ in their names; lists those that only one has.
+        If the batches differ in their names; lists the names that only one has.
     ColumnTypeError
         If the function does not take a leaf; names it.
     """

@@ -117,7 +117,7 @@ class Batch(Conversions, Arithmetic):
     # Access by name
 
     if TYPE_CHECKING:
-        # At run time a value is a plain attribute, found in __dict__: a hook here would double what that costs.
+        # At run time a value is a plain attribute, found in __dict__: a hook here would double the cost.
         def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -160,7 +160,7 @@ def _entries_of(batches: Sequence[Any], doing: str) -> list[Mapping[str, Any]]:
 
 
 def _names_of(rows: Sequence[Any], types: set[type]) -> Sequence[Mapping[str, Any] | None]:
-    """Return the names and values of each row, None for those that have none."""
+    """Return the names and values of each row, None for a row of another type."""
     if len(types) == 1:
         (cls,) = types
         if cls is dict:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.typed import PrioritizedBatch, RolloutBatch
+from samplebatch.batch import Batch, PrioritizedBatch, RolloutBatch
 
 Array = npt.NDArray[Any]
 
