@@ -99,8 +99,12 @@ class Run(ABC):
 
     def abandon(self) -> None:
         """Forget the episode that is under way, and what no batch has of it."""
-        self.teams = []
+        self.break_off()
         self.whole.clear()
+
+    def break_off(self) -> None:
+        """End the episode that is under way, whose environment has failed, and keep the rows that are complete."""
+        self.teams = []
 
     def keep(self) -> None:
         """Copy the last observations, which the environment may write over."""
@@ -195,6 +199,7 @@ class ParallelRun(Run):
                     cut = self._exact(names.TRUNCATEDS, cut, BOOL, team)
                 if NoneType in map(type, seen):
                     self._refuse_none(seen, team.agents)
+                self._check_shapes(seen, team)
                 ended = ended or any(gone) or any(cut)
                 came.append((seen, paid, gone, cut))
         except KeyError:
@@ -231,6 +236,13 @@ class ParallelRun(Run):
             for agent, value in zip(team.agents, values, strict=True)
         )
 
+    def _check_shapes(self, observations: Sequence[Any], team: Team) -> None:
+        """Refuse observations of another shape before a row of the step is written."""
+        for place, (new, old) in enumerate(zip(observations, team.observations, strict=True)):
+            if type(new) is np.ndarray and type(old) is np.ndarray and new.shape != old.shape:
+                refuse = self.refusing(team.agents[place])
+                raise refuse(f"column {names.NEXT_OBS!r} must have rows of shape {old.shape}, got {new.shape}", None)
+
     def _refuse_none(self, observations: Iterable[Any], agents: Iterable[Any]) -> None:
         for agent, observation in zip(agents, observations, strict=True):
             if observation is None:
@@ -254,9 +266,9 @@ class AECRun(Run):
         self._open: dict[Any, Row] = {}
         self._early: dict[Any, Any] = {}
 
-    def abandon(self) -> None:
-        """Forget the episode that is under way, and what no batch has of it."""
-        super().abandon()
+    def break_off(self) -> None:
+        """End the episode that is under way; see `Run.break_off`."""
+        super().break_off()
         self._steps.clear()
         self._open = {}
 

@@ -282,7 +282,12 @@ class MultiAgentCollector:
         for policy_id, teams in groups.items():
             self._decide(policy_id, teams)
         for run in runs:
-            run.act()
+            try:
+                run.act()
+            except BaseException:
+                # How far the environment got is not known.
+                run.break_off()
+                raise
 
     def _decide(self, policy_id: str, teams: list[Team]) -> None:
         """Let the agents of one policy decide, and write down what they see and do if they act together."""

@@ -274,6 +274,22 @@ def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str)
         collector.collect(40)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: OddRelay(0, np.zeros(3, np.float32)), lambda: OddRelay(1, None), lambda: OddBazaar(1, None)]
+)
+def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> None:
+    collector = MultiAgentCollector(make(), seed=1)
+    with pytest.raises(EnvironmentSpecError, match="step 5"):
+        collector.collect(40)
+    (rows,) = collector.collect(2).policy_batches.values()
+    first, *_, last = dict.fromkeys(rows["eps_id"].tolist())
+    before, after = (rows[rows["eps_id"] == eps_id] for eps_id in (first, last))
+    assert before["t"].max() <= 4
+    assert after["t"].min() == 0
+    acted = [(before["t"] == t).sum() for t in range(before["t"].max() + 1)]
+    assert acted in ([1, 1, 2, 2, 2], [1] * len(acted))
+
+
 @pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.float32(1)])
 def test_observations_of_another_shape_are_refused_before_the_policy_sees_them(value: Any) -> None:
     collector = MultiAgentCollector(OddRelay(0, value), policies=arena.steady, seed=1)
