@@ -398,8 +398,8 @@ class MappedFolder:
             if column.mapping is not None:
                 column.mapping.flush()
         self._commits.flush()
-        for path in (self.path / ABOUT, self.path / _LAYOUT.format(self._layout), self.path):
-            sync(path)
+        for name in (ABOUT, STATUS, _LAYOUT.format(self._layout), ""):
+            sync(self.path / name)
 
     def close(self) -> None:
         """Flush, write checksums and unlock; closing again does nothing. Arrays that are still around can be read."""

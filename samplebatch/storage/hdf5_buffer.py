@@ -63,6 +63,8 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], compression: str | No
                 file["_indices"].attrs[_FINALS] = finals
         with open(temporary, "r+b") as written:
             add_checksums(written, HDF5)
+            written.flush()
+            os.fsync(written.fileno())
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
