@@ -1,0 +1,136 @@
+"""Nested batches in pickles, as pytrees, in other libraries."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as torch_pytree
+
+from samplebatch.batch.nested.batch import Batch
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_pickle_out_of_band() -> None:
+    batch = Batch(a=np.arange(1000.0), n=Batch(t=torch.arange(1000), r=Batch()), o=["x", None])
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) == 2
+    assert len(data) < 1000
+    loaded = pickle.loads(data, buffers=buffers)
+    assert loaded == batch
+    assert loaded.a.ctypes.data == batch.a.ctypes.data
+    frozen = [bytes(buffer) for buffer in buffers]
+    loaded = pickle.loads(data, buffers=frozen)
+    loaded.n.t[0] = 9
+    assert np.frombuffer(frozen[1], np.int64)[0] == 0
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_slice_ships_its_rows_alone(protocol: int) -> None:
+    batch = Batch(a=np.zeros(100_000), t=torch.zeros(100_000))
+    assert len(pickle.dumps(batch[5:10], protocol=protocol)) < 2000
+    assert pickle.loads(pickle.dumps(batch[5:10], protocol=protocol)) == batch[5:10]
+
+
+def test_pickled_tensors_come_back_as_they_were() -> None:
+    batch = Batch(
+        g=torch.ones(2, requires_grad=True),
+        b=torch.ones(2, dtype=torch.bfloat16),
+        s=torch.eye(2).to_sparse(),
+        m=torch.zeros(2, device="meta"),
+        p=torch.nn.Parameter(torch.ones(1)),
+        x=torch.arange(6).reshape(2, 3).T,
+    )
+    loaded = pickle.loads(pickle.dumps(batch))
+    assert loaded.g.requires_grad
+    assert loaded.b.dtype == torch.bfloat16
+    assert loaded.s.is_sparse
+    assert loaded.m.device.type == "meta"
+    assert isinstance(loaded.p, torch.nn.Parameter)
+    assert loaded.x.tolist() == batch.x.tolist()
+
+
+def test_between_processes_tensors_go_torchs_way() -> None:
+    """Torch passes tensors through shared memory there, which beats copying them into the pipe."""
+    stream = io.BytesIO()
+    batch = Batch(t=torch.zeros(100_000))
+    ForkingPickler(stream, 5).dump(batch)
+    assert len(stream.getvalue()) < 10_000
+    assert batch.t.is_shared()
+
+
+def test_torch_pytree() -> None:
+    batch = Batch(b=[1.0, 2.0], n=Batch(a=torch.zeros(2), r=Batch()), s="x")
+    doubled = torch_pytree.tree_map_only((np.ndarray, torch.Tensor), lambda leaf: leaf * 2 + 1, batch)
+    assert doubled == Batch(b=[3.0, 5.0], n=Batch(a=torch.ones(2), r=Batch()), s="x")
+    leaves, spec = torch_pytree.tree_flatten(batch)
+    assert len(leaves) == 3
+    assert torch_pytree.tree_unflatten(leaves, spec) == batch
+    paths = [torch_pytree.keystr(path) for path, _ in torch_pytree.tree_flatten_with_path(batch)[0]]
+    assert paths == ["['b']", "['n']['a']", "['s']"]
+    reordered = Batch(s="y", n=Batch(r=Batch(), a=torch.ones(2)), b=[0.0, 0.0])
+    assert torch_pytree.tree_structure(reordered) == spec
+
+
+def test_optree() -> None:
+    optree = pytest.importorskip("optree")
+    batch = Batch(b=[1.0, 2.0], n=Batch(a=torch.zeros(2), r=Batch()))
+    assert optree.tree_map(lambda leaf: leaf + 1, batch) == Batch(b=[2.0, 3.0], n=Batch(a=torch.ones(2), r=Batch()))
+    assert optree.tree_paths(batch) == [("b",), ("n", "a")]
+
+
+JAX = """
+import jax, numpy as np
+from samplebatch.batch.nested.batch import Batch
+
+batch = Batch(b=np.float32([1, 2]), n=Batch(a=np.float32([[1, 2], [3, 4]]), r=Batch()))
+on_device = jax.tree_util.tree_map(jax.numpy.asarray, batch)
+assert isinstance(on_device.n.a, jax.Array)
+assert (len(on_device), on_device.shape) == (2, [])
+assert on_device[0].n.a.tolist() == [1, 2]
+assert isinstance(on_device[[1, 0]].n.a, jax.Array)
+assert isinstance(Batch.stack([on_device, on_device]).n.a, jax.Array)
+assert Batch.cat([on_device, on_device]).b.tolist() == [1, 2, 1, 2]
+assert on_device.to_numpy() == batch
+assert on_device.to_torch().b.tolist() == [1, 2]
+assert (on_device * 2).b.tolist() == [2, 4]
+assert float(jax.jit(lambda b: b.b.sum() + b.n.a.sum())(on_device)) == 13
+assert jax.grad(lambda b: (b.b**2).sum() + b.n.a.sum())(on_device).b.tolist() == [2, 4]
+assert jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(batch)[1][0]) == "['n']['a']"
+try:
+    on_device[0] = {"b": 1}
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_jax() -> None:
+    """In a process of its own: JAX's threads and the forks of other tests do not go together."""
+    if find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
+    assert run_python(JAX).startswith("column 'b' cannot be written to so")
+
+
+def test_libraries_are_registered_with_when_they_come() -> None:
+    code = """
+import sys, numpy as np
+from samplebatch.batch.nested.batch import Batch
+batch = Batch(a=[1, 2], n=Batch(b=[3]))
+batch[0], batch + 1, Batch.cat([batch, batch]), list(batch.split(1)), batch == batch.copy(), batch.as_sample_batch
+assert not {"torch", "optree", "jax", "pandas", "numba"} & set(sys.modules), "loaded too much"
+import torch
+batch = Batch(batch)
+print(torch.utils._pytree.tree_map(lambda leaf: leaf + 1, batch).n.b.tolist())
+"""
+    assert run_python(code).strip() == "[4]"

@@ -1,0 +1,142 @@
+"""Values put into a nested batch: their conversion, equality and missing values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.errors import ColumnTypeError
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "shape"),
+    [
+        (4, "int64", ()),
+        (True, "bool", ()),
+        (1.5, "float64", ()),
+        (1j, "complex128", ()),
+        (np.float32(2), "float32", ()),
+        ([], "float64", (0,)),
+        ([[], []], "float64", (2, 0)),
+        ([1, 2.5, True], "float64", (3,)),
+        (range(3), "int64", (3,)),
+        ((True, False), "bool", (2,)),
+        (["a", "b"], "object", (2,)),
+        ([b"a", b"b"], "object", (2,)),
+        (np.array(["x", "y"]), "object", (2,)),
+        ([None, 1], "object", (2,)),
+        ([[1, 2], [3]], "object", (2,)),
+        ([np.zeros(2), np.zeros(3)], "object", (2,)),
+        ([np.zeros((2, 2)), np.zeros((3, 2))], "object", (2,)),
+        ([np.zeros(2), None], "object", (2,)),
+        ([np.zeros(2), [1, 2]], "float64", (2, 2)),
+        ([{"x": 1}, None], "object", (2,)),
+        ([[{"x": 1}], [{"x": 2}]], "object", (2, 1)),
+        ([1, 10**30], "object", (2,)),
+        (np.array(["2020-01-01"], "M8[D]"), "datetime64[D]", (1,)),
+        (np.float16([1, 2]), "float16", (2,)),
+    ],
+)
+def test_what_becomes_of_a_value(given: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    kept = Batch(a=given).a
+    assert isinstance(kept, np.ndarray)
+    assert (str(kept.dtype), kept.shape) == (dtype, shape)
+    assigned = Batch()
+    assigned.a = given
+    assigned["b"] = given
+    assert (str(assigned.a.dtype), assigned.b.shape) == (dtype, shape)
+
+
+def test_objects_are_kept() -> None:
+    thing, names = object(), {"x", "y"}
+    batch = Batch(thing=thing, names=names, none=None, text="x", cls=dict, wrapped=np.array(None), word=np.array("w"))
+    assert batch.thing is thing
+    assert batch.names is names
+    assert batch.none is None
+    assert (batch.text, batch.cls, batch.wrapped, batch.word) == ("x", dict, None, "w")
+    assert Batch(n=10**30).n == 10**30
+
+
+def test_lists_of_dicts_batches_and_tensors() -> None:
+    expected = Batch(x=[1, 2])
+    rows = [{"x": 1}, Batch(x=2)]
+    objects = np.empty(2, object)
+    objects[:] = rows
+    for given in (rows, tuple(rows), objects):
+        assert Batch(a=given).a == expected
+        assert Batch(given) == expected
+    assert Batch([]) == Batch(None) == Batch({}) == Batch()
+    assert Batch(a={}).a == Batch(a=[{}, {}]).a == Batch()
+    assert torch.equal(Batch(a=[torch.zeros(2), torch.ones(2)]).a, torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    assert Batch(a=[torch.tensor(1), torch.tensor(2)]).a.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [torch.zeros(2), torch.zeros(3)],
+        [torch.zeros(2), 1],
+        [torch.zeros(2), np.zeros(2)],
+        [np.zeros((2, 2)), np.zeros((2, 3))],
+    ],
+)
+def test_what_does_not_stack_is_refused(given: Any) -> None:
+    with pytest.raises(ColumnTypeError, match=r"column 'o\.a'"):
+        Batch(o={"a": given})
+
+
+def test_names_are_strings() -> None:
+    for given in ({1: 2}, {"a": {1: 2}}, {"a": [{1: 2}]}):
+        with pytest.raises(ColumnTypeError, match="must be strings, got int"):
+            Batch(given)
+    with pytest.raises(ColumnTypeError, match="the names in 'a' must be strings"):
+        Batch(a={1: 2})
+
+
+def test_transform() -> None:
+    batch = Batch(a=[1, 2], s="x", none=None, r=Batch(), n=Batch(b=[3]))
+    types = batch.apply_values_transform(lambda value: type(value).__name__)
+    assert types == Batch(a="ndarray", s="str", none="NoneType", r=Batch(), n=Batch(b="ndarray"))
+    assert batch.apply_values_transform(lambda value: {"z": 1}).n.b == Batch(z=1)
+
+
+def test_equality_minds_type_and_dtype() -> None:
+    assert Batch(a=1, b=[2]) == Batch(b=[2], a=1)
+    assert Batch(a=1) != Batch(a=1.0)
+    assert Batch(a=[1]) != Batch(a=torch.tensor([1]))
+    assert Batch(a=[1]) != {"a": np.array([1])}
+    assert Batch(a=np.zeros(2, "f4")) != Batch(a=np.zeros(2))
+    assert Batch(a=np.zeros(2)) != Batch(a=np.zeros((2, 1)))
+    assert Batch(a=torch.zeros(2)) != Batch(a=torch.zeros(2).double())
+    assert Batch(a=[np.nan]) != Batch(a=[np.nan])
+    assert Batch(a=Batch()) == Batch(a=Batch()) != Batch(a=None) != Batch()
+    assert Batch(a=[1, None]) == Batch(a=[1, None]) != Batch(a=[1, 2])
+    assert Batch(a=[[1, 2], [3]]) == Batch(a=[[1, 2], [3]]) != Batch(a=[[1, 2], [4]])
+    assert Batch(a=[{"x": np.zeros(2)}, None]) == Batch(a=[{"x": np.zeros(2)}, None])
+    assert Batch(a=[np.zeros(2), None]) != Batch(a=[np.ones(2), None])
+    assert Batch(a="x") == Batch(a="x") != Batch(a="y")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Batch())
+
+
+def test_nulls() -> None:
+    batch = Batch(
+        a=[1.0, np.nan, 3.0], o=["x", "y", None], n=Batch(e=[1, 2, 3], d=np.array(["NaT", "2020", "2021"], "M8[D]"))
+    )
+    null = batch.isnull()
+    assert null.a.tolist() == [False, True, False]
+    assert null.o.tolist() == [False, False, True]
+    assert null.n == Batch(e=np.zeros(3, bool), d=[True, False, False])
+    assert batch.hasnull()
+    assert not batch[:0].hasnull()
+    assert len(batch.dropnull()) == 0
+    assert Batch(a=[1.0, np.nan], m=[[1], [2]]).dropnull() == Batch(a=[1.0], m=[[1]])
+    assert Batch(a=None, s="x", x=1.0, r=Batch()).isnull() == Batch(a=True, s=False, x=False, r=Batch())
+    assert len(Batch(a=[1, 2], none=None).dropnull()) == 0
+    assert Batch(r=Batch()).dropnull() == Batch(r=Batch())
+    with pytest.raises(TypeError, match="column 'x' is a scalar"):
+        Batch(x=1.0).dropnull()
