@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import SampleBatchError
-from samplebatch.rollout.trajectories import Trajectory
 from samplebatch.testing.environments import RungError, ladder, walk
-from samplebatch.testing.steps import by_stream, check, check_steps
+from samplebatch.testing.steps import by_stream, check, check_steps, number_rows, says
 
 Makers = Sequence[Callable[[], Any]]
 """Functions that make one environment each."""
@@ -209,7 +208,7 @@ class CollectorContract(ABC):
     def test_hooks_see_every_trajectory_once(self) -> None:
         """A hook is called on the steps that a batch has of each episode, and may add columns."""
         for mode in self.modes:
-            (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50, hooks=[_numbered])
+            (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50, hooks=[number_rows])
             places = np.asarray(batch["place"])
             _, first, counts = np.unique(batch["eps_id"], return_index=True, return_counts=True)
             for start, count in zip(first.tolist(), counts.tolist(), strict=True):
@@ -231,7 +230,7 @@ class CollectorContract(ABC):
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5, fails_at=9)]
             error, batches = self.collect_after_failure(makers, climb, mode=mode, n_step=60)
-            check(_says(error, RungError, "the rung broke"), f"the environment's own error must be told, got {error!r}")
+            check(says(error, RungError, "the rung broke"), f"the environment's own error must be told, got {error!r}")
             self._check_kept(batches, 8)
 
     def test_a_policy_that_raises_costs_no_step_before(self) -> None:
@@ -239,7 +238,7 @@ class CollectorContract(ABC):
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5)]
             error, batches = self.collect_after_failure(makers, _Failing(9), mode=mode, n_step=60)
-            check(_says(error, ZeroDivisionError, "nine"), f"the policy's own error must be told, got {error!r}")
+            check(says(error, ZeroDivisionError, "nine"), f"the policy's own error must be told, got {error!r}")
             self._check_kept(batches, 4)
 
     def test_values_that_no_column_can_hold_are_refused(self) -> None:
@@ -247,7 +246,7 @@ class CollectorContract(ABC):
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5, odd_at=9)]
             error, batches = self.collect_after_failure(makers, climb, mode=mode, n_step=60)
-            check(_says(error, SampleBatchError, "obs'"), f"the column must be named, got {error!r}")
+            check(says(error, SampleBatchError, "obs'"), f"the column must be named, got {error!r}")
             self._check_kept(batches, 8)
 
     def _check_kept(self, batches: list[SampleBatch], least: int) -> None:
@@ -292,10 +291,6 @@ def _ladders(*, truncates: bool = False) -> list[Callable[[], Any]]:
     return [partial(ladder, number, length, truncates=truncates) for number, length in enumerate(_LENGTHS)]
 
 
-def _numbered(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> None:
-    trajectory.steps["place"] = np.arange(trajectory.steps.count)
-
-
 def _telling(obs: Any) -> dict[str, Any]:
     """Say integers as long as all environments are in their first step, floats after that."""
     first = obs[:, 2] == 0
@@ -320,8 +315,3 @@ def _alike(one: Any, other: Any) -> bool:
     """Tell whether two sequences are the same as far as both go."""
     length = min(len(one), len(other))
     return bool(length) and np.array_equal(one[:length], other[:length])
-
-
-def _says(error: BaseException, kind: type[BaseException], words: str) -> bool:
-    """Tell whether an error is of a kind, or reports one in its words, as processes do."""
-    return words in str(error) and isinstance(error, (kind, SampleBatchError))

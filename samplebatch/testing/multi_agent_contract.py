@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import SampleBatchError
-from samplebatch.rollout.trajectories import Trajectory
 from samplebatch.testing.environments import Market, Relay, RungError
-from samplebatch.testing.steps import by_stream, check, check_steps
+from samplebatch.testing.steps import by_stream, check, check_steps, number_rows, says
 
 Makers = Sequence[Callable[[], Any]]
 """Functions that make one environment each."""
@@ -183,7 +182,7 @@ class MultiAgentContract(ABC):
     def test_hooks_see_every_trajectory_once(self) -> None:
         """A hook is called on the steps that a batch has of each agent in each episode, and may add columns."""
         for make in (Relay, Market):
-            (batch,) = self.collect([make] * 2, by_turn, n_step=30, hooks=[_numbered])
+            (batch,) = self.collect([make] * 2, by_turn, n_step=30, hooks=[number_rows])
             rows = batch["all"]
             keys = np.stack([rows["eps_id"], rows["agent_index"]])
             for key in np.unique(keys, axis=1).T:
@@ -206,14 +205,14 @@ class MultiAgentContract(ABC):
         """Complete steps that were made before a failure are right, and follow on each other."""
         for make, check_rows in ((Relay, check_relay), (Market, check_market)):
             error, batches = self.collect_after_failure([make, partial(make, fails_at=13)], by_turn, n_step=60)
-            check(_says(error, RungError, "broke") or _says(error, RungError, "dropped"), f"got {error!r}")
+            check(says(error, RungError, "broke") or says(error, RungError, "dropped"), f"got {error!r}")
             self._check_kept(batches, check_rows, together=make is Relay)
 
     def test_values_that_no_column_can_hold_are_refused(self) -> None:
         """A value that would change is refused by column, and the steps before it are kept whole."""
         for make, check_rows in ((Relay, check_relay), (Market, check_market)):
             error, batches = self.collect_after_failure([make, partial(make, odd_at=13)], by_turn, n_step=60)
-            check(_says(error, SampleBatchError, "'rewards'"), f"the column must be named, got {error!r}")
+            check(says(error, SampleBatchError, "'rewards'"), f"the column must be named, got {error!r}")
             self._check_kept(batches, check_rows, together=make is Relay)
 
     def _check_kept(
@@ -311,17 +310,8 @@ def play_by_the_book(environment: Any, act: Callable[[Any], Any]) -> list[dict[s
     return rows
 
 
-def _numbered(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> None:
-    trajectory.steps["place"] = np.arange(trajectory.steps.count)
-
-
 def _telling(obs: Any) -> dict[str, Any]:
     """Say integers as long as it is one of the first two turns, floats after that."""
     first = obs[:, 0] < 2
     values = np.where(first, 7, obs[:, 0] + 0.5)
     return {"act": by_turn(obs), "vf_preds": np.full(len(obs), 7) if first.all() else values.astype(np.float64)}
-
-
-def _says(error: BaseException, kind: type[BaseException], words: str) -> bool:
-    """Tell whether an error is of a kind, or reports one in its words, as processes do."""
-    return words in str(error) and isinstance(error, (kind, SampleBatchError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.batch.concat import join
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import SampleBatchError
+from samplebatch.rollout.trajectories import Trajectory
 
 DTYPES = {
     names.REWARDS: np.float64,
@@ -99,6 +102,16 @@ def by_stream(batches: list[SampleBatch]) -> dict[tuple[int, int], SampleBatch]:
             rows = [row for row, own in enumerate(keys) if own == key]
             found.setdefault(key, []).append(batch.take(rows))
     return {key: join(parts) for key, parts in found.items()}
+
+
+def number_rows(trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> None:
+    """Give the steps of a trajectory a column of their places in it: a hook."""
+    trajectory.steps["place"] = np.arange(trajectory.steps.count)
+
+
+def says(error: BaseException, kind: type[BaseException], words: str) -> bool:
+    """Tell whether an error is of a kind, or reports one in its words, as processes do."""
+    return words in str(error) and isinstance(error, (kind, SampleBatchError))
 
 
 def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
