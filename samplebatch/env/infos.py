@@ -133,7 +133,7 @@ def rows_of(infos: Infos, rows: int) -> list[dict[str, Any]]:
     return made
 
 
-def nothing_said(rows: int) -> npt.NDArray[Any]:
+def empty_infos(rows: int) -> npt.NDArray[Any]:
     """Return an empty dict a row, shape (rows,)."""
     # The fastest of the ways to make many.
     return np.fromiter(map(dict.copy, repeat({}, rows)), object, rows)

@@ -1,39 +1,98 @@
-"""Runs: one multi-agent environment each, its episode under way, and the steps that are whole.
+"""PettingZoo's environments behind one interface: agents that act at once, or in turns.
 
-A step is whole once every agent that acted in it has seen what came of it. Where agents act together that is at once,
-and it is written down at once; where they take turns, an agent sees it at its next turn, and until then its row is kept
-here. Steps are handed out whole and in order.
+An adapter holds one environment and the episode under way in it. `groups` are the agents that act next; `step` lets
+them act, and returns the outcomes that are known by then. Where agents act at once, these are the outcomes of that
+step. Where they take turns, an agent sees the outcome of its action at its next turn.
 """
 
 from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, BOOLS, FLOAT, FLOATS, Refuse, exact_number
 from samplebatch.env.agents import agent_positions
 from samplebatch.env.registry import AECEnvironment, ParallelEnvironment, environment_kind
-from samplebatch.env.teams import Outcome, Team
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, EnvironmentSpecError
+from samplebatch.errors import EnvironmentSpecError
 
-Row = dict[str, Any]
-"""What one agent saw and did in one step, by column."""
+Ints = npt.NDArray[np.int64]
 
-_OPEN: Any = object()
-"""Stands in a row for what the agent has not seen yet."""
-
-_NOTHING: dict[str, Any] = {}
+_NO_INFO: dict[str, Any] = {}
 
 
-class Run(ABC):
-    """An environment, and the episode that is under way in it.
+class AgentGroup:
+    """Agents of one environment that share a policy and act at once; a collector asks the policy for all of them.
+
+    Attributes
+    ----------
+    adapter
+        Their environment.
+    policy_id
+        Their policy.
+    agents
+        Their ids, k of them.
+    keys
+        The pair of `env_id` and agent id of each.
+    env_ids, indices, eps_ids
+        The `env_id`, `agent_index` and `eps_id` of each, shape (k,).
+    observations, infos
+        The newest of each, as the environment gave it, which may write over it in its next step.
+    begins
+        Whether each has not acted yet, since the episode began or since it came back to life; None for nobody.
+    pick
+        Takes the values of these agents out of a mapping by agent: a tuple.
+    """
+
+    __slots__ = (
+        "adapter",
+        "agents",
+        "begins",
+        "env_ids",
+        "eps_ids",
+        "indices",
+        "infos",
+        "keys",
+        "observations",
+        "pick",
+        "policy_id",
+    )
+
+    def __init__(self, adapter: MultiAgentAdapter, policy_id: str, agents: list[Any], indices: list[int]) -> None:
+        self.adapter = adapter
+        self.policy_id = policy_id
+        self.agents = agents
+        self.keys = [(adapter.env_id, agent) for agent in agents]
+        count = len(agents)
+        self.env_ids: Ints = np.full(count, adapter.env_id)
+        self.eps_ids: Ints = np.full(count, adapter.eps_id)
+        self.indices: Ints = np.array(indices)
+        self.pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*agents) if count > 1 else _pick_only(agents[0])
+        self.observations: Sequence[Any] = ()
+        self.infos: Sequence[Any] = ()
+        self.begins: list[bool] | None = None
+
+
+class AgentOutcomes(NamedTuple):
+    """Outcomes of the actions of some agents, an item an agent: the step result of a multi-agent adapter."""
+
+    agents: Sequence[Any]
+    observations: Sequence[Any]
+    rewards: Sequence[Any]
+    terminateds: Sequence[Any]
+    truncateds: Sequence[Any]
+    infos: Sequence[Any]
+
+
+class MultiAgentAdapter(ABC):
+    """One environment of several agents, and the episode under way in it, for multi-agent collectors.
 
     Parameters
     ----------
@@ -44,29 +103,24 @@ class Run(ABC):
     seed
         Seed of its first reset. Its generator then runs on, so that no two episodes are alike.
     policy_of
-        The policy that acts for an agent.
+        The policy of an agent, by its id.
 
     Attributes
     ----------
-    teams
-        The agents that are to act, by policy; none unless an episode is under way.
-    whole
-        The rows that are whole and not written down, in order, with their agents' teams.
-    written
-        Steps that were written down since somebody set it to zero.
+    groups
+        The agents that act next, by policy; none unless an episode is under way.
     eps_id, t
-        The episode, and the environment steps since it began.
+        The episode, and its environment steps so far.
     """
 
     together: bool
-    """Whether agents act together, rather than take turns."""
+    """Whether agents act at once, rather than take turns."""
 
     def __init__(self, environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> None:
         self.environment = environment
         self.env_id = env_id
-        self.teams: list[Team] = []
-        self.whole: deque[tuple[Team, Row]] = deque()
-        self.written = self.eps_id = self.t = 0
+        self.groups: list[AgentGroup] = []
+        self.eps_id = self.t = 0
         self._seed: int | None = seed
         self._positions = agent_positions(environment)
         self._policy_of = policy_of
@@ -74,15 +128,15 @@ class Run(ABC):
 
     @property
     def agents(self) -> list[Any]:
-        """All agents that there may be or have been, by their `agent_index`."""
+        """All agents that are possible or have been there, by their `agent_index`."""
         return list(self._positions)
 
     @property
     def in_episode(self) -> bool:
         """Whether an episode is under way."""
-        return bool(self.teams)
+        return bool(self.groups)
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Begin an episode.
 
         Raises
@@ -94,22 +148,17 @@ class Run(ABC):
         self.eps_id = secrets.randbits(63)
         self.t = 0
         self._reset(seed)
-        if not self.teams:
+        if not self.groups:
             raise EnvironmentSpecError("an environment must have agents after reset, and it has none")
 
     def abandon(self) -> None:
-        """Forget the episode that is under way, and what no batch has of it."""
-        self.break_off()
-        self.whole.clear()
+        """Leave the episode that is under way."""
+        self.groups = []
 
-    def break_off(self) -> None:
-        """End the episode that is under way, whose environment has failed, and keep the rows that are complete."""
-        self.teams = []
-
-    def keep(self) -> None:
-        """Copy the last observations, which the environment may write over."""
-        for team in self.teams:
-            team.observations = list(map(kept, team.observations))
+    def keep_observations(self) -> None:
+        """Copy the newest observations, which the environment may write over."""
+        for group in self.groups:
+            group.observations = [copy_observation(observation) for observation in group.observations]
 
     def refusing(self, agent: Any) -> Refuse:
         """Make errors for values that the environment returned for an agent in the newest step."""
@@ -118,11 +167,21 @@ class Run(ABC):
 
     @abstractmethod
     def _reset(self, seed: int | None) -> None:
-        """Reset the environment, and find out who is to act."""
+        """Reset the environment, and find the agents that act first."""
 
     @abstractmethod
-    def act(self) -> None:
-        """Let every team act.
+    def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
+        """Let the agents act.
+
+        Parameters
+        ----------
+        actions
+            An action for each agent of each of the `groups`, as the environment takes it.
+
+        Returns
+        -------
+        list
+            The outcomes that are known with this step. Where agents act at once, one for each of the groups that acted.
 
         Raises
         ------
@@ -130,14 +189,14 @@ class Run(ABC):
             If the environment does not keep to its interface; names the agent.
         """
 
-    def _teams(
+    def _group(
         self,
         agents: Iterable[Any],
         observations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
         going_on: Collection[Any],
-    ) -> list[Team]:
-        """Put agents together whose policy is the same; who is not going on begins."""
+    ) -> list[AgentGroup]:
+        """Group agents by policy; those that are not going on begin."""
         policies, positions = self._policies, self._positions
         by_policy: dict[str, list[Any]] = {}
         for agent in agents:
@@ -146,19 +205,19 @@ class Run(ABC):
                 policy_id = policies[agent] = self._policy_of(agent)
                 positions.setdefault(agent, len(positions))
             by_policy.setdefault(policy_id, []).append(agent)
-        teams = []
+        groups = []
         for policy_id, own in by_policy.items():
-            team = Team(self, policy_id, own, [positions[agent] for agent in own])
-            team.observations = [observations[agent] for agent in own]
-            team.infos = [infos.get(agent, {}) for agent in own]
+            group = AgentGroup(self, policy_id, own, [positions[agent] for agent in own])
+            group.observations = [observations[agent] for agent in own]
+            group.infos = [infos.get(agent, {}) for agent in own]
             begins = [agent not in going_on for agent in own]
-            team.begins = begins if any(begins) else None
-            teams.append(team)
-        return teams
+            group.begins = begins if any(begins) else None
+            groups.append(group)
+        return groups
 
 
-class ParallelRun(Run):
-    """A run of an environment whose agents act together."""
+class ParallelAdapter(MultiAgentAdapter):
+    """An environment whose agents act at once."""
 
     environment: ParallelEnvironment
     together = True
@@ -166,81 +225,87 @@ class ParallelRun(Run):
 
     def _reset(self, seed: int | None) -> None:
         observations, infos = self.environment.reset(seed=seed)
-        self._wait(list(self.environment.agents), observations, infos, ())
+        self._await(list(self.environment.agents), observations, infos, ())
 
-    def _wait(
+    def _await(
         self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]
     ) -> None:
+        """Let agents be the next to act."""
         _check("an observation", observations, agents)
         self._refuse_none([observations[agent] for agent in agents], agents)
         self._agents = agents
-        self.teams = self._teams(agents, observations, infos, going_on)
+        self.groups = self._group(agents, observations, infos, going_on)
 
-    def act(self) -> None:
-        """Let every team act at once, and write down what came of it."""
-        environment, agents, teams = self.environment, self._agents, self.teams
-        if len(teams) == 1:
-            actions = dict(zip(agents, teams[0].actions, strict=True))
+    def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
+        """Let all agents act at once; see `MultiAgentAdapter.step`."""
+        environment, agents, groups = self.environment, self._agents, self.groups
+        if len(groups) == 1:
+            given = dict(zip(agents, actions[0], strict=True))
         else:
-            decided = {agent: action for team in teams for agent, action in zip(team.agents, team.actions, strict=True)}
+            pairs = zip(groups, actions, strict=True)
+            by_agent = {agent: action for group, own in pairs for agent, action in zip(group.agents, own, strict=True)}
             # The environment may look at them in its order.
-            actions = {agent: decided[agent] for agent in agents}
-        observations, rewards, terminations, truncations, infos = environment.step(actions)
-        ended, came = False, []
+            given = {agent: by_agent[agent] for agent in agents}
+        observations, rewards, terminations, truncations, infos = environment.step(given)
         try:
-            for team in teams:
-                of_each = team.of_each
-                seen, paid = of_each(observations), of_each(rewards)
-                gone, cut = of_each(terminations), of_each(truncations)
-                if not FLOATS.issuperset(map(type, paid)):
-                    paid = self._exact(names.REWARDS, paid, FLOAT, team)
-                if not BOOLS.issuperset(map(type, (*gone, *cut))):
-                    gone = self._exact(names.TERMINATEDS, gone, BOOL, team)
-                    cut = self._exact(names.TRUNCATEDS, cut, BOOL, team)
-                if NoneType in map(type, seen):
-                    self._refuse_none(seen, team.agents)
-                self._check_shapes(seen, team)
-                ended = ended or any(gone) or any(cut)
-                came.append((seen, paid, gone, cut))
+            outcomes = [self._outcomes(group, observations, rewards, terminations, truncations, infos)
+                        for group in groups]  # fmt: skip
         except KeyError:
             _check("an observation", observations, agents)
             _check("a reward", rewards, agents)
             _check("a termination flag", terminations, agents)
             _check("a truncation flag", truncations, agents)
             raise
-        staying = list(environment.agents)
-        goes_on = not ended and staying == agents
-        over = False
-        if not goes_on:
-            going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
-            over = not staying or (not going_on and set(staying) <= set(agents))
-        for team, (seen, paid, gone, cut) in zip(teams, came, strict=True):
-            try:
-                said = team.of_each(infos)
-            except KeyError:
-                said = tuple(infos.get(agent, _NOTHING) for agent in team.agents)
-            try:
-                team.owner.finish(team, Outcome(seen, paid, gone, cut, said, ended=ended, eps_done=over))
-            except (ColumnMismatchError, ColumnTypeError) as error:
-                raise type(error)(f"{error} (environment {self.env_id}, step {self.t})") from None
-            team.observations, team.infos, team.begins = seen, said, None
         self.t += 1
-        self.written += 1
-        if not goes_on:
-            self._wait([] if over else staying, observations, infos, going_on)
+        staying = list(environment.agents)
+        if staying == agents and not any(any(own.terminateds) or any(own.truncateds) for own in outcomes):
+            for group, own in zip(groups, outcomes, strict=True):
+                group.observations, group.infos, group.begins = own.observations, own.infos, None
+            return outcomes
+        going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
+        is_over = not staying or (not going_on and set(staying) <= set(agents))
+        self._await([] if is_over else staying, observations, infos, going_on)
+        return outcomes
 
-    def _exact(self, name: str, values: Iterable[Any], dtype: np.dtype[Any], team: Team) -> tuple[Any, ...]:
+    def _outcomes(
+        self,
+        group: AgentGroup,
+        observations: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> AgentOutcomes:
+        pick = group.pick
+        seen, paid, terminateds, truncateds = pick(observations), pick(rewards), pick(terminations), pick(truncations)
+        if not FLOATS.issuperset(map(type, paid)):
+            paid = self._exact(names.REWARDS, paid, FLOAT, group)
+        if not (BOOLS.issuperset(map(type, terminateds)) and BOOLS.issuperset(map(type, truncateds))):
+            terminateds = self._exact(names.TERMINATEDS, terminateds, BOOL, group)
+            truncateds = self._exact(names.TRUNCATEDS, truncateds, BOOL, group)
+        if NoneType in map(type, seen):
+            self._refuse_none(seen, group.agents)
+        self._check_shapes(seen, group)
+        try:
+            said = pick(infos)
+        except KeyError:
+            said = tuple([infos.get(agent, _NO_INFO) for agent in group.agents])
+        return AgentOutcomes(group.agents, seen, paid, terminateds, truncateds, said)
+
+    def _exact(self, name: str, values: Iterable[Any], dtype: np.dtype[Any], group: AgentGroup) -> tuple[Any, ...]:
         """Convert a number of each agent exactly."""
         return tuple(
-            exact_number(name, value, dtype, self.refusing(agent))
-            for agent, value in zip(team.agents, values, strict=True)
+            [
+                exact_number(name, value, dtype, self.refusing(agent))
+                for agent, value in zip(group.agents, values, strict=True)
+            ]
         )
 
-    def _check_shapes(self, observations: Sequence[Any], team: Team) -> None:
-        """Refuse observations of another shape before a row of the step is written."""
-        for place, (new, old) in enumerate(zip(observations, team.observations, strict=True)):
+    def _check_shapes(self, observations: Sequence[Any], group: AgentGroup) -> None:
+        """Refuse observations of another shape before a row of the step is recorded."""
+        for place, (new, old) in enumerate(zip(observations, group.observations, strict=True)):
             if type(new) is np.ndarray and type(old) is np.ndarray and new.shape != old.shape:
-                refuse = self.refusing(team.agents[place])
+                refuse = self.refusing(group.agents[place])
                 raise refuse(f"column {names.NEXT_OBS!r} must have rows of shape {old.shape}, got {new.shape}", None)
 
     def _refuse_none(self, observations: Iterable[Any], agents: Iterable[Any]) -> None:
@@ -249,12 +314,12 @@ class ParallelRun(Run):
                 raise self.refusing(agent)(f"column {names.NEXT_OBS!r} must hold an observation, got None", None)
 
 
-class AECRun(Run):
-    """A run of an environment whose agents take turns.
+class TurnBasedAdapter(MultiAgentAdapter):
+    """An environment whose agents take turns.
 
-    Every turn of a living agent is a step. Its row is whole at the agent's next turn, be it a dead agent's last: the
-    reward is then what it got since, that of the others' turns included. What an agent gets before it acts for the
-    first time counts with its first action.
+    Every turn of a living agent is a step. Its outcome is known at the agent's next turn, be it a dead agent's last:
+    the reward is then all that it got since, during the others' turns, too. A reward that an agent gets before it acts
+    for the first time counts with its first action.
     """
 
     environment: AECEnvironment
@@ -262,52 +327,37 @@ class AECRun(Run):
 
     def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> None:
         super().__init__(environment, env_id, seed, policy_of)
-        self._steps: deque[tuple[Team, Row]] = deque()
-        self._open: dict[Any, Row] = {}
+        self._acted: dict[Any, None] = {}
+        """Agents that have not seen the outcome of their last action."""
         self._early: dict[Any, Any] = {}
+        """Rewards of agents from before their first action."""
 
-    def break_off(self) -> None:
-        """End the episode that is under way; see `Run.break_off`."""
-        super().break_off()
-        self._steps.clear()
-        self._open = {}
+    def abandon(self) -> None:
+        """Leave the episode that is under way."""
+        super().abandon()
+        self._acted = {}
 
     def _reset(self, seed: int | None) -> None:
         self._early = {}
+        self._acted = {}
         self.environment.reset(seed=seed)
-        self._go_on()
+        self._next_turn()
 
-    def act(self) -> None:
-        """Let the agent act whose turn it is."""
-        (team,) = self.teams
-        (agent,) = team.agents
-        action, further = team.decided.row(team.at)
-        row = {
-            names.OBS: team.observations[0],
-            names.NEXT_OBS: _OPEN,
-            names.ACTIONS: action,
-            names.REWARDS: _OPEN,
-            names.TERMINATEDS: _OPEN,
-            names.TRUNCATEDS: _OPEN,
-            names.INFOS: _OPEN,
-            **further,
-            names.EPS_ID: self.eps_id,
-            names.ENV_ID: self.env_id,
-            names.AGENT_INDEX: team.indices[0],
-            names.T: self.t,
-            names.EPS_DONE: False,
-        }
-        self.environment.step(team.actions[0])
-        self._open[agent] = row
-        self._steps.append((team, row))
+    def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
+        """Let the agent act whose turn it is; see `MultiAgentAdapter.step`."""
+        (group,) = self.groups
+        ((action,),) = actions
+        self.environment.step(action)
+        self._acted[group.agents[0]] = None
         self.t += 1
-        self._go_on()
+        return self._next_turn()
 
-    def _go_on(self) -> None:
-        """Take the dead out, and find out whose turn it is."""
+    def _next_turn(self) -> list[AgentOutcomes]:
+        """Step dead agents out until it is a living one's turn, and return the outcomes that are seen on the way."""
         environment = self.environment
-        self.teams = []
-        while environment.agents and not self.teams:
+        outcomes: list[AgentOutcomes] = []
+        self.groups = []
+        while environment.agents:
             agent = environment.agent_selection
             observation, reward, terminated, truncated, info = environment.last()
             if observation is None:
@@ -315,72 +365,66 @@ class AECRun(Run):
                     f"an environment must give an observation for every agent whose turn it is, and gave none for "
                     f"{agent!r}"
                 )
-            observation = kept(observation)
+            observation = copy_observation(observation)
             refuse = self.refusing(agent)
             reward = exact_number(names.REWARDS, reward, FLOAT, refuse)
             terminated = bool(exact_number(names.TERMINATEDS, terminated, BOOL, refuse))
             truncated = bool(exact_number(names.TRUNCATEDS, truncated, BOOL, refuse))
-            begins = not self._close(agent, observation, reward, terminated, truncated, info)
+            begins = agent not in self._acted
+            if begins:
+                self._early[agent] = reward
+            else:
+                del self._acted[agent]
+                reward += self._early.pop(agent, 0)
+                outcomes.append(AgentOutcomes([agent], [observation], [reward], [terminated], [truncated], [info]))
             if not (terminated or truncated):
-                self.teams = self._teams([agent], {agent: observation}, {agent: info}, () if begins else (agent,))
-                break
+                self.groups = self._group([agent], {agent: observation}, {agent: info}, () if begins else (agent,))
+                return outcomes
             environment.step(None)
             if agent in environment.agents:
                 raise EnvironmentSpecError(
                     f"an environment must take a dead agent out when it is stepped with None, and kept {agent!r}"
                 )
-        if not self.teams and self._open:
+        if self._acted:
             raise EnvironmentSpecError(
                 "an environment must let every agent that acted see what came of it before the episode ends, and did "
-                f"not let {next(iter(self._open))!r}"
+                f"not let {next(iter(self._acted))!r}"
             )
-        if not self.teams and self._steps:
-            self._steps[-1][1][names.EPS_DONE] = True
-        while self._steps and self._steps[0][1][names.NEXT_OBS] is not _OPEN:
-            self.whole.append(self._steps.popleft())
-
-    def _close(self, agent: Any, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> bool:
-        """Complete the row of an agent's last action; if there is none, say so, and keep the reward for the first."""
-        row = self._open.pop(agent, None)
-        if row is None:
-            self._early[agent] = reward
-            return False
-        row[names.NEXT_OBS] = observation
-        row[names.REWARDS] = reward + self._early.pop(agent, 0)
-        row[names.TERMINATEDS] = terminated
-        row[names.TRUNCATEDS] = truncated
-        row[names.INFOS] = info
-        return True
+        return outcomes
 
 
-def run_of(environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> Run:
-    """Make the run of an environment.
+def adapt(environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> MultiAgentAdapter:
+    """Make the adapter of an environment of several agents.
 
     Raises
     ------
     EnvironmentSpecError
-        If it is none of several agents.
+        If it is none.
     """
     kind = environment_kind(environment)
     if kind == "parallel":
-        return ParallelRun(environment, env_id, seed, policy_of)
+        return ParallelAdapter(environment, env_id, seed, policy_of)
     if kind == "aec":
-        return AECRun(environment, env_id, seed, policy_of)
+        return TurnBasedAdapter(environment, env_id, seed, policy_of)
     raise EnvironmentSpecError(
         f"an environment of several agents must have one of PettingZoo's interfaces, got a "
         f"{type(environment).__name__}, which Collector steps"
     )
 
 
-def kept(value: Any) -> Any:
-    """Copy observations that the environment may overwrite in its next step."""
+def copy_observation(value: Any) -> Any:
+    """Copy an observation that the environment may write over in its next step."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {key: kept(item) for key, item in value.items()}
+        return {key: copy_observation(item) for key, item in value.items()}
     if type(value) is tuple or type(value) is list:
-        return type(value)(kept(item) for item in value)
+        return type(value)(copy_observation(item) for item in value)
     return value
+
+
+def _pick_only(agent: Any) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda by_agent: (by_agent[agent],)
 
 
 def _check(part: str, by_agent: Mapping[Any, Any], agents: Iterable[Any]) -> None:

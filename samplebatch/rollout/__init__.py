@@ -18,7 +18,7 @@ _HOMES = {
     "SequenceSummaryStats": "samplebatch.rollout.collect_statistics",
     "Aggregator": "samplebatch.rollout.aggregator",
     "EpisodeHook": "samplebatch.rollout.hooks",
-    "StepHook": "samplebatch.rollout.recorder",
+    "StepHook": "samplebatch.rollout.vector_recorder",
     "postprocess": "samplebatch.rollout.postprocessing",
     "Hook": "samplebatch.rollout.postprocessing",
     "TrajectoryColumns": "samplebatch.rollout.postprocessing",
@@ -67,13 +67,13 @@ if TYPE_CHECKING:
     from samplebatch.rollout.postprocessing import Hook as Hook
     from samplebatch.rollout.postprocessing import TrajectoryColumns as TrajectoryColumns
     from samplebatch.rollout.postprocessing import postprocess as postprocess
-    from samplebatch.rollout.recorder import StepHook as StepHook
     from samplebatch.rollout.running_statistics import RunningStatistics as RunningStatistics
     from samplebatch.rollout.statistics import EpisodeStatistics as EpisodeStatistics
     from samplebatch.rollout.statistics import PolicyStatistics as PolicyStatistics
     from samplebatch.rollout.statistics import episode_statistics as episode_statistics
     from samplebatch.rollout.statistics import finished_episodes as finished_episodes
     from samplebatch.rollout.trajectories import Trajectory as Trajectory
+    from samplebatch.rollout.vector_recorder import StepHook as StepHook
     from samplebatch.workers.summary import Incident as Incident
     from samplebatch.workers.summary import RunSummary as RunSummary
     from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers

@@ -22,7 +22,7 @@ from samplebatch.rollout.episode_quota import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.pending_choices import PendingChoices
 from samplebatch.rollout.postprocessing import Hook
-from samplebatch.rollout.recorder import StepHook
+from samplebatch.rollout.vector_recorder import StepHook
 
 
 class AsyncCollector(Collector):

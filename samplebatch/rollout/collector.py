@@ -8,10 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.env.gymnasium import as_environments
 from samplebatch.env.infos import Infos, Rows, batch_of
+from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Leaf
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.policy import state as policy_state
@@ -20,7 +22,7 @@ from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.rollout.episode_quota import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.recorder import Recorder, StepHook
+from samplebatch.rollout.vector_recorder import Recorder, StepHook
 
 _MOST_TURNS = 256
 _MOST_NBYTES = 1 << 25
@@ -73,6 +75,8 @@ class Collector:
         that draws nothing itself, the data are the same, `eps_id` aside.
     first_unroll_id
         The `unroll_id` of the first call; those after it count on.
+    first_env_id
+        The `env_id` of the first environment; those after it count on.
 
     Attributes
     ----------
@@ -116,6 +120,7 @@ class Collector:
         map_action: ActionMap | None = None,
         seed: int | np.random.SeedSequence | None = None,
         first_unroll_id: int = 0,
+        first_env_id: int = 0,
     ) -> None:
         self._environments = environments = as_environments(env)
         self.policy, self.env, self.buffer = policy, env, buffer
@@ -125,8 +130,11 @@ class Collector:
             raise ValueError("hooks must be for batches, and with a buffer there are none; work out columns of samples")
         self._hooks = tuple(hooks)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        env_seeds, action_seeds = seeds.spawn(2)
-        self._seeds: Sequence[int] | None = env_seeds.generate_state(self.num_envs).tolist()
+        self._env_ids = first_env_id + np.arange(self.num_envs)
+        action_seeds, _, env_seeds = (seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT))
+        self._seeds: Sequence[int] | None = [
+            seed_number(seeds_at(env_seeds, env_id)) for env_id in self._env_ids.tolist()
+        ]
         self._chooser = Chooser(
             policy,
             environments.observations,
@@ -145,12 +153,13 @@ class Collector:
             on_step=on_step_hook,
             on_episode=on_episode_done_hook,
         )
-        self._env_ids = np.arange(self.num_envs)
         self._obs: Sequence[Leaf] | None = None
         self._infos: Infos = {}
         self._state: Any = None
         self._unroll_id = first_unroll_id
         self._closed = False
+        self.count_steps: Callable[[int], None] | None = None
+        self._to_reset = 0
         self.reset_stat()
 
     def __enter__(self) -> Self:
@@ -209,6 +218,7 @@ class Collector:
         # Later resets go on with the environments' generators: no two episodes shall be alike.
         self._seeds = None
         self._state = None
+        self._to_reset = 0
         return self._environments.observations.nest(self._obs), self._infos
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
@@ -280,6 +290,8 @@ class Collector:
             raise
         steps_kept = self._recorder.steps.kept
         batch, returns, lens = self._recorder.take(self._unroll_id)
+        if batch is not None:
+            batch[names.ENV_ID] = self._env_ids[0] + batch[names.ENV_ID]
         if batch is not None and self._hooks:
             batch = postprocess(batch, self._hooks)
         self._unroll_id += 1
@@ -331,6 +343,8 @@ class Collector:
                 columns.append(choice.columns)
                 steps.append(step)
                 self._obs, self._infos = following(step)
+                if self.count_steps is not None:
+                    self._count_made(step[2], step[3])
                 if quota is not None and (_count(step[2]) or _count(step[3])):
                     ended += int(_count((step[2] | step[3]) & quota.running))
                     if ended >= enough:
@@ -355,6 +369,8 @@ class Collector:
             beyond = quota.spend(ends)
         self._recorder.record(choice, step[:5], None, joined(step.void, beyond))
         self._obs, self._infos, state = step.obs, step.obs_infos, choice.state
+        if self.count_steps is not None:
+            self._count_made(step.terminateds, step.truncateds)
         if state is not None:
             begun = step.void if self._environments.resets_later else step.ended
             state = state if begun is None else policy_state.begun_anew(state, begun)
@@ -363,6 +379,13 @@ class Collector:
             self.env.render()
             if render > 0:
                 time.sleep(render)
+
+    def _count_made(self, terminateds: Any, truncateds: Any) -> None:
+        """Count the steps that were just made; where an environment was reset instead, there is none."""
+        if self.count_steps is not None:
+            self.count_steps(self.num_envs - self._to_reset)
+        # Of these, the next step is a reset; that itself ends nothing.
+        self._to_reset = int(_count(terminateds | truncateds)) if self._environments.resets_later else 0
 
     def _choose(self, *, random: bool) -> Choice:
         obs, chooser = self._obs or (), self._chooser

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,48 @@ from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.env.agents import policy_by_kind
-from samplebatch.env.pettingzoo import Run, run_of
+from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter, adapt
 from samplebatch.env.registry import make_environment
-from samplebatch.env.teams import Key, Team
+from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.errors import PolicyNotFoundError, PolicySpecError, near_names
-from samplebatch.policy.deciding import Decider, Noise, PolicyDecider, RandomDecider, seed_number
-from samplebatch.rollout.fragment_rows import FragmentRows, PolicyRows
-from samplebatch.rollout.places import Forecast
+from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAgents
 from samplebatch.rollout.postprocessing import Hook, postprocess
+from samplebatch.rollout.recorder import Block, Recorder, Streams, rows_of_block
+from samplebatch.rollout.stacking import stack_rows
+from samplebatch.rollout.turns import Turn, TurnQueue
 
 _RANDOM = "random"
-_NO_ROWS = FragmentRows(Forecast(None, {}, {}))
+
+
+class _PolicyStep:
+    """The step of all agents of a policy that act next: observations, streams and, once it was asked, actions.
+
+    Where the same agents act in the next step, its observations are the next ones of this.
+    """
+
+    __slots__ = ("actions", "columns", "groups", "observations", "starts", "streams", "t")
+
+    def __init__(self, groups: list[AgentGroup]) -> None:
+        self.groups = groups
+        self.observations: Block = stack_rows(names.OBS, [seen for group in groups for seen in group.observations])
+        eps_id, env_id, agent_index = (
+            np.concatenate([getattr(group, name) for group in groups]) for name in ("eps_ids", "env_ids", "indices")
+        )
+        self.streams = Streams(eps_id, env_id, agent_index)
+        self.t = np.array([group.adapter.t for group in groups for _ in group.agents])
+        sizes = [len(group.agents) for group in groups]
+        self.starts = dict(zip(groups, np.cumsum([0, *sizes]).tolist(), strict=False))
+        self.actions: Sequence[Any] = ()
+        self.columns: dict[str, Block] = {}
+
+    def actions_of(self, group: AgentGroup) -> Sequence[Any]:
+        start = self.starts[group]
+        return self.actions[start : start + len(group.agents)]
+
+    def advance(self, observations: Block) -> None:
+        """Go on to the next step of the same agents."""
+        self.observations = observations
+        self.t = self.t + 1
 
 
 class MultiAgentCollector:
@@ -41,7 +73,9 @@ class MultiAgentCollector:
     - `eps_done`: whether the step is the last of its episode, for all agents;
     - `unroll_id`: the batch that the steps were collected in.
 
-    In a batch the steps of each agent lie together, in order. An episode goes on in the next batch if it has not ended.
+    In a batch the steps of each agent lie together, in order of time, by `env_id` and `agent_index`.
+
+    An episode goes on in the next batch if it has not ended.
     Where agents take turns, a step goes into a batch once all agents that acted until then have seen what came of it.
 
     Parameters
@@ -108,46 +142,49 @@ class MultiAgentCollector:
         first_env_id: int = 0,
     ) -> None:
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        made = _made(environment, envs)
-        self._policy_seeds, random_seeds, environment_seeds = (_child(seeds, place) for place in range(3))
+        made = _make(environment, envs)
+        self._policy_seeds, random_seeds, environment_seeds = (
+            seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
+        )
         numbers = range(first_env_id, first_env_id + len(made))
         self._mapping = policy_by_kind(made[0]) if policy_mapping is None else policy_mapping
-        self._runs = [
-            run_of(one, number, seed_number(_child(environment_seeds, number)), self._mapped)
+        self._adapters = [
+            adapt(one, number, seed_number(seeds_at(environment_seeds, number)), self._policy_of)
             for one, number in zip(made, numbers, strict=True)
         ]
-        self._all_together = all(run.together for run in self._runs)
-        self._random = RandomDecider({number: _child(random_seeds, number) for number in numbers})
+        self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
+        self._random = RandomAgents({number: seeds_at(random_seeds, number) for number in numbers})
         self._policies = policies
         self._noise = _noise_by_policy(exploration_noise, policies)
-        self._deciders: dict[str, Decider] = {}
-        self._is_open = False
-        self._rows = _NO_ROWS
-        self._ranks: dict[int, int] = {}
-        self._last: dict[str, dict[Key, int]] = {}
-        self._written = dict.fromkeys(numbers, 0)
-        self._last_written: dict[int, int] = {}
+        self._actors: dict[str, AgentActor] = {}
+        self._recorder = Recorder()
+        self._recorded = 0
+        self._steps: dict[str, _PolicyStep] = {}
         self._hooks = tuple(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
+        self.count_steps: Callable[[int], None] = _ignore
 
     @property
     def environments(self) -> list[Any]:
         """The environments, in the order of their `env_id`."""
-        return [run.environment for run in self._runs]
+        return [adapter.environment for adapter in self._adapters]
 
     def close(self) -> None:
         """Close all environments."""
-        for run in self._runs:
-            run.environment.close()
+        for adapter in self._adapters:
+            adapter.environment.close()
 
     def reset(self) -> None:
-        """Forget the episodes under way, and what no batch has of them: the next batch begins with new ones."""
-        for run in self._runs:
-            run.abandon()
+        """Leave the episodes under way, and drop turns that no batch has: the next batch begins with new episodes."""
+        for adapter in self._adapters:
+            adapter.abandon()
+        for turns in self._turns.values():
+            turns.clear()
+        self._steps = {}
 
     def collect(self, env_steps: int | None = None, *, episodes: int | None = None) -> MultiAgentBatch:
-        """Make steps, and return what all agents saw and did in them.
+        """Step the environments, and return the steps of all agents.
 
         Parameters
         ----------
@@ -174,153 +211,151 @@ class MultiAgentCollector:
         given = [number for number in (env_steps, episodes) if number is not None]
         if len(given) != 1 or given[0] < 1:
             raise ValueError(f"one of env_steps and episodes must be given, at least 1, got {env_steps} and {episodes}")
-        if not self._is_open:
-            self._rows = self._opened(Forecast(self._shares(env_steps), self._last, self._last_written))
-            self._is_open = True
-            for run in self._runs:
-                for team in run.teams:
-                    team.owner = None
         try:
-            self._ranks = {run.env_id: rank for rank, run in enumerate(self._runs)}
             if env_steps is not None:
                 self._collect_steps(env_steps)
             else:
                 self._collect_episodes(given[0])
         finally:
-            for run in self._runs:
-                run.keep()
-        batch = self._batch(by_environment=env_steps is None)
-        if not self._hooks:
-            return batch
-        agents = {(run.env_id, index): agent for run in self._runs for index, agent in enumerate(run.agents)}
-        return postprocess(batch, self._hooks, agents=agents)
-
-    def _opened(self, forecast: Forecast) -> FragmentRows:
-        """Begin a batch."""
-        return FragmentRows(forecast)
-
-    def _stamps(self) -> dict[str, int]:
-        """Return what is the same in all rows of the batch."""
-        return {names.UNROLL_ID: self._unroll_id}
-
-    def _batch(self, *, by_environment: bool) -> MultiAgentBatch:
-        """Make a batch of what is written down; agents in the order in which they acted, or by environment."""
-        rows, written = self._rows, self._written
-        for run in self._runs:
-            # Those of an environment that raised, and was not stepped since.
-            written[run.env_id] += run.written
-            run.written = 0
-        self._is_open, self._rows, self._written = False, _NO_ROWS, dict.fromkeys(written, 0)
-        self._last, self._last_written = rows.counts(), written
-        batch = MultiAgentBatch(
-            rows.build(self._stamps(), self._ranks if by_environment else None), sum(written.values())
-        )
+            for adapter in self._adapters:
+                adapter.keep_observations()
+        recorded, self._recorded = self._recorded, 0
+        batch = MultiAgentBatch(self._recorder.take({names.UNROLL_ID: self._unroll_id}), recorded)
         self._unroll_id += 1
-        return batch
+        return self.postprocess(batch, self._hooks) if self._hooks else batch
 
-    def _shares(self, env_steps: int | None) -> dict[int, int] | None:
-        """Share steps out to the environments, which take turns; None if it is not known how many there are."""
-        if env_steps is None:
-            return None
-        count = len(self._runs)
-        return {
-            run.env_id: (env_steps + count - 1 - (place - self._next) % count) // count
-            for place, run in enumerate(self._runs)
+    def postprocess(self, batch: MultiAgentBatch, hooks: Sequence[Hook]) -> MultiAgentBatch:
+        """Apply hooks to the trajectories of a batch of this collector, which tells them the ids of agents."""
+        agents = {
+            (adapter.env_id, index): agent for adapter in self._adapters for index, agent in enumerate(adapter.agents)
         }
+        return postprocess(batch, hooks, agents=agents)
 
     def _collect_steps(self, env_steps: int) -> None:
-        runs = self._runs
-        left = env_steps - self._deliver(runs, env_steps)
-        while left > 0:
-            count = min(left, len(runs))
-            chosen = [runs[(self._next + i) % len(runs)] for i in range(count)]
-            self._next = (self._next + count) % len(runs)
-            for run in chosen:
-                if not run.in_episode:
-                    self._begin(run)
+        adapters = self._adapters
+        self._record_turns(adapters, env_steps - self._recorded)
+        while self._recorded < env_steps:
+            count = min(env_steps - self._recorded, len(adapters))
+            chosen = adapters
+            if count < len(adapters):
+                chosen = [adapters[(self._next + i) % len(adapters)] for i in range(count)]
+                self._next = (self._next + count) % len(adapters)
+            for adapter in chosen:
+                if not adapter.in_episode:
+                    self._begin(adapter)
             self._step(chosen)
-            left -= self._deliver(runs, left)
+            if self._turns:
+                self._record_turns(adapters, env_steps - self._recorded)
 
     def _collect_episodes(self, episodes: int) -> None:
         # Those under way began first.
-        chosen = sorted(self._runs, key=lambda run: not run.in_episode)[:episodes]
+        chosen = sorted(self._adapters, key=lambda adapter: not adapter.in_episode)[:episodes]
         begun = len(chosen)
-        self._ranks = {run.env_id: rank for rank, run in enumerate(chosen)}
-        for run in chosen:
-            if not run.in_episode:
-                self._begin(run)
+        for adapter in chosen:
+            if not adapter.in_episode:
+                self._begin(adapter)
         going = chosen
         while going:
             self._step(going)
-            for run in going:
-                if not run.in_episode and begun < episodes:
-                    self._begin(run)
+            for adapter in going:
+                if not adapter.in_episode and begun < episodes:
+                    self._begin(adapter)
                     begun += 1
-            going = [run for run in going if run.in_episode]
-        self._deliver(chosen)
+            going = [adapter for adapter in going if adapter.in_episode]
+        self._record_turns(chosen, None)
 
-    def _begin(self, run: Run) -> None:
-        run.begin()
-        for decider in self._deciders.values():
-            decider.forget(run.env_id)
+    def _begin(self, adapter: MultiAgentAdapter) -> None:
+        adapter.reset()
+        for actor in self._actors.values():
+            actor.forget(adapter.env_id)
 
-    def _step(self, runs: Sequence[Run]) -> None:
-        """Let all agents of some runs act that are to."""
-        groups: dict[str, list[Team]] = {}
-        new: list[Team] = []
-        for run in runs:
-            for team in run.teams:
-                if team.owner is None and run.together:
-                    new.append(team)
-                group = groups.get(team.policy_id)
-                if group is None:
-                    groups[team.policy_id] = [team]
+    def _step(self, adapters: Sequence[MultiAgentAdapter]) -> None:
+        """Ask every policy once for all agents that act next, let these act, and record the step."""
+        by_policy: dict[str, list[AgentGroup]] = {}
+        for adapter in adapters:
+            for group in adapter.groups:
+                by_policy.setdefault(group.policy_id, []).append(group)
+        steps = {policy_id: self._act(policy_id, groups) for policy_id, groups in by_policy.items()}
+        self._steps = {}
+        outcomes: dict[AgentGroup, AgentOutcomes] = {}
+        try:
+            for adapter in adapters:
+                groups = adapter.groups
+                found = self._let_act(adapter, [steps[group.policy_id].actions_of(group) for group in groups])
+                self.count_steps(1)
+                if adapter.together:
+                    self._recorded += 1
+                    outcomes.update(zip(groups, found, strict=True))
                 else:
-                    group.append(team)
-        if new:
-            self._rows.place(sorted(new, key=lambda team: self._ranks[team.run.env_id]))
-        for policy_id, teams in groups.items():
-            self._decide(policy_id, teams)
-        for run in runs:
-            try:
-                run.act()
-            except BaseException:
-                # How far the environment got is not known.
-                run.break_off()
-                raise
+                    self._queue_turn(adapter, groups[0], steps[groups[0].policy_id], found)
+        finally:
+            # Steps that were made are recorded, even if another environment has failed.
+            for policy_id, step in steps.items():
+                self._record(policy_id, step, outcomes)
+        self._steps = steps
 
-    def _decide(self, policy_id: str, teams: list[Team]) -> None:
-        """Let the agents of one policy decide, and write down what they see and do if they act together."""
-        together = teams
-        if not self._all_together:
-            together = [team for team in teams if team.run.together]
-            teams = [*together, *(team for team in teams if not team.run.together)]
-        rows: PolicyRows | None = together[0].owner if together else None
-        seen = None if rows is None else rows.begin(together)
-        decider = self._deciders.get(policy_id) or self._decider(policy_id)
-        decided = decider.decide(teams, seen if len(together) == len(teams) else None)
-        at, actions = 0, decided.actions
-        for team in teams:
-            team.decided, team.at = decided, at
-            at += len(team.agents)
-            team.actions = actions[team.at : at]
-        if rows is not None:
-            rows.decided(decided)
+    def _let_act(self, adapter: MultiAgentAdapter, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
+        """Step an environment; if that fails, its episode is over, for nobody knows how far it got."""
+        try:
+            return adapter.step(actions)
+        except BaseException:
+            adapter.abandon()
+            if not adapter.together:
+                self._turns[adapter.env_id].break_off()
+            raise
 
-    def _deliver(self, runs: Sequence[Run], most: int | None = None) -> int:
-        """Count the steps that were written down, write down those that are whole by now, and return how many."""
-        delivered = 0
-        for run in runs:
-            steps, run.written = run.written, 0
-            while run.whole and delivered + steps != most:
-                team, row = run.whole.popleft()
-                self._rows.of(team.policy_id).add(team.keys[0], row)
-                steps += 1
-            self._written[run.env_id] += steps
-            delivered += steps
-        return delivered
+    def _act(self, policy_id: str, groups: list[AgentGroup]) -> _PolicyStep:
+        """Ask a policy for the actions of all of its agents."""
+        step = self._steps.get(policy_id)
+        if step is None or step.groups != groups:
+            step = _PolicyStep(groups)
+        actor = self._actors.get(policy_id) or self._make_actor(policy_id)
+        seen = step.observations
+        step.actions, step.columns = actor.act(groups, seen if isinstance(seen, np.ndarray) else None)
+        step.columns[names.OBS] = seen
+        return step
 
-    def _mapped(self, agent: Any) -> str:
+    def _record(self, policy_id: str, step: _PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
+        """Record the rows of agents that acted at once, and have seen what came of it."""
+        groups = step.groups
+        columns, streams, t = step.columns, step.streams, step.t
+        if not outcomes.keys() >= step.starts.keys():
+            groups = [group for group in groups if group in outcomes]
+            starts = [(step.starts[group], len(group.agents)) for group in groups]
+            rows = [row for start, count in starts for row in range(start, start + count)]
+            if not rows:
+                return
+            columns = {name: rows_of_block(block, rows) for name, block in columns.items()}
+            streams, t = Streams(*[part[rows] for part in streams]), t[rows]
+        observations, rewards, terminateds, truncateds, infos = _lay_end_to_end([outcomes[group] for group in groups])
+        new_obs = stack_rows(names.NEXT_OBS, observations)
+        columns[names.NEXT_OBS] = new_obs
+        columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS] = rewards, terminateds, truncateds
+        columns[names.EPS_DONE] = [not group.adapter.in_episode for group in groups for _ in group.agents]
+        self._recorder.append(policy_id, columns, streams, t, infos if any(infos) else None)
+        step.advance(new_obs)
+
+    def _queue_turn(
+        self, adapter: MultiAgentAdapter, group: AgentGroup, step: _PolicyStep, outcomes: Sequence[AgentOutcomes]
+    ) -> None:
+        """Let a turn wait for its outcome, and complete those whose outcomes came with it."""
+        turns, row = self._turns[adapter.env_id], step.starts[group]
+        columns = {name: rows_of_block(block, [row]) for name, block in step.columns.items()}
+        turns.begin(group.agents[0], Turn(group, columns, int(step.t[row])))
+        turns.finish(outcomes)
+        if not adapter.in_episode:
+            turns.end()
+
+    def _record_turns(self, adapters: Sequence[MultiAgentAdapter], limit: int | None) -> None:
+        """Record turns that are complete, at most `limit`, environment by environment."""
+        for adapter in adapters if self._turns else ():
+            turns = self._turns.get(adapter.env_id)
+            for turn in turns.complete(limit) if turns is not None else ():
+                self._recorder.append(turn.policy_id, turn.columns, turn.streams, turn.t, turn.infos)
+                self._recorded += 1
+                limit = None if limit is None else limit - 1
+
+    def _policy_of(self, agent: Any) -> str:
         mapping = self._mapping
         if not isinstance(mapping, Mapping):
             return mapping(agent)
@@ -330,22 +365,33 @@ class MultiAgentCollector:
             )
         return mapping[agent]
 
-    def _decider(self, policy_id: str) -> Decider:
+    def _make_actor(self, policy_id: str) -> AgentActor:
         policy = self._policies
         if isinstance(policy, Mapping):
             if policy_id not in policy:
                 raise PolicyNotFoundError(f"policies must have {policy_id!r}; {near_names(policy_id, policy)}")
             policy = policy[policy_id]
         if isinstance(policy, str) and policy == _RANDOM:
-            made: Decider = self._random
+            actor: AgentActor = self._random
         else:
             noise = self._noise.get(policy_id, False) if isinstance(self._noise, Mapping) else self._noise
-            made = PolicyDecider(policy, _child(self._policy_seeds, *policy_id.encode()), exploration_noise=noise)
-        self._deciders[policy_id] = made
-        return made
+            actor = PolicyAgents(policy, seeds_at(self._policy_seeds, *policy_id.encode()), exploration_noise=noise)
+        self._actors[policy_id] = actor
+        return actor
 
 
-def _made(environment: Any, envs: int) -> list[Any]:
+def _lay_end_to_end(outcomes: Sequence[AgentOutcomes]) -> Sequence[list[Any]]:
+    """Join the outcomes of several groups, field by field; the agents' ids are left out."""
+    if len(outcomes) == 1:
+        return [[*part] for part in outcomes[0][1:]]
+    return [[*chain.from_iterable(parts)] for parts in islice(zip(*outcomes, strict=True), 1, None)]
+
+
+def _ignore(steps: int) -> None:
+    """Count nothing."""
+
+
+def _make(environment: Any, envs: int) -> list[Any]:
     if envs < 1:
         raise ValueError(f"envs must be at least 1, got {envs}")
     if isinstance(environment, (list, tuple)):
@@ -367,8 +413,3 @@ def _noise_by_policy(noise: Noise | Mapping[str, Noise], policies: Any) -> Noise
             if wanted and isinstance(policy, str) and policy == _RANDOM:
                 raise PolicySpecError(f"policy {policy_id!r} must decide by itself to explore, and acts at random")
     return noise
-
-
-def _child(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequence:
-    """Return the seeds of a place, whatever else was spawned before."""
-    return np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *place), pool_size=seeds.pool_size)

@@ -1,260 +1,245 @@
-"""Recorder: takes steps of environments down, in a buffer or for a batch, and keeps count of their episodes."""
+"""Recorder: rows of environment steps, written in time order and handed out in stream order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.conversions import as_sample_batch
-from samplebatch.batch.nested.node import node
+from samplebatch.batch.episodes import by_stream
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.infos import Infos, Rows, batch_of, batch_of_steps, rows_of
-from samplebatch.env.spaces import Columns, Layout, Leaf, column_names
-from samplebatch.env.transitions import Outcome, Outcomes
-from samplebatch.names import TO_FLAT, TO_NESTED
-from samplebatch.policy.choices import Choice
-from samplebatch.rollout.hooks import EpisodeHook, call_on_buffer, call_on_rows
-from samplebatch.rollout.rows import GrowingRows, other_columns
-from samplebatch.rollout.steps import Steps
+from samplebatch.batch.tree import Structure, leaf_names
+from samplebatch.column import memory
+from samplebatch.column.convert import as_column
+from samplebatch.column.exact import BOOL, FLOAT
+from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.env.infos import empty_infos
+from samplebatch.env.spaces import Leaf
+from samplebatch.errors import ColumnMismatchError
+from samplebatch.rollout.stacking import NestedRows, join_blocks, stack_rows
 
-StepHook = Callable[[Batch, Batch], Any]
-"""Called with every step of the environments: on what was decided (`act`, `act_normalized`, `policy_entry`, `dist`,
-`hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.intp]
+Block = Leaf | NestedRows | Sequence[Any]
+"""Values of a column in k rows: an array of shape (k, ...), the arrays of a nested column, or k values of any kind."""
 
-_OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
-"""What is to be known of steps to count their episodes."""
+_FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
+_EMPTY = object()
+"""Stands for an empty info."""
+_DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
+"""Dtypes of numbers that environments return; adapters have checked that these hold them exactly."""
+
+
+class Streams(NamedTuple):
+    """The episode and the stream of k rows, shape (k,) each, under the names of their columns."""
+
+    eps_id: Ints
+    env_id: Ints
+    agent_index: Ints
 
 
 class Recorder:
-    """Takes down what happens in n environments.
+    """Rows of environment steps, by policy; collectors write them and take them as batches.
 
-    Parameters
-    ----------
-    num_envs
-        How many environments there are.
-    observations, actions
-        The layouts of the spaces.
-    buffer
-        Where the steps go; None to keep them for a batch.
-    on_step, on_episode
-        Hooks.
+    Rows are written in the order in which steps are made. In a batch they lie stream by stream, by `env_id` and
+    `agent_index`, and each stream in order of time. Values are copied once where rows of one dtype are joined, and
+    once into stream order.
 
-    Attributes
-    ----------
-    steps
-        The steps taken down since the last `take`; where they go to a buffer, their rewards and flags.
-    looks_at_each_step
-        Whether hooks want to see steps one by one.
+    Examples
+    --------
+    >>> recorder, zero = Recorder(), np.zeros(2, int)
+    >>> for t in range(3):
+    ...     streams = Streams(np.array([7, 8]), np.array([0, 1]), zero)
+    ...     recorder.append("cat", {"obs": np.array([t, 10 * t]), "rewards": [0.5, t]}, streams, zero + t, [{}, {}])
+    >>> batch = recorder.take()["cat"]
+    >>> batch["env_id"].tolist(), batch["obs"].tolist(), batch["rewards"].tolist()
+    ([0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 10, 20], [0.5, 0.5, 0.5, 0.0, 1.0, 2.0])
     """
 
-    def __init__(
+    def __init__(self) -> None:
+        self._policies: dict[str, _PolicyRows] = {}
+
+    def append(
         self,
-        num_envs: int,
-        observations: Layout,
-        actions: Layout,
-        buffer: Any = None,
-        *,
-        on_step: StepHook | None = None,
-        on_episode: EpisodeHook | None = None,
+        policy_id: str,
+        columns: Mapping[str, Block],
+        streams: Streams,
+        t: Ints,
+        infos: Sequence[Any] | None = None,
     ) -> None:
-        self._buffer = buffer
-        self._on_step, self._on_episode = on_step, on_episode
-        self._new_names = column_names(names.NEXT_OBS, observations)
-        layouts = {names.OBS: observations, names.NEXT_OBS: observations, names.ACTIONS: actions}
-        self._actions = actions
-        self._all = np.arange(num_envs)
-        self.steps = Steps(num_envs, layouts)
-        # Buffers need not look at the ids of rows that go to every ring in order.
-        self._every_ring = None if getattr(buffer, "buffer_num", None) == num_envs else self._all
-        self._waiting = GrowingRows()
-        self._plain = buffer is None and on_step is None
-        self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
-
-    def record(self, choice: Choice, outcome: Outcome, envs: Rows | None = None, drop: Rows | None = None) -> None:
-        """Take down a step of some environments.
+        """Write k rows of a policy.
 
         Parameters
         ----------
-        choice
-            What was decided before it.
-        outcome
-            What it led to.
-        envs
-            The environments that made it, shape (k,); None for all.
-        drop
-            Rows that do not count; None for none.
-        """
-        values = self._values(choice.columns, outcome)
-        _, rewards, _, _, infos = outcome
-        if self._plain:
-            self.steps.append(values, infos, envs, drop)
-            return
-        rows = None
-        if drop is not None:
-            rows = np.delete(np.arange(len(rewards)), drop)
-            if not len(rows):
-                return
-            values = {name: column[rows] for name, column in values.items()}
-            if infos:
-                every = rows_of(infos, len(rewards))
-                infos = [every[row] for row in rows.tolist()]
-            envs = (self._all if envs is None else envs)[rows]
-        if self._on_step is None:
-            self._add(nested(values, infos), envs)
-            return
-        transitions = nested(values, infos)
-        said = decided(choice, self._actions)
-        self._on_step(said if rows is None else said[rows], transitions)
-        if self._buffer is None:
-            self.steps.append(flat(transitions), infos, envs)
-        else:
-            self._add(transitions, envs)
-
-    def _values(self, columns: Columns, outcome: Outcome) -> Columns:
-        """Complete the columns of a step by what it led to."""
-        new_obs, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], _ = outcome
-        for name, leaf in zip(self._new_names, new_obs, strict=True):
-            columns[name] = leaf
-        return columns
-
-    def extend(self, decided_on: Sequence[Columns], outcomes: Outcomes, drop: Rows | None) -> None:
-        """Take down several steps of all environments, where no hook wants to see them one by one.
-
-        Parameters
-        ----------
-        decided_on
-            What was known before each.
-        outcomes
-            What they led to.
-        drop
-            Rows of all of them, one step after the other, that do not count; None for none.
+        policy_id
+            The policy.
+        columns
+            Their values by column. Arrays are kept, not copied.
+        streams
+            Their episodes and streams. Rows of a stream must come in order of time.
+        t
+            Their times, shape (k,).
+        infos
+            Their infos, an item a row; None for empty ones. They are copied one level deep, as environments reuse them.
 
         Raises
         ------
-        ColumnMismatchError, ColumnLengthError
-            If the columns of the steps differ too much to be joined; see `GrowingRows.append`.
+        ColumnMismatchError
+            If the columns are not those of the policy's rows before.
         """
-        known = decided_on[0]
-        parts: dict[str, Sequence[Leaf]] = {}
-        try:
-            for name in known:
-                parts[name] = [columns[name] for columns in decided_on]
-        except KeyError:
-            raise other_columns(decided_on) from None
-        if max(map(len, decided_on)) > len(known):
-            raise other_columns(decided_on)
-        parts.update(zip(self._new_names, outcomes.new_obs, strict=True))
-        parts.update(zip(_OUTCOMES, outcomes[1:4], strict=True))
-        rows, leaves = outcomes.finals or (self._all, ())
-        later = {name: (rows, leaf) for name, leaf in zip(self._new_names, leaves, strict=False)}
-        if self._buffer is None:
-            self.steps.extend(parts, outcomes.infos, drop, later)
-            return
-        waiting, n = self._waiting, len(self._all)
-        waiting.clear()
-        waiting.extend(parts, n)
-        columns, envs = waiting.columns(), np.broadcast_to(self._all, (len(decided_on), n)).ravel()
-        for name, (where, values) in later.items():
-            columns[name][where] = values
-        infos = batch_of_steps(outcomes.infos, len(decided_on), n)
-        if drop is not None:
-            kept = np.delete(np.arange(waiting.rows), drop)
-            if not len(kept):
-                return
-            # Clipping is what makes NumPy skip a second look at every index.
-            columns = {name: column.take(kept, 0, None, "clip") for name, column in columns.items()}
-            envs = envs[kept]
-            infos = infos[kept] if infos.__dict__ else infos
-        transitions = nested(columns, {})
-        transitions.__dict__["info"] = infos
-        self._buffer.add(transitions, buffer_ids=envs)
-        self.steps.append({name: columns[name] for name in _OUTCOMES}, {}, envs)
+        rows = self._policies.get(policy_id)
+        if rows is None:
+            rows = self._policies[policy_id] = _PolicyRows(columns)
+        rows.append(columns, streams, t, infos)
 
-    def _add(self, transitions: Batch, envs: Rows | None) -> None:
-        """Add transitions to the buffer, and count them."""
-        added = self._buffer.add(transitions, buffer_ids=self._every_ring if envs is None else envs)
-        flat_names = {name: transitions.__dict__[TO_NESTED[name]] for name in _OUTCOMES}
-        self.steps.append(flat_names, {}, envs)
-        if self._on_episode is None:
-            return
-        ended, lens = self.steps.count()
-        if len(ended):
-            row_of = {env: row for row, env in enumerate((self._all if envs is None else envs).tolist())}
-            for env, length in zip(ended.tolist(), lens.tolist(), strict=True):
-                row = row_of[env]
-                call_on_buffer(self._on_episode, self._buffer, int(added[3][row]), int(added[0][row]), length)
+    def take(self, constants: Mapping[str, int] | None = None) -> dict[str, SampleBatch]:
+        """Hand out all rows as a batch for each policy, and start afresh.
 
-    def begin(self) -> None:
-        """Start an episode in every environment; those under way do not go on.
+        Parameters
+        ----------
+        constants
+            Further columns, of one number each.
 
-        In a buffer, the last step of each of these becomes truncated.
+        Raises
+        ------
+        ColumnMismatchError
+            If row shapes of a column differ, or dtypes in a way that no dtype holds without loss. The rows are gone.
         """
-        self.steps.begin()
-        if self._buffer is None or not len(self._buffer):
-            return
-        last = self._buffer.unfinished_index()
-        if len(last):
-            self._buffer.truncated[last] = True
-            self._buffer.done[last] = True
-
-    def take(self, unroll_id: int) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start anew."""
-        batch, returns, lens = self.steps.take(batch=self._buffer is None, agent_index=0, unroll_id=unroll_id)
-        if batch is not None and self._on_episode is not None:
-            call_on_rows(self._on_episode, batch)
-        return batch, returns, lens
+        policies, self._policies = self._policies, {}
+        return {policy_id: rows.gather(constants or {}) for policy_id, rows in policies.items()}
 
 
-def nested(values: Columns, infos: Infos) -> Batch:
-    """Put columns together as Tianshou's transitions: `obs`, `act`, `rew`, ..., the parts of nested ones in batches.
+class _PolicyRows:
+    """The rows of one policy.
 
-    >>> nested({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, {})
-    Batch(
-        rew: array([1.]),
-        policy: Batch(
-                    logp: array([0.]),
-                ),
-        info: Batch(),
-    )
+    Whatever is kept a step long is an array, or goes into one long list: objects that Python's garbage collector has to
+    visit make every step slower.
     """
-    data: dict[str, Any] = {}
-    for name, value in values.items():
-        top, dot, path = name.partition(".")
-        top = TO_NESTED.get(top, top)
-        if not dot:
-            data[top] = value
-            continue
-        *folders, leaf = path.split(".")
-        folder = data.setdefault(top, node(Batch, {})).__dict__
-        for key in folders:
-            folder = folder.setdefault(key, node(Batch, {})).__dict__
-        folder[leaf] = value
-    data["info"] = batch_of(infos) if infos else node(Batch, {})
-    return node(Batch, data)
+
+    def __init__(self, columns: Mapping[str, Block]) -> None:
+        self._blocks: dict[str, list[Any]] = {name: [] for name in columns}
+        self._lists = {name for name, block in columns.items() if type(block) is list}
+        self._streams: list[Streams] = []
+        self._t: list[Ints] = []
+        self._infos: list[Any] = []
+
+    def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
+        blocks, lists = self._blocks, self._lists
+        if columns.keys() != blocks.keys():
+            odd = next(iter(columns.keys() ^ blocks.keys()))
+            raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+        for name, block in columns.items():
+            if name in lists:
+                blocks[name] += block
+            else:
+                blocks[name].append(block)
+        self._streams.append(streams)
+        self._t.append(t)
+        if infos is None:
+            self._infos += [_EMPTY] * len(t)
+        else:
+            self._infos += [
+                (info.copy() if info else _EMPTY) if type(info) is dict else _copy_info(info) for info in infos
+            ]
+
+    def gather(self, constants: Mapping[str, int]) -> SampleBatch:
+        """Make a batch in which the rows of each stream lie together."""
+        streams = Streams(*map(np.concatenate, zip(*self._streams, strict=True)))
+        order = _stream_order(streams)
+        columns: dict[str, Column] = {}
+        nested: dict[str, Structure] = {}
+        for name in filter(self._blocks.__contains__, _FIRST):
+            self._join(name, order, columns, nested)
+        columns[names.INFOS] = ObjectColumn(self._join_infos(order))
+        for name in self._blocks:
+            if name not in _FIRST and name != names.EPS_DONE:
+                self._join(name, order, columns, nested)
+        for name, values in zip(streams._fields, streams, strict=True):
+            columns[name] = TensorColumn(_in_order(values, order))
+        columns[names.T] = TensorColumn(_in_order(np.concatenate(self._t), order))
+        if names.EPS_DONE in self._blocks:
+            self._join(names.EPS_DONE, order, columns, nested)
+        for name, value in constants.items():
+            columns[name] = TensorColumn(np.full(len(streams.env_id), value))
+        return SampleBatch._of(columns, nested)
+
+    def _join(self, name: str, order: Rows | None, columns: dict[str, Column], nested: dict[str, Structure]) -> None:
+        """Join the blocks of a column, or of the leaves of a nested one, in stream order."""
+        blocks = self._blocks[name]
+        joined = _join_values(name, blocks) if name in self._lists else _join_any(name, blocks)
+        if isinstance(joined, NestedRows):
+            nested[name] = joined.structure
+            parts = [*zip(leaf_names(name, joined.structure), joined.leaves, strict=True)]
+        else:
+            parts = [(name, joined)]
+            top, *folders = name.split(".")
+            tree: Any = nested.setdefault(top, {}) if folders else {}
+            for folder in folders[:-1]:
+                tree = tree.setdefault(folder, {})
+            if folders:
+                tree[folders[-1]] = None
+        for leaf, values in parts:
+            columns[leaf] = as_column(_in_order(values, order), leaf)
+
+    def _join_infos(self, order: Rows | None) -> Leaf:
+        infos = self._infos
+        joined = empty_infos(len(infos))
+        if infos.count(_EMPTY) < len(infos):
+            for row, info in enumerate(infos):
+                if info is not _EMPTY:
+                    joined[row] = info
+        return joined if order is None else joined[order]
 
 
-def flat(transitions: Batch) -> Columns:
-    """Take Tianshou's transitions apart into columns again, leaving out what the environments said."""
-    kept = {TO_FLAT.get(name, name): value for name, value in transitions.__dict__.items() if name != "info"}
-    columns = as_sample_batch(node(Batch, kept))
-    return {name: np.asarray(columns.column(name).values) for name in columns.column_names}
+def _join_any(name: str, blocks: Sequence[Any]) -> Leaf | NestedRows:
+    """Join blocks of one kind."""
+    first = blocks[0]
+    if isinstance(first, NestedRows):
+        if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
+            raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
+        paths = leaf_names(name, first.structure)
+        leaves = zip(*[block.leaves for block in blocks], strict=True)
+        return NestedRows(first.structure, [join_blocks(path, own) for path, own in zip(paths, leaves, strict=True)])
+    return join_blocks(name, blocks)
 
 
-def decided(choice: Choice, actions: Layout) -> Batch:
-    """Make what the step hook gets to see of a decision."""
-    decision = choice.decision
-    return node(
-        Batch,
-        {
-            "act": decision["act"],
-            "act_normalized": actions.batch(choice.actions),
-            "policy_entry": Batch(decision.get("policy") or {}),
-            "dist": decision.get("dist"),
-            "hidden_state": decision.get("state"),
-        },
-    )
+def _join_values(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
+    """Stack single values."""
+    return np.array(values, _DTYPES[name]) if name in _DTYPES else stack_rows(name, values)
+
+
+def _stream_order(streams: Streams) -> Rows | None:
+    """Return the rows' order stream by stream; None if they lie so already."""
+    stream = streams.env_id * (int(streams.agent_index.max()) + 1) + streams.agent_index
+    if (stream[1:] >= stream[:-1]).all():
+        return None
+    return by_stream(stream)
+
+
+def _in_order(values: Leaf, order: Rows | None) -> Leaf:
+    if order is None:
+        return values
+    if values.dtype.hasobject:
+        return values[order]
+    # Out of bounds cannot happen here; NumPy gathers by way of a copy if it must check.
+    return values.take(order, 0, memory.empty((len(order), *values.shape[1:]), values.dtype), "clip")
+
+
+def rows_of_block(block: Block, rows: Sequence[int]) -> Block:
+    """Take some rows of a column.
+
+    >>> rows_of_block(["a", "b", "c"], [2, 0])
+    ['c', 'a']
+    """
+    if isinstance(block, NestedRows):
+        return NestedRows(block.structure, [leaf[rows] for leaf in block.leaves])
+    return block[rows] if isinstance(block, np.ndarray) else [block[row] for row in rows]
+
+
+def _copy_info(info: Any) -> Any:
+    return info.copy() if type(info) in (list, np.ndarray) else info

@@ -12,7 +12,7 @@ from samplebatch import names
 from samplebatch.batch.episodes import by_stream
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
-from samplebatch.env.infos import Infos, Rows, nothing_said, rows_of
+from samplebatch.env.infos import Infos, Rows, empty_infos, rows_of
 from samplebatch.env.spaces import Columns, Layout, Leaf
 from samplebatch.rollout.episode_count import Counted, EpisodeCount
 from samplebatch.rollout.rows import GrowingRows
@@ -228,8 +228,8 @@ class Steps:
 
     def _infos_of(self, rows: Rows) -> npt.NDArray[Any]:
         if not self._infos:
-            return nothing_said(len(rows))
-        infos = nothing_said(self._rows.rows)
+            return empty_infos(len(rows))
+        infos = empty_infos(self._rows.rows)
         for start, said in self._infos:
             infos[start : start + len(said)] = said
         return infos[rows]

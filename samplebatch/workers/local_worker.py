@@ -49,7 +49,7 @@ class LocalWorker:
             if self._task is None:
                 self._task = task_of(self.plan, self._count)
             self._task.refresh(self._subscription)
-            made = self._task.next(None)
+            made = self._task.next()
         except Exception as error:
             reason = str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
             raise Ended("failed", reason, traceback.format_exc()) from error
@@ -57,8 +57,8 @@ class LocalWorker:
             self.finished = True
             return None
         self.fragments += 1
-        self.sent_steps += made.batch.env_steps()
-        return made.batch
+        self.sent_steps += made.env_steps()
+        return made
 
     def _count(self, steps: int) -> None:
         self.made += steps

@@ -68,13 +68,3 @@ def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
         return [None] * workers
     least, more = divmod(total, workers * envs)
     return [least * envs + min(max(more - index * envs, 0), envs) for index in range(workers)]
-
-
-def seeds_at(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequence:
-    """Return the seeds of a place, whatever else was spawned before.
-
-    >>> root = np.random.SeedSequence(5)
-    >>> seeds_at(root, 1).generate_state(1) == root.spawn(2)[1].generate_state(1)
-    array([ True])
-    """
-    return np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *place), pool_size=seeds.pool_size)

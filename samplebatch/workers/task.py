@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,31 +18,21 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.agents import policy_by_kind
 from samplebatch.env.base import Environments
 from samplebatch.env.gymnasium import as_environments
-from samplebatch.env.registry import Environment, environment_kind, make_environment
+from samplebatch.env.registry import environment_kind, make_environment
+from samplebatch.env.seeds import RANDOM, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError, require
-from samplebatch.policy.deciding import seed_number
 from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.policy.source import load_weights, made_policy
+from samplebatch.rollout.collector import Collector
+from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import postprocess
-from samplebatch.transport.reservation import Reservation
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.slot_multi_agent import Reserve, SlotMultiAgentCollector
-from samplebatch.workers.slot_steps import SlotCollector
-from samplebatch.workers.spec import Plan, seeds_at
+from samplebatch.workers.spec import Plan
 
-_POLICY, _RANDOM, _ENVIRONMENT = range(3)
-"""Places of seeds, as in `MultiAgentCollector`."""
+Count = Callable[[int], None]
+"""Called with the number of environment steps that were just made."""
 
-
-Made = Callable[[int], None]
-"""Called with the number of steps that were just made."""
-
-
-class Fragment(NamedTuple):
-    """Steps that are to be sent, and the slot that columns of them lie in."""
-
-    batch: SampleBatch | MultiAgentBatch
-    slot: Reservation | None
+Fragment = SampleBatch | MultiAgentBatch
 
 
 class Task(ABC):
@@ -73,14 +63,8 @@ class Task(ABC):
             self._version = newest.version
 
     @abstractmethod
-    def next(self, reserve: Reserve | None) -> Fragment | None:
-        """Make the next fragment; None if all is done.
-
-        Parameters
-        ----------
-        reserve
-            Takes a slot for it; None if there are no slots.
-        """
+    def next(self) -> Fragment | None:
+        """Collect the next fragment; None if all is done."""
 
     @abstractmethod
     def close(self) -> None:
@@ -90,75 +74,42 @@ class Task(ABC):
 class SingleAgentTask(Task):
     """The work of a worker that steps Gymnasium's environments."""
 
-    def __init__(self, plan: Plan, made: Made, first: Any) -> None:
+    def __init__(self, plan: Plan, count_steps: Count, first: Any) -> None:
         super().__init__(plan)
-        self._environments = environments = _vector(plan, first, made)
+        self._environments = environments = _as_environments(plan, first)
         count = environments.num_envs
-        self._env_ids = plan.index * count + np.arange(count)
-        numbers = self._env_ids.tolist()
+        self._first_env_id = plan.index * count
         given = plan.policy()
         if isinstance(given, Mapping):
             given = _only_policy(given)
         self._policy = policy = made_policy(given, environments.observation_space, environments.action_space)
         space = environments.action_space if isinstance(policy, str) else policy
         if isinstance(policy, (str, require("gymnasium", "envs").Space)):
-            policy = RandomByEnvironment(space, [seeds_at(plan.seed, _RANDOM, env_id) for env_id in numbers])
-        self._collector = SlotCollector(
+            env_ids = range(self._first_env_id, self._first_env_id + count)
+            policy = RandomByEnvironment(space, [seeds_at(plan.seed, RANDOM, env_id) for env_id in env_ids])
+        self._collector = Collector(
             policy,
             environments,
-            env_seeds=[seed_number(seeds_at(plan.seed, _ENVIRONMENT, env_id)) for env_id in numbers],
-            seed=seeds_at(plan.seed, _POLICY, plan.index),
+            seed=plan.seed,
             first_unroll_id=plan.first_unroll_id,
-            first_env_id=numbers[0],
+            first_env_id=self._first_env_id,
         )
-        self._unroll_id = plan.first_unroll_id
+        self._collector.count_steps = count_steps
         self._left = plan.env_steps
         self._episodes_left = None if plan.episodes is None else _even(plan.episodes, count)
-        self._columns: tuple[str, ...] = ()
 
-    def next(self, reserve: Reserve | None) -> Fragment | None:
-        """Make the next fragment; see `Task.next`."""
+    def next(self) -> Fragment | None:
+        """Collect the next fragment; see `Task.next`."""
         count, left = self._environments.num_envs, self._left
         if left == 0 or (self._episodes_left is not None and not self._episodes_left.any()):
             return None
         length = max(1, self._plan.fragment_length // count)
         if left is not None:
             length = min(length, -(-left // count))
-        slot = None
-        if self._columns and reserve is not None and (left is None or left >= count * length):
-            slot = self._opened(reserve(count * length), length)
-        stats = self._collector.collect(n_step=count * length)
-        written = self._collector.steps.written
-        if written is not None and slot is not None:
-            slot[names.ENV_ID][:] = self._env_ids[0] + written.env_id
-            slot[names.EPS_ID][:] = written.eps_id
-            slot[names.T][:] = written.t
-            slot[names.AGENT_INDEX][:] = 0
-            slot[names.UNROLL_ID][:] = self._unroll_id
-            slot[names.WEIGHTS_VERSION][:] = self._version
-            batch = SampleBatch({name: written.infos if name == names.INFOS else slot[name] for name in self._columns})
-        else:
-            if slot is not None:
-                slot.cancel()
-            slot, batch = None, stats.batch or SampleBatch()
-            batch[names.ENV_ID] = self._env_ids[0] + batch[names.ENV_ID]
-            batch[names.WEIGHTS_VERSION] = np.full(len(batch), self._version)
-            self._columns = tuple(batch)
-        self._unroll_id += 1
+        batch = self._collector.collect(n_step=count * length).batch or SampleBatch()
+        batch[names.WEIGHTS_VERSION] = np.full(len(batch), self._version)
         batch = self._cut(batch)
-        if self._plan.hooks:
-            batch = postprocess(batch, self._plan.hooks)
-        return Fragment(batch, slot)
-
-    def _opened(self, slot: Reservation | None, length: int) -> Reservation | None:
-        """Let the next steps be written to a slot, if it has a place for all of their columns."""
-        recorded = self._collector.steps.recorded
-        if slot is None or not {*recorded, names.WEIGHTS_VERSION} <= set(slot):
-            if slot is not None:
-                slot.cancel()
-            return None
-        self._collector.steps.open({name: slot[name] for name in recorded}, length)
-        return slot
+        return postprocess(batch, self._plan.hooks) if self._plan.hooks else batch
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
         """Leave out what is beyond what is to be made."""
@@ -171,7 +122,7 @@ class SingleAgentTask(Task):
                 return batch.take(np.delete(np.arange(len(batch)), ends[-beyond:]))
         if self._episodes_left is None:
             return batch
-        env = np.asarray(batch[names.ENV_ID]) - self._env_ids[0]
+        env = np.asarray(batch[names.ENV_ID]) - self._first_env_id
         done = np.asarray(batch[names.TERMINATEDS]) | np.asarray(batch[names.TRUNCATEDS])
         ended = done.cumsum() - done
         starts = run_starts(env)
@@ -189,7 +140,7 @@ class SingleAgentTask(Task):
 class MultiAgentTask(Task):
     """The work of a worker that steps environments of several agents."""
 
-    def __init__(self, plan: Plan, made: Made, first: Any) -> None:
+    def __init__(self, plan: Plan, count_steps: Count, first: Any) -> None:
         super().__init__(plan)
         environments = [first, *(make_environment(plan.environment) for _ in range(plan.envs - 1))]
         mapping = policy_by_kind(first) if plan.policy_mapping is None else plan.policy_mapping
@@ -198,23 +149,21 @@ class MultiAgentTask(Task):
             self._policy = {policy: made_policy(one, *_spaces(first, mapping, policy)) for policy, one in given.items()}
         else:
             self._policy = made_policy(given, *_spaces(first, mapping, None))
-        self._collector = SlotMultiAgentCollector(
-            [_Counted(environment, made) for environment in environments],
+        self._collector = MultiAgentCollector(
+            environments,
             policies=self._policy,
             policy_mapping=mapping,
             seed=plan.seed,
-            hooks=plan.hooks,
             first_unroll_id=plan.first_unroll_id,
             first_env_id=plan.index * plan.envs,
         )
+        self._collector.count_steps = count_steps
         self._steps_left, self._episodes_left = plan.env_steps, plan.episodes
 
-    def next(self, reserve: Reserve | None) -> Fragment | None:
-        """Make the next fragment; see `Task.next`."""
+    def next(self) -> Fragment | None:
+        """Collect the next fragment; see `Task.next`."""
         if self._steps_left == 0 or self._episodes_left == 0:
             return None
-        self._collector.weights_version = self._version
-        self._collector.reserve = reserve
         if self._episodes_left is not None:
             episodes = min(self._episodes_left, self._plan.envs)
             batch = self._collector.collect(episodes=episodes)
@@ -224,22 +173,24 @@ class MultiAgentTask(Task):
             batch = self._collector.collect(length if self._steps_left is None else min(length, self._steps_left))
             if self._steps_left is not None:
                 self._steps_left -= batch.count
-        return Fragment(batch, self._collector.slot)
+        for steps in batch.policy_batches.values():
+            steps[names.WEIGHTS_VERSION] = np.full(steps.count, self._version)
+        return self._collector.postprocess(batch, self._plan.hooks) if self._plan.hooks else batch
 
     def close(self) -> None:
         """Close the environments."""
         self._collector.close()
 
 
-def task_of(plan: Plan, made: Made) -> Task:
+def task_of(plan: Plan, count_steps: Count) -> Task:
     """Make the task that a plan asks for, with its environments.
 
     Parameters
     ----------
     plan
         What is to be done.
-    made
-        Called with the number of steps that were just made.
+    count_steps
+        Called with the number of environment steps that were just made.
 
     Raises
     ------
@@ -251,76 +202,27 @@ def task_of(plan: Plan, made: Made) -> Task:
     first = make_environment(plan.environment)
     try:
         kind = environment_kind(first)
-        return (SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask)(plan, made, first)
+        return (SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask)(plan, count_steps, first)
     except BaseException:
         with contextlib.suppress(Exception):
             first.close()
         raise
 
 
-class _Counted:
-    """An environment of several agents whose steps are counted as they are made."""
-
-    def __init__(self, environment: Any, made: Made) -> None:
-        self._environment = environment
-        self._count = made
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._environment, name)
-
-    def step(self, actions: Any) -> Any:
-        """Step the environment; a dead agent's last turn is no step."""
-        result = self._environment.step(actions)
-        if actions is not None:
-            self._count(1)
-        return result
-
-
-def _vector(plan: Plan, first: Any, made: Made) -> Environments:
-    """Put a worker's environments behind one interface, their steps counted as they are made."""
+def _as_environments(plan: Plan, first: Any) -> Environments:
+    """Put a worker's environments behind one interface."""
     is_vector = environment_kind(first) == "vector"
     if is_vector and plan.envs > 1:
         raise EnvironmentSpecError(
             f"envs_per_worker must be 1 where the environment is a vector environment, got {plan.envs}"
         )
-    if not is_vector and plan.envs == 1:
-        _count_steps(first, lambda *_: made(1))
+    if is_vector or plan.envs == 1:
         return as_environments(first)
-    vector, several = require("gymnasium.vector", "envs"), first
-    if not is_vector:
-        makers: list[Callable[[], Any]] = [lambda: first]
-        makers += [partial(_made, plan.environment)] * (plan.envs - 1)
-        # Like a single one, which begins anew at once: every step is one of every environment.
-        several = vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode.SAME_STEP)
-    environments = as_environments(several)
-    count = environments.num_envs
-    voids = 0
-
-    def stepped(terminateds: Any, truncateds: Any) -> None:
-        nonlocal voids
-        made(count - voids)
-        if environments.resets_later:
-            # Of these, the next step is a reset; that itself ends nothing.
-            voids = int(np.count_nonzero(terminateds | truncateds))
-
-    _count_steps(several, stepped)
-    return environments
-
-
-def _count_steps(environment: Any, stepped: Callable[[Any, Any], None]) -> None:
-    """Let an environment's steps be counted: in its own method, for a wrapper would stand before what it is."""
-    step = environment.step
-
-    def counted(actions: Any) -> Any:
-        result = step(actions)
-        stepped(result[2], result[3])
-        return result
-
-    environment.step = counted
-
-
-def _made(environment: Environment) -> Any:
-    return make_environment(environment)
+    vector = require("gymnasium.vector", "envs")
+    makers: list[Callable[[], Any]] = [lambda: first]
+    makers += [partial(make_environment, plan.environment)] * (plan.envs - 1)
+    # Like a single one, which begins anew at once: every step is one of every environment.
+    return as_environments(vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode.SAME_STEP))
 
 
 def _only_policy(policies: Mapping[str, Any]) -> Any:

@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from samplebatch.env.seeds import PROCESS, seeds_at
 from samplebatch.errors import ChannelClosedError, PeerDiedError, SampleBatchError
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.counters import DONE, MADE, READY, WorkerBoard
-from samplebatch.workers.fragment_sender import FragmentSender
-from samplebatch.workers.spec import Plan, seeds_at
+from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerBoard
+from samplebatch.workers.spec import Plan
 from samplebatch.workers.task import Task, task_of
-
-_DRAWS = 3
-"""Place of the seed of what draws from the generators that a process has by itself."""
 
 
 def work(producer: Producer, subscription: Subscription, region: Region, plan: Plan) -> None:
@@ -54,25 +51,27 @@ def work(producer: Producer, subscription: Subscription, region: Region, plan: P
 
 
 def _send_all(producer: Producer, subscription: Subscription, line: Any, plan: Plan, tasks: list[Task]) -> None:
-    def made(steps: int) -> None:
+    def count_steps(steps: int) -> None:
         line[MADE] += steps
 
-    _seed(seeds_at(plan.seed, _DRAWS, plan.index))
-    task = task_of(plan, made)
+    _seed(seeds_at(plan.seed, PROCESS, plan.index))
+    task = task_of(plan, count_steps)
     tasks.append(task)
     torch = sys.modules.get("torch")
     if torch is not None:
         # There is a process for each core already.
         torch.set_num_threads(1)
-        _seed(seeds_at(plan.seed, _DRAWS, plan.index))
-    sender = FragmentSender(producer, line)
+        _seed(seeds_at(plan.seed, PROCESS, plan.index))
     line[READY] = 1
     while True:
         task.refresh(subscription)
-        fragment = task.next(sender.reserve)
+        fragment = task.next()
         if fragment is None:
             return
-        sender.send(*fragment)
+        # A fragment that is too large goes in parts.
+        producer.send(fragment, split=True)
+        line[SENT] += fragment.env_steps()
+        line[FRAGMENTS] += 1
 
 
 def _seed(seeds: np.random.SeedSequence) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.env.registry import Environment, environment_factory
+from samplebatch.env.seeds import RESTART, seeds_at
 from samplebatch.errors import WorkerError
 from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy
 from samplebatch.rollout.postprocessing import Hook
@@ -26,16 +27,14 @@ from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.subscription import Subscription
 from samplebatch.workers.counters import WorkerBoard
 from samplebatch.workers.ended import Ended
-from samplebatch.workers.fragment_sender import Fragment
 from samplebatch.workers.local_worker import LocalWorker
-from samplebatch.workers.spec import Plan, seeds_at, shares
+from samplebatch.workers.spec import Plan, shares
 from samplebatch.workers.summary import Incident, RunCount, RunSummary
 from samplebatch.workers.supervision import GRACE_S, WorkerProcess
+from samplebatch.workers.task import Fragment
 
 _LOOK_S = 0.1
 """Seconds after which a request to stop, or a worker that hangs, is noticed at the latest."""
-_RESTARTED = 4
-"""Place of the seeds of workers that take the place of others."""
 
 _ALL_ARENAS_NBYTES, _LEAST_ARENA_NBYTES, _MOST_ARENA_NBYTES = 256 << 20, 8 << 20, 64 << 20
 _WEIGHTS_NBYTES, _NO_WEIGHTS_NBYTES = 16 << 20, 1 << 20
@@ -363,7 +362,7 @@ class RolloutWorkers:
                 plan,
                 env_steps=steps_left,
                 episodes=episodes_left,
-                seed=seeds_at(self._seed, _RESTARTED, len(self._count.incidents)),
+                seed=seeds_at(self._seed, RESTART, len(self._count.incidents)),
                 first_unroll_id=plan.first_unroll_id + worker.fragments,
             )
         )

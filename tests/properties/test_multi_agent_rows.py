@@ -1,4 +1,4 @@
-"""Agents that come and go as they like: every step of each is there once, and counted once, wherever it was written."""
+"""Agents that come and go as they like: every step of each is there once, and counted once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import Aggregator, MultiAgentBatch, MultiAgentCollector, channel, concat_samples
-from samplebatch.workers.counters import FRAGMENTS, SENT
-from samplebatch.workers.fragment_sender import FragmentSender
 from samplebatch.workers.spec import Plan
 from samplebatch.workers.task import task_of
 
@@ -149,7 +147,7 @@ def test_a_batch_has_every_step_that_was_made(
 
 @settings(max_examples=60, deadline=None)
 @given(policies, episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.integers(1, 24), st.integers(1, 20))
-def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
+def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
     policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, length: int, size: int
 ) -> None:
     stages: list[Stage] = []
@@ -159,7 +157,7 @@ def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
         return stages[-1]
 
     plan = Plan(0, stage, lambda: policy, envs, None, None, length, None, (), np.random.SeedSequence(1), 0)
-    line, made = np.zeros(8, np.int64), [0]
+    made = [0]
 
     def count(steps: int) -> None:
         made[0] += steps
@@ -167,21 +165,21 @@ def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
     producer, consumer = channel(1 << 20, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:
-        task, sender = task_of(plan, count), FragmentSender(producer, line)
+        task = task_of(plan, count)
         for _ in range(5):
-            fragment = task.next(sender.reserve)
+            fragment = task.next()
             assert fragment is not None
-            sender.send(*fragment)
+            producer.send(fragment, split=True)
             del fragment
             while consumer.poll():
                 arrived.append(consumer.recv().copy())
     used = stages[:]
     other = task_of(plan, lambda _: None)
     for batch in arrived:
-        same = other.next(None)
+        same = other.next()
         assert same is not None
-        assert batch.policy_batches.keys() == same.batch.policy_batches.keys()
-        for policy_id, steps in same.batch.policy_batches.items():
+        assert batch.policy_batches.keys() == same.policy_batches.keys()
+        for policy_id, steps in same.policy_batches.items():
             assert set(steps.column_names) == set(batch[policy_id].column_names)
             for name in {*steps.column_names} - {"eps_id"}:
                 assert steps[name].dtype == batch[policy_id][name].dtype, name
@@ -193,7 +191,6 @@ def test_steps_in_slots_are_those_that_were_made_and_all_counts_agree(
         train += aggregator.batches()
     train.append(aggregator.build_and_reset())
     rows = sum(len(stage.rows) for stage in used)
-    assert made[0] == sum(stage.steps for stage in used) == line[SENT] == sum(batch.count for batch in arrived)
+    assert made[0] == sum(stage.steps for stage in used) == sum(batch.count for batch in arrived)
     assert sum(batch.agent_steps() for batch in arrived) == sum(batch.agent_steps() for batch in train) == rows
-    assert line[FRAGMENTS] == sender.in_place + sender.copied == 5
     assert concat_samples(train).env_steps() == made[0]

@@ -8,8 +8,6 @@ import numpy as np
 
 from samplebatch import channel, concat_samples
 from samplebatch.rollout.postprocessing import Hook
-from samplebatch.workers.counters import FRAGMENTS, SENT
-from samplebatch.workers.fragment_sender import FragmentSender
 from samplebatch.workers.spec import Plan
 from samplebatch.workers.task import task_of
 
@@ -18,34 +16,29 @@ def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tupl
     return Plan(0, environment, lambda: policy, envs, None, None, 60, None, hooks, np.random.SeedSequence(1), 0)
 
 
-def sent(of: Plan, fragments: int, capacity_bytes: int = 1 << 20) -> tuple[list[Any], FragmentSender]:
+def sent(of: Plan, fragments: int, capacity_bytes: int = 1 << 20) -> list[Any]:
     """Send fragments through a channel, and return copies of what arrives."""
-    line = np.zeros(8, np.int64)
     producer, consumer = channel(capacity_bytes, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:
-        task, sender = task_of(of, lambda _: None), FragmentSender(producer, line)
+        task = task_of(of, lambda _: None)
         for _ in range(fragments):
-            made = task.next(sender.reserve)
-            assert made is not None
-            sender.send(*made)
-            del made
+            fragment = task.next()
+            assert fragment is not None
+            producer.send(fragment, split=True)
+            del fragment
             while consumer.poll():
-                fragment = consumer.recv()
-                arrived.append(fragment.copy())
-                del fragment
+                arrived.append(consumer.recv().copy())
         task.close()
-    assert line[SENT] == sum(fragment.env_steps() for fragment in arrived)
-    assert line[FRAGMENTS] == fragments
-    return arrived, sender
+    return arrived
 
 
 def made(of: Plan, fragments: int) -> list[Any]:
-    """Make the same fragments without slots."""
+    """Collect the same fragments without sending them."""
     task = task_of(of, lambda _: None)
-    found = [task.next(None) for _ in range(fragments)]
+    found = [task.next() for _ in range(fragments)]
     task.close()
-    return [fragment.batch for fragment in found if fragment is not None]
+    return [fragment for fragment in found if fragment is not None]
 
 
 def check_same(some: list[Any], others: list[Any]) -> None:

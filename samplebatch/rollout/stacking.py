@@ -1,0 +1,148 @@
+"""Rows of columns, stacked and joined without loss: observations of several agents, blocks of several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names
+from samplebatch.column import memory
+from samplebatch.column.casting import cast_exactly, wider
+from samplebatch.env.spaces import Leaf
+from samplebatch.errors import ColumnMismatchError
+
+_NUMBERS = frozenset("?bBhHiIlLqQefdFD")
+_SCALARS = (bool, int, float, np.generic)
+_ndarray = np.ndarray
+_concatenate = np.concatenate
+
+
+class NestedRows(NamedTuple):
+    """Rows of a nested column: its structure, and an array of shape (k, ...) a leaf."""
+
+    structure: Structure
+    leaves: list[Leaf]
+
+
+def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
+    """Lay k values one under the other, in memory of their own.
+
+    Parameters
+    ----------
+    name
+        The column's name, for errors.
+    values
+        Arrays or numbers, which may differ in dtype, trees of these, or any objects.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If shapes or structures differ, or dtypes in a way that no dtype holds without loss.
+
+    Examples
+    --------
+    >>> stack_rows("obs", [np.zeros(2), np.ones(2)])
+    array([[0., 0.],
+           [1., 1.]])
+    >>> stack_rows("obs", [{"who": 1}, {"who": 2}])
+    NestedRows(structure={'who': None}, leaves=[array([1, 2])])
+    """
+    first = values[0]
+    if type(first) is _ndarray and first.ndim and first.dtype.char in _NUMBERS:
+        shape = first.shape
+        if [value.shape for value in values if type(value) is _ndarray] == [shape] * len(values):
+            try:
+                # Refused unless all agree in dtype.
+                return _concatenate(values, casting="no").reshape(len(values), *shape)
+            except TypeError:
+                pass
+    if not is_nested(first):
+        return _stack_leaf(name, values)
+    structure, _ = flatten(name, first)
+    taken_apart = [flatten(name, value) if is_nested(value) else (None, []) for value in values]
+    if any(own != structure for own, _ in taken_apart):
+        raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
+    paths = list(leaf_names(name, structure))
+    return NestedRows(
+        structure,
+        [_stack_leaf(path, [leaves[place][1] for _, leaves in taken_apart]) for place, path in enumerate(paths)],
+    )
+
+
+def _stack_leaf(name: str, values: Sequence[Any]) -> Leaf:
+    kinds = {*map(type, values)}
+    if len(kinds) == 1 and isinstance(values[0], _SCALARS):
+        array = np.array(values)
+        if array.dtype.char in _NUMBERS:
+            return array
+    try:
+        arrays = [np.asarray(value)[None] for value in values]
+    except (ValueError, TypeError, RuntimeError):
+        arrays = []
+    if not arrays or any(array.dtype.char not in _NUMBERS for array in arrays):
+        return np.fromiter(values, object, len(values))
+    return join_blocks(name, arrays)
+
+
+def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
+    """Lay blocks of rows one under the other, in memory of their own.
+
+    The dtype is that of the first block, unless values of another one need a wider dtype.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If row shapes differ, or dtypes in a way that no dtype holds without loss.
+
+    Examples
+    --------
+    >>> join_blocks("a", [np.array([1, 2]), np.array([0.5])]).tolist()
+    [1.0, 2.0, 0.5]
+    """
+    first = blocks[0]
+    rows = sum([len(block) for block in blocks])
+    if first.dtype.char not in _NUMBERS:
+        return _join_objects(name, blocks, rows)
+    joined = memory.empty((rows, *first.shape[1:]), first.dtype)
+    try:
+        # Refused unless all agree in dtype and row shape.
+        return _concatenate(blocks, 0, joined, casting="no")
+    except (TypeError, ValueError):
+        return _join_widened(name, blocks, rows)
+
+
+def _join_objects(name: str, blocks: Sequence[Leaf], rows: int) -> Leaf:
+    for block in blocks:
+        _check_shape(name, blocks[0], block)
+    joined = np.empty((rows, *blocks[0].shape[1:]), object)
+    return np.concatenate(blocks, out=joined, casting="unsafe")
+
+
+def _join_widened(name: str, blocks: Sequence[Leaf], rows: int) -> Leaf:
+    dtype = blocks[0].dtype
+    for place, block in enumerate(blocks):
+        _check_shape(name, blocks[0], block)
+        if cast_exactly(block, dtype) is None:
+            dtype = _widen(name, blocks[:place], dtype, block)
+    joined = memory.empty((rows, *blocks[0].shape[1:]), dtype)
+    return np.concatenate(blocks, out=joined, casting="unsafe")
+
+
+def _widen(name: str, before: Sequence[Leaf], dtype: np.dtype[Any], block: Leaf) -> np.dtype[Any]:
+    """Find a dtype that holds a block and those before it."""
+    for candidate in wider(dtype, block.dtype):
+        if all(cast_exactly(own, candidate) is not None for own in (block, *before)):
+            return candidate
+    raise ColumnMismatchError(
+        f"column {name!r} must hold {dtype}, as in the steps before, got {block.dtype} that neither fits it nor allows "
+        "a wider dtype without loss"
+    )
+
+
+def _check_shape(name: str, first: Leaf, block: Leaf) -> None:
+    if block.shape[1:] != first.shape[1:]:
+        raise ColumnMismatchError(
+            f"column {name!r} must have rows of shape {first.shape[1:]}, as in the steps before, got {block.shape[1:]}"
+        )
