@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.flat import as_sample_batch
+from samplebatch.batch.nested.conversions import as_sample_batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.infos import Infos, Rows, batch_of, batch_of_steps, rows_of
