@@ -281,7 +281,7 @@ def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> N
     collector = MultiAgentCollector(make(), seed=1)
     with pytest.raises(EnvironmentSpecError, match="step 5"):
         collector.collect(40)
-    (rows,) = collector.collect(2).policy_batches.values()
+    (rows,) = collector.collect(6).policy_batches.values()
     first, *_, last = dict.fromkeys(rows["eps_id"].tolist())
     before, after = (rows[rows["eps_id"] == eps_id] for eps_id in (first, last))
     assert before["t"].max() <= 4
