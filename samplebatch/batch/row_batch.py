@@ -320,7 +320,8 @@ class RowBatch(ColumnMap):
             bounds = [short * i + max(0, i - num_slices + longer) for i in range(num_slices + 1)]
         else:
             bounds = [*range(0, self.count, given[0]), self.count]
-        return [self._range(start, stop) for start, stop in pairwise(bounds)]
+        part = self._range if self._has_sequences else self._view
+        return [part(start, stop) for start, stop in pairwise(bounds)]
 
     def minibatches(
         self,

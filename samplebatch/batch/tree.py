@@ -95,6 +95,19 @@ def leaf_names(name: str, structure: Structure) -> Iterator[str]:
         yield from leaf_names(f"{name}.{key}", child)
 
 
+def named_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted names of the leaves of nested dicts, and the leaves, in order.
+
+    >>> list(named_leaves({"obs": {"x": 0, "y": 1}, "info": {}, "rew": 2}))
+    [('obs.x', 0), ('obs.y', 1), ('rew', 2)]
+    """
+    for name, inner in tree.items():
+        if isinstance(inner, dict):
+            yield from named_leaves(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name, inner
+
+
 def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> Any:
     """Rebuild a nested value from its structure and its leaves.
 

@@ -298,18 +298,6 @@ def check_structure(tree: Any, count: int) -> None:
         raise FormatError(f"the structure of {count} columns must name each of them once, it does not; it is damaged")
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, int]]:
-    """List the dotted names of a structure with the places of their columns.
-
-    >>> leaves({"obs": {"x": 0, "y": 1}, "info": {}, "rew": 2})
-    [('obs.x', 0), ('obs.y', 1), ('rew', 2)]
-    """
-    found: list[tuple[str, int]] = []
-    for name, inner in tree.items():
-        found += leaves(inner, f"{prefix}{name}.") if isinstance(inner, dict) else [(prefix + name, inner)]
-    return found
-
-
 def structure_of(columns: Columns) -> State:
     """Return the structure of columns as `Columns.live` does, without any rows."""
     return columns.live(np.zeros(0, np.intp))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from samplebatch.batch.nested.node import KINDS, TENSOR
-from samplebatch.buffer.checkpoint import State, leaves
+from samplebatch.batch.tree import named_leaves
+from samplebatch.buffer.checkpoint import State
 from samplebatch.column.checksum import checksum
 from samplebatch.column.interface import Column
 from samplebatch.errors import FormatError
@@ -70,7 +71,7 @@ def _named(part: str, state: Mapping[str, Any]) -> str:
         tree: Any = state
         for key in where.split("."):
             tree = tree[key]
-        for column, number in leaves(tree["tree"]):
+        for column, number in named_leaves(tree["tree"]):
             if str(number) == place:
                 return f"column {column!r}"
     return repr(part)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.batch.arrow import METADATA_KEY, metadata_of
+from samplebatch.batch.tree import named_leaves
 from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.columns import Columns
@@ -75,7 +76,7 @@ def write_buffer(buffer: Durable, path: str | os.PathLike[str]) -> None:
         "last_frame": table.last_frame,
     }
     metadata = {METADATA_KEY: json.dumps(checkpoint.plain(about)).encode()}
-    names = checkpoint.leaves(structure["tree"])
+    names = list(named_leaves(structure["tree"]))
     own: dict[str, Column] = {} if weights is None else {_WEIGHTS: TensorColumn(weights)}
     parts = _parts(table.columns, names, slots, own, finals)
     first = next(parts)
@@ -108,7 +109,7 @@ class _Finals:
         order = there[np.argsort(places[there], kind="stable")]
         self.form = _form(found) | {"room": state["room"]}
         self._offsets = np.searchsorted(places[order], np.arange(len(slots) + 1)).astype(np.int64)
-        columns = [(name, found["columns"][place]) for name, place in checkpoint.leaves(found["tree"])]
+        columns = [(name, found["columns"][place]) for name, place in named_leaves(found["tree"])]
         for name, column in [*columns, (_FINAL_ROWS, TensorColumn(state["rows"].astype(np.int64)))]:
             self.lists.append(arrow_field_and_array(column.take(order), name))
 
@@ -235,7 +236,7 @@ def _table_of(file: Any, about: Mapping[str, Any], *, allow_pickle: bool = False
             table.columns.restore(part, {**form, "columns": columns})
             stores = [store for _, store in table.columns.leaves()]
         else:
-            for (_, place), store in zip(checkpoint.leaves(form["tree"]), stores, strict=True):
+            for (_, place), store in zip(named_leaves(form["tree"]), stores, strict=True):
                 store.restore(part, columns[place])
         at += batch.num_rows
     if at != len(slots):
@@ -251,8 +252,8 @@ def _restore_finals(
     """Put final observations back into their rows."""
     count = len(form["kinds"])
     checkpoint.check_structure(form["tree"], count)
-    names = [name for name, _ in checkpoint.leaves(form["tree"])]
-    places = [place for _, place in checkpoint.leaves(form["tree"])]
+    names = [name for name, _ in named_leaves(form["tree"])]
+    places = [place for _, place in named_leaves(form["tree"])]
     first = len(file.schema) - count - 1
     parts: list[list[Column]] = []
     owners: list[npt.NDArray[np.int64]] = []
