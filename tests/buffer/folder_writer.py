@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import numpy as np
@@ -21,19 +22,36 @@ def create(path: str) -> None:
     folder.close()
 
 
-def write(path: str) -> None:
+def step(folder: MappedFolder) -> None:
     """Go on from the last step: rows 0, 1, 2, ... into a ring, as many at once as the step's number says."""
-    folder = MappedFolder.open(path)
     (count,) = struct.unpack("<q", folder.state)
+    rows = np.arange(count, count + 1 + count % 7)
+    slots = rows % SLOTS
+    folder.begin([(WIDTHS, slots[rows >= SLOTS])])
+    for name, values in folder.columns.items():
+        values[slots] = payload(rows, WIDTHS[name])
+    folder.commit(struct.pack("<q", count + len(rows)))
+
+
+def write(path: str) -> None:
+    """Take one step after the other."""
+    folder = MappedFolder.open(path)
     started()
     while True:
-        rows = np.arange(count, count + 1 + count % 7)
-        slots = rows % SLOTS
-        folder.begin([(WIDTHS, slots[rows >= SLOTS])])
-        for name, values in folder.columns.items():
-            values[slots] = payload(rows, WIDTHS[name])
-        count += len(rows)
-        folder.commit(struct.pack("<q", count))
+        step(folder)
 
 
-WORK = {"write": write}
+def reopen(path: str) -> None:
+    """Open, take a step and close, again and again; a column grows now and then."""
+    started()
+    for i in itertools.count():
+        folder = MappedFolder.open(path)
+        step(folder)
+        if i % 3 == 2:
+            old = folder.columns["small"]
+            folder.allocate("small", old.shape, old.dtype)[:] = old
+            folder.commit(folder.state)
+        folder.close()
+
+
+WORK = {"write": write, "reopen": reopen}

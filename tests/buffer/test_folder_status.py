@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flips import COUNT
-from folder_writer import create
-from nursery import nursery
+from folder_writer import SLOTS, WIDTHS, create
+from nursery import nursery, payload
 from streams import BUFFERS, assert_same_rows, fill
 
 from samplebatch.buffer import folder_status
@@ -23,6 +24,9 @@ from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.column.checksum import BLOCK_NBYTES
 from samplebatch.errors import FormatError, SampleBatchError
+
+KILLS = int(os.environ.get("SAMPLEBATCH_KILLS", "12"))
+"""Processes to kill."""
 
 
 @pytest.fixture
@@ -221,6 +225,25 @@ def test_copies_made_while_a_process_writes_are_refused(path: Path, tmp_path: Pa
     MappedFolder.open(path).close()
     shutil.copytree(path, copy)
     MappedFolder.open(copy).close()
+
+
+def test_a_process_killed_while_it_opens_and_closes_leaves_a_folder_that_opens(path: Path) -> None:
+    create(str(path))
+    rng = np.random.default_rng()
+    count = was_closed = 0
+    with nursery("folder_writer") as children:
+        for _ in range(KILLS):
+            assert children.kill_after(float(rng.uniform(0, 0.04)), "reopen", str(path)) == 9
+            was_closed += json.loads((path / STATUS).read_text())["closed"]
+            folder = MappedFolder.open(path)
+            before, count = count, *struct.unpack("<q", folder.state)
+            assert count >= before
+            rows = np.arange(max(0, count - SLOTS), count)
+            for name, values in folder.columns.items():
+                assert np.array_equal(values[rows % SLOTS], payload(rows, WIDTHS[name]))
+            folder.close()
+    assert count > 0
+    assert KILLS < 100 or 0 < was_closed < KILLS
 
 
 def test_a_folder_that_was_open_when_the_machine_went_down_is_refused(
