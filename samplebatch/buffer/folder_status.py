@@ -90,7 +90,9 @@ class FolderStatus:
                 for name, (inode, changed_ns, nbytes, blocks) in plain["files"].items()
             }
             closed, boot = bool(plain["closed"]), str(plain["boot"])
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if any(Path(name).name != name for name in files):
+                raise ValueError("one is in another folder")
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise FormatError(f"{str(path)!r} must list the files of a buffer, it does not: {error!r}") from error
         return cls(folder, closed=closed, files=files, boot=boot, written_ns=path.stat().st_mtime_ns)
 
@@ -138,8 +140,8 @@ class FolderStatus:
             return ""
         where = ""
         if len(now.blocks) == len(closed.blocks):
-            first = next(i for i, pair in enumerate(zip(now.blocks, closed.blocks, strict=True)) if len({*pair}) > 1)
-            start = first * BLOCK_NBYTES
+            pairs = enumerate(zip(now.blocks, closed.blocks, strict=True))
+            start = BLOCK_NBYTES * next((i for i, (one, other) in pairs if one != other), 0)
             where = f", the first of them between {start} and {min(start + BLOCK_NBYTES, closed.nbytes)}"
         return (
             f"{str(self.folder / name)!r} must have the bytes{self._of_column(name)} that it was closed with, and some "

@@ -278,6 +278,27 @@ def test_a_folder_without_its_status_is_refused(path: Path) -> None:
     ReplayBuffer.open(path).close()
 
 
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (
+            {"../other": [1, 1, 1, [1]]},
+            r"status\.json' must list the files of a buffer, it does not: .*in another folder",
+        ),
+        ({"/dev/zero": [1, 1, 1, [1]]}, "in another folder"),
+        ({"0.column": [float("inf"), 1, 1, [1]]}, "must list the files of a buffer"),
+        ({"0.column": [1, 1, 1]}, "must list the files of a buffer"),
+        ({"nowhere": [1, 1, 1, [1]]}, "nowhere' must be there as it was closed"),
+        ({"lock": [1, 1, 1, []]}, "lock' must have the bytes that it was closed with"),
+    ],
+)
+def test_a_status_that_is_made_up_is_refused(path: Path, files: dict[str, Any], found: str) -> None:
+    closed(path)
+    (path / STATUS).write_text(json.dumps({"closed": True, "boot": "", "files": files}))
+    with pytest.raises(FormatError, match=found):
+        ReplayBuffer.open(path)
+
+
 @pytest.mark.parametrize("how", ["closed", "crashed"])
 def test_a_folder_of_the_version_before_is_read_and_has_checksums_from_then_on(path: Path, how: str) -> None:
     make, n = BUFFERS["vector"]
