@@ -16,6 +16,7 @@ disabled      nothing                                               the environm
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ from samplebatch.env.transitions import Outcome, Outcomes, Transition, ends_of
 from samplebatch.errors import EnvironmentSpecError, require
 
 _count = np.count_nonzero
+
+_FINAL_OBSERVATIONS = ("final_obs", "final_observation")
+"""Names of the last observations among infos, in Gymnasium 1.0 and before."""
 
 
 class VectorEnvironments(Environments):
@@ -185,6 +189,7 @@ class NextStepEnvironments(VectorEnvironments):
     def step(self, actions: Sequence[Leaf]) -> Transition:
         """Step every environment; see `Environments.step`."""
         obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
+        _refuse_finals(infos)
         void = self._resetting
         done = terminateds | truncateds
         if void is not None:
@@ -193,8 +198,16 @@ class NextStepEnvironments(VectorEnvironments):
         return Transition(obs, rewards, terminateds, truncateds, infos, ended, void, obs, infos)
 
     def settle(self, steps: Sequence[Any]) -> Outcomes:
-        """Find the steps that were none; see `Environments.settle`."""
+        """Find the steps that were none; see `Environments.settle`.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            As `step` does.
+        """
         outcomes = super().settle(steps)
+        for said in outcomes.infos.values():
+            _refuse_finals(said)
         ends = ends_of(outcomes.terminateds, outcomes.truncateds).reshape(len(steps), self.num_envs)
         # Shifted by one step: an environment is reset in the step after the one that ended its episode.
         void = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
@@ -209,6 +222,16 @@ class NextStepEnvironments(VectorEnvironments):
         self._resetting = last if len(last) else None
         rows = void[:-1].ravel().nonzero()[0]
         return outcomes._replace(void=rows) if len(rows) else outcomes
+
+
+def _refuse_finals(infos: Any) -> None:
+    """Raise EnvironmentSpecError if an environment that resets in the next step tells the last observation in this."""
+    for name in _FINAL_OBSERVATIONS:
+        if infos and isinstance(infos, dict) and name in infos:
+            raise EnvironmentSpecError(
+                f"a vector environment that resets in the step after an episode must give no infos[{name!r}], and gave "
+                "them; if it resets in the same step, its metadata['autoreset_mode'] must say AutoresetMode.SAME_STEP"
+            )
 
 
 class SameStepEnvironments(VectorEnvironments):
@@ -371,7 +394,14 @@ def as_environments(env: Any) -> Environments:
 
 def _mode(env: Any) -> str:
     # The metadata belong to the environments' class: vector environments of one class share them, whatever their mode.
-    mode = getattr(getattr(env, "unwrapped", env), "autoreset_mode", None) or env.metadata.get("autoreset_mode")
+    metadata = env.metadata or {}
+    mode = getattr(getattr(env, "unwrapped", env), "autoreset_mode", None) or metadata.get("autoreset_mode")
+    if mode is None:
+        warnings.warn(
+            f"{type(env).__name__} does not say when it resets: it must have metadata['autoreset_mode'], one of "
+            "gymnasium.vector.AutoresetMode; it is taken to reset in the step after an episode",
+            stacklevel=4,
+        )
     word = str(getattr(mode, "value", mode or "NextStep"))
     if word not in _BY_MODE:
         raise EnvironmentSpecError(f"autoreset must be one of {', '.join(_BY_MODE)}, got {word}")

@@ -214,3 +214,37 @@ def test_infos_as_a_batch() -> None:
     assert rows_of([{"x": 1}], 1) == [{"x": 1}]
     assert rows_of({}, 2) == [{}, {}]
     assert rows_of({"v": np.eye(2)}, 2)[1]["v"].tolist() == [0.0, 1.0]
+
+
+class Silent(VectorEnv):
+    """A vector environment that does not say when it resets."""
+
+    def __init__(self, inner: VectorEnv) -> None:
+        self._inner = inner
+        self.num_envs, self.metadata = inner.num_envs, {}
+        self.single_observation_space, self.observation_space = inner.single_observation_space, inner.observation_space
+        self.single_action_space, self.action_space = inner.single_action_space, inner.action_space
+
+    def reset(self, **given: Any) -> Any:
+        return self._inner.reset(**given)
+
+    def step(self, actions: Any) -> Any:
+        return self._inner.step(actions)
+
+
+def test_an_environment_that_does_not_say_when_it_resets_is_taken_for_next_step_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"Silent does not say when it resets.*metadata\['autoreset_mode'\]"):
+        environments = as_environments(Silent(ladders(gyms.Ladder, "NextStep", [2, 3])))
+    told = as_environments(ladders(gyms.Ladder, "NextStep", [2, 3]))
+    assert walk(environments, 12) == walk(told, 12)
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_a_last_observation_in_the_step_that_ends_an_episode_belies_next_step(chunks: bool) -> None:
+    with pytest.warns(UserWarning, match="Silent"):
+        environments = as_environments(Silent(ladders(gyms.Ladder, "SameStep", [2])))
+    environments.reset()
+    actions = [np.zeros(1, int)]
+    environments.step(actions)
+    with pytest.raises(EnvironmentSpecError, match=r"infos\['final_obs'\].*must say AutoresetMode.SAME_STEP"):
+        environments.settle([environments.advance(actions)]) if chunks else environments.step(actions)
