@@ -8,6 +8,7 @@
     ├── ColumnLengthError     (ValueError)   a column's rows do not match the batch's
     ├── ColumnTypeError       (TypeError)    a value or dtype that no column can hold
     ├── ColumnMismatchError   (ValueError)   batches that cannot be joined: names, dtypes or row shapes differ
+    ├── ArgumentError         (ValueError)   an argument outside of the values that it may have
     ├── RowIndexError         (IndexError)   a row outside the batch
     ├── SequenceError         (ValueError)   seq_lens, padding or time layout do not allow it
     ├── PriorityError         (ValueError)   a weight or priority that nothing can be drawn by
@@ -70,6 +71,10 @@ class ColumnTypeError(SampleBatchError, TypeError):
 
 class ColumnMismatchError(SampleBatchError, ValueError):
     """Batches that cannot be joined, because names, dtypes or row shapes differ."""
+
+
+class ArgumentError(SampleBatchError, ValueError):
+    """An argument has a value that it must not have: a fraction of a thing, a discount above 1, an unknown word."""
 
 
 class RowIndexError(SampleBatchError, IndexError):

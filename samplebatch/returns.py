@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.functions import to_torch_as
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.batch.nested.tensors import array_of
 from samplebatch.column import memory
+from samplebatch.column.casting import as_flags
 from samplebatch.errors import ColumnLengthError, ColumnTypeError, RowIndexError, SequenceError, no_such_column
 
 Floats = npt.NDArray[np.float64]
@@ -169,8 +171,8 @@ def nstep(
     ------
     ColumnLengthError, ColumnTypeError
         As `gae` does.
-    ValueError
-        If `n_step` is not positive.
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
 
     Examples
     --------
@@ -214,8 +216,8 @@ def nstep_of_rings(
     ------
     RowIndexError
         If a slot is none; names it.
-    ValueError
-        If `n_step` is not positive.
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
 
     Examples
     --------
@@ -225,8 +227,8 @@ def nstep_of_rings(
     """
     from samplebatch import kernels
 
-    if n_step < 1:
-        raise ValueError(f"n_step must be positive, got {n_step}")
+    whole("n_step", n_step, 1)
+    fraction("gamma", gamma)
     reward = np.ascontiguousarray(rewards, np.float64)
     flat = reward.reshape(len(reward), prod(reward.shape[1:]))
     n = len(slots)
@@ -367,8 +369,8 @@ def compute_nstep_return(
         If batch, indices and estimates do not have as many rows; names them.
     ColumnNotFoundError, ColumnTypeError, SequenceError
         As `compute_episodic_return` does.
-    ValueError
-        If `n_step` is not positive.
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
 
     Examples
     --------
@@ -416,6 +418,7 @@ def _estimated(
     """Run the compiled estimate over each column of rewards."""
     from samplebatch import kernels
 
+    gamma, decay = fraction("gamma", gamma), fraction("gae_lambda", decay)
     if rewards.ndim == 1:
         advantages, returns = memory.empty(rewards.shape, rewards.dtype), memory.empty(rewards.shape, rewards.dtype)
         kernels.gae(rewards, terminated, ended, values, next_values, gamma, decay, advantages, returns)
@@ -452,7 +455,7 @@ def _flags(terminated: Any, truncated: Any, n: int) -> tuple[Flags, Flags]:
     read = []
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if value is not None:
-            flags = np.ascontiguousarray(_numbers(name, value), np.bool_).reshape(-1)
+            flags = np.ascontiguousarray(as_flags(_numbers(name, value), name)).reshape(-1)
             if len(flags) != n:
                 raise ColumnLengthError(f"{name!r} must have {n} rows, one for each reward, got {len(flags)}")
             read.append(flags)

@@ -21,6 +21,7 @@ VERSION = "samplebatch.__version__"
 
 LAYERS = (
     "errors",
+    "arguments",
     "exports",
     "names",
     "column",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.batch import arrow, summary
 from samplebatch.batch.lockstep import lockstep
 from samplebatch.batch.sample_batch import SampleBatch
@@ -39,6 +40,8 @@ class MultiAgentBatch:
     ------
     ColumnTypeError
         If a policy id is not a string, or its batch is not a `SampleBatch`.
+    ArgumentError
+        If `env_steps` is no whole number from 0 on.
 
     Examples
     --------
@@ -54,7 +57,7 @@ class MultiAgentBatch:
             if not isinstance(batch, SampleBatch):
                 raise ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
         self.policy_batches = policy_batches
-        self.count = env_steps
+        self.count = whole("env_steps", env_steps)
 
     def env_steps(self) -> int:
         """Return the number of steps of the environment."""
@@ -104,8 +107,8 @@ class MultiAgentBatch:
         ------
         ColumnNotFoundError
             If a policy's batch has no `eps_id` or no `t`.
-        ValueError
-            If k is less than one.
+        ArgumentError
+            If k is no whole number from 1 on.
 
         Examples
         --------
@@ -122,8 +125,7 @@ class MultiAgentBatch:
         2 {'one': [11, 12], 'two': [21]}
         1 {'one': [13], 'two': [23], 'three': [33]}
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
+        whole("k", k, 1)
         return [MultiAgentBatch._of(parts, steps) for parts, steps in lockstep(self.policy_batches, k)]
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from samplebatch.arguments import whole
 from samplebatch.batch import bulk
 from samplebatch.batch.column_map import ColumnMap, check_length, counted_column
 from samplebatch.batch.flags import DEFAULT, Flags
@@ -18,6 +19,7 @@ from samplebatch.column.interface import Column, Indices
 from samplebatch.column.row_keys import resolve
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import (
+    ArgumentError,
     RowIndexError,
 )
 
@@ -81,6 +83,18 @@ class RowBatch(ColumnMap):
         self._check_assignment(columns, {path: column for path, column in self._all().items() if path not in gone})
         self._adopt(name, structure, columns)
         self._count_rows()
+
+    def update(self, other: Any = (), /, **columns: Any) -> None:
+        """Put several columns, given as a mapping, as pairs or as keywords: all of them, or none if one is refused."""
+        before = dict(self.__dict__)
+        # So that no column is put into the dict of those before.
+        self._lent = True
+        try:
+            super().update(other, **columns)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _check_assignment(self, columns: dict[str, Column], others: dict[str, Column]) -> None:
         """Check new columns against the remaining ones, before anything is changed."""
@@ -299,8 +313,8 @@ class RowBatch(ColumnMap):
 
         Raises
         ------
-        ValueError
-            If not exactly one of the three is given, or it is less than one.
+        ArgumentError
+            If not exactly one of the three is given, or it is no whole number from 1 on.
 
         Examples
         --------
@@ -310,11 +324,10 @@ class RowBatch(ColumnMap):
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(num_slices=2)]
         [[1, 2], [3, 4, 5]]
         """
-        given = [n for n in (size, num_slices, k) if n is not None]
-        if len(given) != 1 or given[0] < 1:
-            raise ValueError(
-                f"exactly one of size, num_slices and k must be given, at least 1, got {size}, {num_slices}, {k}"
-            )
+        named = {"size": size, "num_slices": num_slices, "k": k}
+        given = [whole(name, n, 1) for name, n in named.items() if n is not None]
+        if len(given) != 1:
+            raise ArgumentError(f"exactly one of size, num_slices and k must be given, got {size}, {num_slices}, {k}")
         if num_slices is not None:
             short, longer = divmod(self.count, num_slices)
             bounds = [short * i + max(0, i - num_slices + longer) for i in range(num_slices + 1)]
@@ -347,8 +360,8 @@ class RowBatch(ColumnMap):
 
         Raises
         ------
-        ValueError
-            If `size` is less than one or `epochs` negative.
+        ArgumentError
+            If `size` is no whole number from 1 on, or `epochs` none from 0 on.
 
         Examples
         --------
@@ -356,8 +369,7 @@ class RowBatch(ColumnMap):
         >>> [len(part) for part in SampleBatch(a=[1, 2, 3, 4, 5]).minibatches(2, epochs=2, rng=0)]
         [2, 2, 1, 2, 2, 1]
         """
-        if size < 1 or epochs < 0:
-            raise ValueError(f"size must be at least 1 and epochs at least 0, got {size} and {epochs}")
+        size, epochs = whole("size", size, 1), whole("epochs", epochs)
         return self._minibatches(size, epochs, shuffle, np.random.default_rng(rng))
 
     def _minibatches(self, size: int, epochs: int, shuffle: bool, rng: np.random.Generator) -> Iterator[Self]:

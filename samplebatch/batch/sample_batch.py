@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from samplebatch import names
+from samplebatch.arguments import choice
 from samplebatch.batch import arrow, frame, summary
 from samplebatch.batch.episodes import ends_by_change, ends_by_flag
 from samplebatch.batch.flags import DEFAULT, Flags
@@ -301,7 +302,7 @@ class SampleBatch(SequenceBatch):
 
         Raises
         ------
-        ValueError
+        ArgumentError
             If the framework is another one.
 
         Examples
@@ -309,8 +310,7 @@ class SampleBatch(SequenceBatch):
         >>> SampleBatch(rewards=[1.0, 2.0]).to_device("cpu")["rewards"]
         tensor([1., 2.], dtype=torch.float64)
         """
-        if framework != "torch":
-            raise ValueError(f"framework must be 'torch', got {framework!r}")
+        choice("framework", framework, ["torch"])
         from samplebatch.batch.device import move_columns
 
         self._columns = move_columns(self._all(), device, pin_memory=pin_memory, use_stream=use_stream, stream=stream)

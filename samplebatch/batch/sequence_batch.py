@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.batch import sequences
 from samplebatch.batch.column_map import check_length
 from samplebatch.batch.flags import Flags
@@ -374,7 +375,7 @@ class SequenceBatch(RowBatch):
         self._require_sequences("right_zero_pad")
         self._refuse_time_major("padding")
         lengths = self._lengths()
-        sequences.check_fit(lengths, max_seq_len)
+        sequences.check_fit(lengths, whole("max_seq_len", max_seq_len, 1))
         source = self._unpad() if self._flags.zero_padded else self
         rows, length = sequences.padded_rows(lengths, max_seq_len), len(lengths) * max_seq_len
         columns = {}

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.filling import given_rows, values_given
 from samplebatch.buffer.reading import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.vector import ReplayBufferManager
-from samplebatch.errors import ColumnLengthError, ColumnTypeError
+from samplebatch.errors import ColumnTypeError
 
 
 class CachedReplayBuffer(ReplayBufferManager):
@@ -41,8 +42,8 @@ class CachedReplayBuffer(ReplayBufferManager):
 
     Raises
     ------
-    ColumnLengthError
-        If there is not one cache or more, with one slot or more.
+    ArgumentError
+        If `cached_buffer_num` or `max_episode_length` is no whole number from 1 on.
     ColumnTypeError
         If the main buffer is of a kind that draws otherwise than uniformly.
 
@@ -60,10 +61,8 @@ class CachedReplayBuffer(ReplayBufferManager):
     """
 
     def __init__(self, main_buffer: ReplayBuffer, cached_buffer_num: int, max_episode_length: int) -> None:
-        if cached_buffer_num < 1 or max_episode_length < 1:
-            raise ColumnLengthError(
-                f"there must be one cache or more of one slot or more, got {cached_buffer_num} of {max_episode_length}"
-            )
+        cached_buffer_num = whole("cached_buffer_num", cached_buffer_num, 1)
+        max_episode_length = whole("max_episode_length", max_episode_length, 1)
         if type(main_buffer) is not ReplayBuffer:
             raise ColumnTypeError(
                 "the main buffer of a cached buffer must be a ReplayBuffer, which draws uniformly, got a "

@@ -171,9 +171,8 @@ def way_for(table: Table, held: dict[str, Any], n: int | None) -> Way | None:
         text.checks.append(f"{name} = held[{name!r}]")
         shape = (*lead, *tree[name].row_shape)
         dtype = f"{name}.dtype is not {name}_dtype"
-        # What else is a number, NumPy converts on writing; flags of several rows are also counted.
-        text.check_array(name, shape, dtype if n is not None and name != "rew" else
-                         f"({dtype} and {name}.dtype.kind not in 'biuf')")  # fmt: skip
+        # Any number is a reward, which NumPy converts on writing; not any is a flag.
+        text.check_array(name, shape, f"({dtype} and {name}.dtype.kind not in 'biuf')" if name == "rew" else dtype)
     if "done" in names:
         text.checks.append("held['done']")
     source = _source(text, table, single=n is None)

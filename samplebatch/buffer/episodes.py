@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.ring import Flags, Ints, Rings
 from samplebatch.buffer.rows import Rows
@@ -119,6 +120,8 @@ class EpisodeSampling(_Base):
 
         Raises
         ------
+        ArgumentError
+            If `n` is no whole number.
         EmptyBufferError
             If there is no episode to draw from.
 
@@ -132,6 +135,8 @@ class EpisodeSampling(_Base):
         >>> [episode.obs.tolist() for episode in episodes], indices[1]
         ([[0, 1, 2], [3, 4, 5]], array([3, 4, 5]))
         """
+        if n is not None:
+            whole("n", n, None)
         with self._table.lock:
             slots, ends = self._drawn_episodes(n, unfinished=unfinished)
             if not len(slots):

@@ -13,6 +13,7 @@ from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.streams import Streams, Tail, streams_of
+from samplebatch.column.casting import as_flags
 from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, SequenceError, near_names
 
 FRAGMENT_END: Final = "fragment_end"
@@ -89,8 +90,9 @@ def fragment_of(policy: str, part: SampleBatch, buffer: ReplayBuffer, tail: Tail
     part, ends = part.slice(count - kept, count), streams.ends[count - kept :]
     rows = dict(part.as_batch(names="tianshou").__dict__)
     done = rows.pop("done", None)
-    terminated = np.asarray(rows.get("terminated", done), np.bool_)
-    truncated = np.asarray(rows.get("truncated", np.zeros(kept)), np.bool_)
+    given = names.DONES if "terminated" not in rows else names.TERMINATEDS
+    terminated = as_flags(np.asarray(rows.get("terminated", done)), given)
+    truncated = as_flags(np.asarray(rows.get("truncated", np.zeros(kept))), names.TRUNCATEDS)
     cut = ends & ~(terminated | truncated)
     rows |= {"terminated": terminated, "truncated": truncated | cut, FRAGMENT_END: cut}
     buffer._table.check(rows, kept)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import positive, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.columns import taken
-from samplebatch.buffer.n_step import nstep_columns
+from samplebatch.buffer.n_step import check_window, nstep_columns
 from samplebatch.buffer.reading import final_rows
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
@@ -24,7 +25,7 @@ from samplebatch.buffer.spans import shifted, steps_after
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.column.casting import cast_exactly
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnNotFoundError, near_names
+from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnMismatchError, ColumnNotFoundError, near_names
 
 if TYPE_CHECKING:
     _Base = ReplayBuffer
@@ -159,10 +160,10 @@ class Hindsight(_Base):
 
     def _relabel(self, compute_reward_fn: RewardFunction, horizon: int, future_k: float) -> None:
         """Relabel what is sampled from now on."""
-        if horizon < 1 or not future_k >= 1:
-            raise ValueError(f"horizon and future_k must be 1 or more, got {horizon} and {future_k}")
         self.compute_reward_fn = compute_reward_fn
-        self.horizon = int(horizon)
+        self.horizon = whole("horizon", horizon, 1)
+        if not positive("future_k", future_k) >= 1:
+            raise ArgumentError(f"future_k must be a number from 1, got {future_k}")
         self.future_k = float(future_k)
 
     @property
@@ -182,9 +183,20 @@ class Hindsight(_Base):
             As both do.
         """
         with self._table.lock:
+            check_window(self._table, n_step, gamma)
+            self._check_goals()
             slots = self._drawn(batch_size)
             rows = self._relabelled(slots, n_step, gamma)
         return rows, slots - self._start if self._start else slots
+
+    def _check_goals(self) -> None:
+        """Raise ColumnNotFoundError if there are observations, and they have no goals."""
+        tree = self._table.columns.tree
+        after = "obs_next" if self._table.keeps_next else "obs"
+        for name, goal in ((after, ACHIEVED), ("obs", DESIRED), (after, DESIRED)) if tree else ():
+            held = tree.get(name)
+            if not isinstance(held, dict) or goal not in held:
+                raise _without_goals(f"{name}.{goal}", held if isinstance(held, dict) else {})
 
     def rewrite_transitions(self, indices: Any) -> Batch:
         """Return rows, each relabelled with probability `future_p`.
@@ -252,8 +264,8 @@ class HERReplayBuffer(Hindsight, ReplayBuffer):
     ------
     StorageError
         If a folder is given.
-    ValueError
-        If `horizon` or `future_k` is less than 1.
+    ArgumentError
+        If `horizon` is no whole number from 1 on, or `future_k` is less than 1.
 
     Examples
     --------
@@ -337,12 +349,12 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
 
     Raises
     ------
-    ColumnLengthError
-        If there is not one environment or more.
+    ArgumentError
+        If `total_size` is no whole number from 0 on, or `buffer_num` none from 1 on.
     StorageError
         If a folder is given.
-    ValueError
-        If `horizon` or `future_k` is less than 1.
+    ArgumentError
+        If `horizon` is no whole number from 1 on, or `future_k` is less than 1.
 
     Examples
     --------
@@ -362,9 +374,8 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
         storage: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        if buffer_num < 1:
-            raise ColumnLengthError(f"buffer_num must be 1 or more, got {buffer_num}")
-        one = ReplayBuffer(-(-total_size // buffer_num), **kwargs)
+        buffer_num = whole("buffer_num", buffer_num, 1)
+        one = ReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
         self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
         self._relabel(compute_reward_fn, horizon, future_k)
         self._keep_in(storage)

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.checkpoint import State, generator_of, generator_state
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
 from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, fragment_of, rows_as_added
 from samplebatch.buffer.locks import new_lock
-from samplebatch.buffer.n_step import nstep_columns
+from samplebatch.buffer.n_step import check_window, nstep_columns
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
@@ -243,12 +244,16 @@ class MultiAgentReplayBuffer:
 
         Raises
         ------
+        ArgumentError
+            As `ReplayBuffer.sample` does.
         EmptyBufferError
             If there is nothing to draw from.
-        ValueError
-            If `n_step` is not positive.
         """
+        if batch_size is not None:
+            whole("batch_size", batch_size, None)
         with self._lock:
+            for buffer in self.buffers.values():
+                check_window(buffer._table, n_step, gamma)
             drawn, count = self._drawn(batch_size)
             rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
         return MultiAgentBatch(rows, count)

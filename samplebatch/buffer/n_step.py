@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from samplebatch.arguments import fraction, whole
 from samplebatch.buffer.reading import column_at
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.table import Table
+from samplebatch.errors import no_such_column
 from samplebatch.returns import nstep_of_rings
+
+
+def check_window(table: Table, n_step: int | None, gamma: float) -> None:
+    """Check, before anything is drawn, that rows can stand for several steps; `n_step` is None for one.
+
+    Raises
+    ------
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+    ColumnNotFoundError
+        If there are rows, and no next observations.
+    """
+    fraction("gamma", gamma)
+    if n_step is not None:
+        whole("n_step", n_step, 1)
+        tree = table.columns.tree
+        if table.keeps_next and tree and "obs_next" not in tree:
+            raise no_such_column("obs_next", tree)
 
 
 def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
@@ -34,8 +54,8 @@ def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: i
 
     Raises
     ------
-    ValueError
-        If `n_step` is not positive.
+    ArgumentError
+        As `check_window` does.
     """
     rings, tree = table.rings, table.columns.tree
     flags = tree["terminated"].values, table.done

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.priorities import Prioritized, exponent
@@ -256,8 +257,8 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 
     Raises
     ------
-    ColumnLengthError
-        If there is not one environment or more.
+    ArgumentError
+        If `total_size` is no whole number from 0 on, or `buffer_num` none from 1 on.
     PriorityError
         If alpha or beta is negative or no number.
 
@@ -275,8 +276,7 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
     def __init__(
         self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> None:
-        if buffer_num < 1:
-            raise ColumnLengthError(f"buffer_num must be 1 or more, got {buffer_num}")
-        one = PrioritizedReplayBuffer(-(-total_size // buffer_num), **kwargs)
+        buffer_num = whole("buffer_num", buffer_num, 1)
+        one = PrioritizedReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
         self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
         self._keep_in(storage)

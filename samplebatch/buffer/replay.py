@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.durable import Durable
 from samplebatch.buffer.filling import given_rows, values_given
-from samplebatch.buffer.n_step import nstep_columns
+from samplebatch.buffer.n_step import check_window, nstep_columns
 from samplebatch.buffer.reading import rows_at
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.samplers import Sampler, Uniform, whole_stacks
 from samplebatch.buffer.sequences import SequenceSampling
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Table
-from samplebatch.errors import ColumnLengthError, RingError
+from samplebatch.errors import RingError
 
 _INTP = np.dtype(np.intp)
 _zeros = np.zeros
@@ -53,19 +54,24 @@ class ReplayBuffer(SequenceSampling, Durable):
         Seed of the buffer's own generator, from which all draws come.
     compress
         Names of columns to keep in LZ4 chunks, which suits images; True for observations. A name stands for all that
-        is nested under it.
+        is nested under it. The first step must have them, `obs_next`, `info` and `policy` aside.
     ragged
         Names of columns whose rows vary in shape; observations that come as arrays of arrays are found out.
     storage
         A new folder to keep the rows in, mapped from files, so that they need not fit into memory and outlive the
         process; `open` opens it again. They must be numbers of one shape then.
 
+    Raises
+    ------
+    ArgumentError
+        If `size` is no whole number from 0 on, or `stack_num` none from 1 on.
+
     Attributes
     ----------
     maxsize
         How many steps are kept.
     stack_num
-        As given; may be set.
+        As given; may be set to another whole number from 1 on.
     options
         The arguments, as a dict.
 
@@ -113,16 +119,14 @@ class ReplayBuffer(SequenceSampling, Durable):
 
     def _set_up(self, maxsizes: Sequence[int], options: Mapping[str, Any], random_seed: int) -> None:
         """Make rings of such sizes, empty."""
-        for size in maxsizes:
-            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
-                raise ColumnLengthError(f"the size of a buffer must be a whole number from 0 on, got {size!r}")
+        sizes = [whole("size", size) for size in maxsizes]
         stores = Stores(
             names_of(options.get("compress", False), OBSERVATIONS, "compress"),
             names_of(options.get("ragged", ()), OBSERVATIONS, "ragged"),
-            2 * len(maxsizes) + 4,
+            2 * len(sizes) + 4,
         )
         keeps_next, last_frame = not options["ignore_obs_next"], bool(options["save_only_last_obs"])
-        self._table = Table(list(map(int, maxsizes)), stores, keeps_next=keeps_next, last_frame=last_frame)
+        self._table = Table(sizes, stores, keeps_next=keeps_next, last_frame=last_frame)
         self.maxsize = self._table.rings.capacity
         self.options = dict(options)
         self.stack_num = options["stack_num"]
@@ -168,6 +172,8 @@ class ReplayBuffer(SequenceSampling, Durable):
             If a column is missing that every step must have; names it.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
             If a column cannot take its value without loss; names it. Nothing has changed then.
+        ArgumentError
+            If the first step has no column that `compress` or `ragged` names.
         RingError
             If `buffer_ids` is something else, or the buffer has no slots.
         """
@@ -261,8 +267,11 @@ class ReplayBuffer(SequenceSampling, Durable):
         ------
         EmptyBufferError
             If there is no row to draw from.
-        ValueError
-            If `n_step` is not positive.
+        ArgumentError
+            If `batch_size` is no whole number, `n_step` none from 1 on, or `gamma` none from 0 to 1. Nothing is drawn
+            then.
+        ColumnNotFoundError
+            If rows are to stand for several steps, and have no next observations. Nothing is drawn then.
 
         Examples
         --------
@@ -274,6 +283,7 @@ class ReplayBuffer(SequenceSampling, Durable):
         (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
         """
         with self._table.lock:
+            check_window(self._table, n_step, gamma)
             slots = self._drawn(batch_size)
             rows = self._rows(slots)
             if n_step is not None:
@@ -292,11 +302,15 @@ class ReplayBuffer(SequenceSampling, Durable):
         ------
         EmptyBufferError
             If there is no row to draw from.
+        ArgumentError
+            If `batch_size` is no whole number.
         """
         with self._table.lock:
             return self._drawn(batch_size) - self._start
 
     def _drawn(self, batch_size: int | None) -> Ints:
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, None)
         frames = self.stack_num if self.options["sample_avail"] else 1
         if batch_size is not None and batch_size > 0:
             sampler = self._sampler
@@ -330,8 +344,8 @@ class ReplayBuffer(SequenceSampling, Durable):
 
         Raises
         ------
-        ColumnLengthError
-            If the batch size is not positive.
+        ArgumentError
+            If `batch_size` is no whole number from 1 on, or `epochs` none from 0 on.
 
         Examples
         --------
@@ -341,9 +355,8 @@ class ReplayBuffer(SequenceSampling, Durable):
         >>> [batch.obs.tolist() for batch, _ in buf.minibatches(2, shuffle=False)]
         [[0, 1], [2, 3], [4]]
         """
-        if batch_size < 1:
-            raise ColumnLengthError(f"batch_size must be positive, got {batch_size}")
-        for _ in range(epochs):
+        whole("batch_size", batch_size, 1)
+        for _ in range(whole("epochs", epochs)):
             every = self.sample_indices(None if shuffle else 0)
             for start in range(0, len(every), batch_size):
                 indices = every[start : start + batch_size]

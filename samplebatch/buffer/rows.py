@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, format_tree, node
 from samplebatch.batch.nested.values import any_null, nulls
@@ -47,8 +50,6 @@ class Rows:
     ----------
     maxsize
         How many slots there are.
-    stack_num
-        How many steps to stack where observations, info and policy are read.
     """
 
     _table: Table
@@ -56,8 +57,6 @@ class Rows:
     _ring: int | None = None
     _start = 0
     maxsize: int
-    stack_num: int
-
     obs = _Column()
     act = _Column()
     rew = _Column()
@@ -67,6 +66,15 @@ class Rows:
     obs_next = _Column()
     info = _Column()
     policy = _Column()
+
+    @property
+    def stack_num(self) -> int:
+        """How many steps to stack where observations, info and policy are read; may be set."""
+        return self.__dict__["stack_num"]  # type: ignore[no-any-return]
+
+    @stack_num.setter
+    def stack_num(self, value: int) -> None:
+        self.__dict__["stack_num"] = whole("stack_num", value, 1)
 
     def __len__(self) -> int:
         with self._table.lock:
@@ -125,14 +133,15 @@ class Rows:
 
         `buf[:]` has all rows in time order, ring by ring. Any other slice counts the rows as they lie in memory, and so
         does `buf[-1]`, of all slots; `latest` has the newest. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`,
-        `done`, `obs_next`, `info` and `policy` (those that were never given are empty), then other names.
+        `done`, `obs_next`, `info` and `policy` (those that were never given are empty), then other names. An array of
+        indices may name slots that hold no row, whose values are then those of the memory; a single index may not.
 
         Raises
         ------
         ColumnNotFoundError
             If nothing has been added yet.
         RowIndexError
-            If an index lies outside of [-maxsize, maxsize), or is of no such kind.
+            If an index lies outside of [-maxsize, maxsize), or is of no such kind; if a single one has no row.
         """
         if isinstance(index, str):
             tree = self._table.columns.tree
@@ -140,14 +149,29 @@ class Rows:
                 raise no_such_column(index, tree)
             return self._shown(index)
         with self._table.lock:
-            if type(index) is _ndarray and index.dtype == _INTP:
+            if type(index) is _ndarray and index.dtype == _INTP and index.ndim:
                 return self._rows(self._normal(index))
             if isinstance(index, slice):
                 return self._sliced(index)
             slots = self._slots(index)
             if slots.ndim:
                 return self._rows(slots)
-            return first_row(self._rows(slots.reshape(1)))
+            return first_row(self._rows(self._one(slots)))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Go over the rows in time order, ring by ring; each is copied when its turn comes."""
+        for index in self._chosen(slice(None)).tolist():
+            yield self[index]
+
+    def _chosen(self, index: Any) -> Ints:
+        with self._table.lock:
+            return self._slots(index) - self._start
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        # Otherwise NumPy would make an array of buffers one of their rows.
+        held = np.empty((), object)
+        held[()] = self
+        return held
 
     def _sliced(self, index: slice) -> Batch:
         ranges = self._ranges(index)
@@ -205,6 +229,16 @@ class Rows:
             )
         return self._normal(indices.astype(_INTP, copy=False))
 
+    def _one(self, slot: Ints) -> Ints:
+        """Return a single slot, shape (), as shape (1,), if it holds a row, or nothing has been added at all."""
+        rings = self._table.rings
+        if not rings.holds(slot) and "obs" in self._table.columns.tree:
+            raise RowIndexError(
+                f"index {int(slot) - self._start} must be of a row, nothing is written there; sample_indices(0) has "
+                f"the {len(self)} that are"
+            )
+        return slot.reshape(1)
+
     def _normal(self, indices: Ints) -> Ints:
         """Return the slots of indices, once they are known to lie inside."""
         maxsize = self.maxsize
@@ -238,7 +272,9 @@ class Rows:
         ColumnNotFoundError
             If there is no such column and no default.
         RowIndexError
-            If an index lies outside.
+            If an index lies outside, or a single one has no row.
+        ArgumentError
+            If `stack_num` is no whole number from 1 on.
 
         Examples
         --------
@@ -250,11 +286,11 @@ class Rows:
         array([[0, 0, 1],
                [2, 3, 4]])
         """
-        stack = stack_num or self.stack_num
+        stack = self.stack_num if stack_num is None else whole("stack_num", stack_num, 1)
         try:
             with self._table.lock:
                 slots = self._slots(index)
-                found = column_at(self._table, key, slots if slots.ndim else slots.reshape(1), stack)
+                found = column_at(self._table, key, slots if slots.ndim else self._one(slots), stack)
         except ColumnNotFoundError:
             if default_value is None:
                 raise
@@ -266,9 +302,12 @@ class Rows:
 
         Raises
         ------
+        ArgumentError
+            If `n` is no whole number from 0 on.
         ColumnNotFoundError
             If nothing has been added yet.
         """
+        whole("n", n)
         with self._table.lock:
             return self._rows(self._table.rings.newest(n, self._ring))
 

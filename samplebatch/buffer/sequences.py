@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node
 from samplebatch.buffer.episodes import EpisodeSampling, episodes_of
@@ -50,8 +51,8 @@ class SequenceSampling(EpisodeSampling):
         ------
         EmptyBufferError
             If there is nothing to draw from.
-        ColumnMismatchError, SequenceError
-            As `get_sequences` does.
+        ArgumentError, ColumnMismatchError, SequenceError
+            As `get_sequences` does. Nothing is drawn then.
 
         Examples
         --------
@@ -67,12 +68,14 @@ class SequenceSampling(EpisodeSampling):
         """
         _check_length(length, burn_in)
         with self._table.lock:
+            self._check_names()
             if padded or batch_size is None or batch_size < 1:
                 return self._sequences(self._drawn(batch_size), length, burn_in)
             return self._sequences(self._drawn_stretches(batch_size, length, burn_in), length, burn_in)
 
     def _drawn_stretches(self, batch_size: int, length: int, burn_in: int) -> Ints:
         """Draw stretches of `length` steps, and return the slots of their first steps after burn-in."""
+        whole("batch_size", batch_size)
         table, rng = self._table, self._rng
         count = 0
         if "obs" in table.columns.tree:
@@ -119,7 +122,9 @@ class SequenceSampling(EpisodeSampling):
         RowIndexError
             If an index lies outside.
         SequenceError
-            If `length` is not positive, or `burn_in` leaves no step.
+            If `burn_in` leaves no step.
+        ArgumentError
+            If `length` is no whole number from 1 on, or `burn_in` none from 0 on.
 
         Examples
         --------
@@ -145,9 +150,7 @@ class SequenceSampling(EpisodeSampling):
         """Return the sequences that begin with the steps in given slots, shape (n,)."""
         table = self._table
         rings, done = table.rings, table.done
-        for name in (names.MASK, names.BURN_IN):
-            if name in table.columns.tree:
-                raise ColumnMismatchError(f"sequences have a column {name!r} of their own; rename that of the rows")
+        self._check_names()
         before = steps_before(rings, done, given, burn_in) if burn_in and len(given) else np.zeros(len(given), np.intp)
         after = steps_after(rings, done, given, length - 1) if len(given) else before
         count = np.minimum(before + 1 + after, length)[:, None]
@@ -163,12 +166,15 @@ class SequenceSampling(EpisodeSampling):
         held |= {names.MASK: mask, names.BURN_IN: steps < before[:, None]}
         return node(Batch, held), np.where(mask, slots - self._start, -1)
 
+    def _check_names(self) -> None:
+        for name in (names.MASK, names.BURN_IN):
+            if name in self._table.columns.tree:
+                raise ColumnMismatchError(f"sequences have a column {name!r} of their own; rename that of the rows")
+
 
 def _check_length(length: int, burn_in: int) -> None:
-    if length < 1 or not 0 <= burn_in < length:
-        raise SequenceError(
-            f"a sequence must have a step or more, of which burn-in leaves one, got length {length}, burn_in {burn_in}"
-        )
+    if whole("burn_in", burn_in) >= whole("length", length, 1):
+        raise SequenceError(f"burn_in must leave a step of a sequence of length {length}, got {burn_in}")
 
 
 def _blanked(value: Any, where: npt.NDArray[np.bool_]) -> Any:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node, values_of
 from samplebatch.batch.nested.tensors import array_of
+from samplebatch.column.casting import as_flags
 from samplebatch.errors import (
     ColumnLengthError,
     ColumnMismatchError,
@@ -21,6 +22,9 @@ from samplebatch.errors import (
 
 FLAGS: Final = ("terminated", "truncated")
 """The flags that a step is given with; `done` is made of them."""
+
+_MAX_FRAMES = 16
+"""What is longer is no stack of frames, where the rest of the shape is that of an image."""
 
 _REQUIRED = ("obs", "act", "rew", *FLAGS)
 
@@ -45,7 +49,8 @@ def stored_values(held: Mapping[str, Any], n: int, *, single: bool, last_frame: 
     """
     values = dict(held)
     if "terminated" not in values and "truncated" not in values and "done" in values:
-        values["terminated"] = values["done"]
+        # The older form took any number but 0 for true.
+        values["terminated"] = numbers(values["done"], "done", () if single else (n,), np.float64) != 0.0
         values["truncated"] = np.zeros(() if single else n, np.bool_)
     for name in _REQUIRED:
         if name not in values:
@@ -58,7 +63,7 @@ def stored_values(held: Mapping[str, Any], n: int, *, single: bool, last_frame: 
     if last_frame:
         for name in ("obs", "obs_next"):
             if name in values:
-                values[name] = newest_frame(values[name], single=single)
+                values[name] = newest_frame(values[name], name, single=single)
     return values
 
 
@@ -75,7 +80,7 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
     ColumnLengthError
         If there are not as many rows; names the column.
     ColumnMismatchError
-        If there are several flags a row; names the column.
+        If there are several flags a row, or one that is neither 0 nor 1; names the column.
     ColumnTypeError
         If they are no real numbers; names the column.
 
@@ -92,18 +97,39 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
         raise ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {found}")
     if kind is np.bool_ and array.size != (lead[0] if lead else 1):
         raise ColumnMismatchError(f"column {name!r} must have one flag a row, got shape {array.shape[len(lead) :]}")
-    return array.astype(kind, copy=False)
+    return as_flags(array, name) if kind is np.bool_ else array.astype(kind, copy=False)
 
 
-def newest_frame(value: Any, *, single: bool) -> Any:
-    """Take the last frame of stacked observations, of one row or of each."""
+def newest_frame(value: Any, path: str, *, single: bool) -> Any:
+    """Take the last frame of stacked observations, of one row or of each.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If observations are no stacks, or images whose first axis is one of pixels; names the column.
+    """
     names = values_of(value)
     if names is not None:
-        return node(Batch, {name: newest_frame(inner, single=single) for name, inner in names.items()})
+        return node(
+            Batch, {name: newest_frame(inner, f"{path}.{name}", single=single) for name, inner in names.items()}
+        )
+    shape = np.shape(value) if single else np.shape(value)[1:]
+    if _has_pixels_first(shape, getattr(value, "dtype", None)):
+        raise ColumnMismatchError(
+            f"column {path!r} must have its frames along the first axis for only the last to be saved, got rows of "
+            f"shape {shape}, which are images; move the axis of frames to the front, or give the newest as a stack of 1"
+        )
     try:
         return value[-1] if single else value[:, -1]
     except (TypeError, IndexError) as error:
         raise ColumnMismatchError("observations must be stacks of frames for only the last to be saved") from error
+
+
+def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Tell whether rows look like images with channels last, or without any, rather than like stacks of frames."""
+    if not shape or shape[0] <= _MAX_FRAMES:
+        return False
+    return (len(shape) == 3 and shape[-1] <= _MAX_FRAMES) or (len(shape) == 2 and dtype == np.uint8)
 
 
 def rows_at(values: Any, index: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self
@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.nested.node import KINDS, TENSOR
+from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.dense_store import DenseStore, TorchStore, tensor_bits
 from samplebatch.buffer.object_store import ObjectStore
@@ -19,7 +19,7 @@ from samplebatch.buffer.store import Store, as_rows, check_dtype
 from samplebatch.column import memory
 from samplebatch.column.interface import Column
 from samplebatch.column.types import NUMBERS
-from samplebatch.errors import ColumnTypeError
+from samplebatch.errors import ArgumentError, ColumnTypeError, near_names
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """Makes the array of all slots, zeroed: takes the column's dotted name, the shape (slots, ...) and the dtype.
@@ -27,6 +27,9 @@ Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 When it is asked for a name once more, with more slots, it replaces the array that it made before."""
 
 OBSERVATIONS = ("obs", "obs_next")
+
+_LATER = ("obs_next", "info", "policy")
+"""Usual names that a first step need not have."""
 
 
 def zeroed(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -68,6 +71,27 @@ class Stores:
     ragged: tuple[str, ...] = ()
     most_open: int = 8
     allocate: Allocate = zeroed
+
+    def check_names(self, values: Mapping[str, Any]) -> None:
+        """Check that the names of columns stand for some of a buffer's first step.
+
+        Raises
+        ------
+        ArgumentError
+            If one does not, and is none that may come later: `obs_next`, `info`, `policy`.
+        """
+        if not self.compress and not self.ragged:
+            return
+        paths = list(_paths(values, ""))
+        for argument in ("compress", "ragged"):
+            for name in getattr(self, argument):
+                top = name.partition(".")[0]
+                later = top in _LATER and not any(_covers((top,), path) for path in paths)
+                if not later and not any(_covers((name,), path) for path in paths):
+                    known = dict.fromkeys([*values, *paths])
+                    raise ArgumentError(
+                        f"{argument} must name columns of a step, {name!r} is none; {near_names(name, known)}"
+                    )
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
         """Make the store that suits the first rows of a column; they are not written.
@@ -122,6 +146,16 @@ def names_of(given: bool | str | Sequence[str], of_true: tuple[str, ...], argume
     if not all(isinstance(name, str) for name in names):
         raise ColumnTypeError(f"{argument} must be True, False or names of columns, got {type(given).__name__}")
     return names
+
+
+def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Walk over the dotted names of values."""
+    for name, value in values.items():
+        inner = values_of(value)
+        if inner is None:
+            yield prefix + name
+        else:
+            yield from _paths(inner, f"{prefix}{name}.")
 
 
 def _covers(names: tuple[str, ...], name: str) -> bool:

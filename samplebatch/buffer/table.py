@@ -375,6 +375,8 @@ class Table:
         With `stored`, the values come out of a table, and are of single frames already.
         """
         values = stored_values(held, n, single=single, last_frame=self.last_frame and not stored)
+        if not stored and not self.columns.tree:
+            self.columns.stores.check_names(values)
         if not self.keeps_next:
             return values, values.pop("obs_next", None)
         if "obs_next" in self.columns.tree and "obs_next" not in values:

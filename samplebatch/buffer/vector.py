@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.filling import given_rows, values_given
 from samplebatch.buffer.reading import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError, StorageError
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RingError, StorageError
 
 _INTP = np.dtype(np.intp)
 
@@ -213,8 +214,8 @@ class VectorReplayBuffer(ReplayBufferManager):
 
     Raises
     ------
-    ColumnLengthError
-        If there is not one environment or more.
+    ArgumentError
+        If `total_size` is no whole number from 0 on, or `buffer_num` none from 1 on.
 
     Examples
     --------
@@ -228,8 +229,7 @@ class VectorReplayBuffer(ReplayBufferManager):
     def __init__(
         self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> None:
-        if buffer_num < 1:
-            raise ColumnLengthError(f"buffer_num must be 1 or more, got {buffer_num}")
-        one = ReplayBuffer(-(-total_size // buffer_num), **kwargs)
+        buffer_num = whole("buffer_num", buffer_num, 1)
+        one = ReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
         self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
         self._keep_in(storage)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.column.types import holds
+from samplebatch.errors import ColumnMismatchError
 
 _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
@@ -53,6 +54,27 @@ def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArr
     """Pair real parts, and imaginary ones where the old values have them."""
     pairs = [(new.real, old.real)]
     return [*pairs, (new.imag, old.imag)] if old.dtype.kind == "c" else pairs
+
+
+def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
+    """Convert numbers to flags.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If one is neither 0 nor 1; names the column.
+
+    Examples
+    --------
+    >>> as_flags(np.array([0.0, 1.0]), "terminated")
+    array([False,  True])
+    """
+    if array.dtype.kind == "b":
+        return array
+    flags: npt.NDArray[np.bool_] = array != 0
+    if not np.array_equal(flags, array):
+        raise ColumnMismatchError(f"column {name!r} must have flags, 0 or 1 each, got other numbers")
+    return flags
 
 
 def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError
@@ -63,8 +64,8 @@ class GAE(TrajectoryColumns):
     ) -> None:
         self._values = values
         self._bootstrap = bootstrap
-        self._gamma = gamma
-        self._lambda = lambda_
+        self._gamma = fraction("gamma", gamma)
+        self._lambda = fraction("lambda_", lambda_)
 
     def columns(self, policy_id: str, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
         """Work the two columns out, in the dtype of the estimates.
@@ -123,8 +124,8 @@ class NStepReturns(TrajectoryColumns):
 
     Raises
     ------
-    ValueError
-        If `n_step` is not positive.
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
 
     Examples
     --------
@@ -142,10 +143,8 @@ class NStepReturns(TrajectoryColumns):
     """
 
     def __init__(self, n_step: int, *, gamma: float = 0.99) -> None:
-        if n_step < 1:
-            raise ValueError(f"n_step must be positive, got {n_step}")
-        self._n_step = n_step
-        self._gamma = gamma
+        self._n_step = whole("n_step", n_step, 1)
+        self._gamma = fraction("gamma", gamma)
 
     def columns(self, policy_id: str, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
         """Work the columns out."""

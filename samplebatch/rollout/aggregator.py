@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from samplebatch import names
+from samplebatch.arguments import choice, whole
 from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
@@ -80,10 +81,9 @@ class Aggregator:
         *,
         complete_episodes: bool = False,
     ) -> None:
-        if train_batch_size is not None and train_batch_size < 1:
-            raise ValueError(f"train_batch_size must be at least 1, got {train_batch_size}")
-        if mode not in _MODES:
-            raise ValueError(f"mode must be 'agent_steps' or 'env_steps', got {mode!r}")
+        if train_batch_size is not None:
+            whole("train_batch_size", train_batch_size, 1)
+        choice("mode", mode, _MODES)
         self._size = train_batch_size
         self._mode = _MODES.index(mode)
         self._unfinished = UnfinishedEpisodes() if complete_episodes else None

@@ -9,13 +9,14 @@ from typing import Any, Self
 import numpy as np
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.env.gymnasium import as_environments
 from samplebatch.env.infos import Infos, Rows, batch_of
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Leaf
-from samplebatch.errors import EnvironmentSpecError
+from samplebatch.errors import ArgumentError, EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.choices import ActionMap, Choice, Chooser
 from samplebatch.rollout.collect_statistics import CollectStats
@@ -410,11 +411,12 @@ def check_amounts(n_step: int | None, n_episode: int | None) -> None:
 
     Raises
     ------
-    ValueError
-        If none is positive, or both are, or one is negative.
+    ArgumentError
+        If one is no whole number from 0 on, or not exactly one is positive.
     """
-    if (n_step or 0) < 0 or (n_episode or 0) < 0 or bool(n_step) == bool(n_episode):
-        raise ValueError(
+    named = {"n_step": n_step, "n_episode": n_episode}
+    if sum([whole(name, number) > 0 for name, number in named.items() if number is not None]) != 1:
+        raise ArgumentError(
             f"exactly one of n_step and n_episode must be positive, got n_step={n_step} and n_episode={n_episode}"
         )
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.env.agents import policy_by_kind
 from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter, adapt
 from samplebatch.env.registry import make_environment
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
-from samplebatch.errors import PolicyNotFoundError, PolicySpecError, near_names
+from samplebatch.errors import ArgumentError, PolicyNotFoundError, PolicySpecError, near_names
 from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAgents
 from samplebatch.rollout.postprocessing import Hook, postprocess
 from samplebatch.rollout.recorder import Block, Recorder, Streams, rows_of_block
@@ -205,12 +206,13 @@ class MultiAgentCollector:
         ColumnMismatchError
             If observations, actions or rewards of one policy's agents differ in shape, or in dtype beyond what can be
             widened.
-        ValueError
-            If not exactly one of the numbers is given, or it is not positive.
+        ArgumentError
+            If not exactly one of the numbers is given, or it is no whole number from 1 on.
         """
-        given = [number for number in (env_steps, episodes) if number is not None]
-        if len(given) != 1 or given[0] < 1:
-            raise ValueError(f"one of env_steps and episodes must be given, at least 1, got {env_steps} and {episodes}")
+        named = {"env_steps": env_steps, "episodes": episodes}
+        given = [whole(name, number, 1) for name, number in named.items() if number is not None]
+        if len(given) != 1:
+            raise ArgumentError(f"one of env_steps and episodes must be given, got {env_steps} and {episodes}")
         try:
             if env_steps is not None:
                 self._collect_steps(env_steps)
@@ -392,8 +394,7 @@ def _ignore(steps: int) -> None:
 
 
 def _make(environment: Any, envs: int) -> list[Any]:
-    if envs < 1:
-        raise ValueError(f"envs must be at least 1, got {envs}")
+    whole("envs", envs, 1)
     if isinstance(environment, (list, tuple)):
         return list(environment)
     if isinstance(environment, (str, type)) or not hasattr(environment, "step"):

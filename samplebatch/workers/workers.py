@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from samplebatch.arguments import choice, positive, whole
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.env.registry import Environment, environment_factory
 from samplebatch.env.seeds import RESTART, seeds_at
-from samplebatch.errors import WorkerError
+from samplebatch.errors import ArgumentError, WorkerError
 from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.transport.broadcast import broadcast
@@ -149,17 +150,15 @@ class RolloutWorkers:
             ("num_workers", num_workers),
             ("envs_per_worker", envs_per_worker),
             ("fragment_length", fragment_length),
-            ("stall_timeout_s", stall_timeout_s),
             ("capacity_bytes", capacity_bytes),
         ):
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        if max_restarts < 0:
-            raise ValueError(f"max_restarts must not be negative, got {max_restarts}")
+            if value is not None:
+                whole(name, value, 1)
+        positive("stall_timeout_s", stall_timeout_s)
+        whole("max_restarts", max_restarts)
         if env_steps is not None and episodes is not None:
-            raise ValueError(f"one of env_steps and episodes may be given, got {env_steps} and {episodes}")
-        if backend not in ("process", "inline"):
-            raise ValueError(f"backend must be 'process' or 'inline', got {backend!r}")
+            raise ArgumentError(f"one of env_steps and episodes may be given, got {env_steps} and {episodes}")
+        choice("backend", backend, get_args(Backend))
         environment_factory(environment)
         check_policy(policy)
         self._context = multiprocessing.get_context(start_method)

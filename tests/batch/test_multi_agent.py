@@ -188,7 +188,7 @@ def test_timeslices_need_episode_and_time(missing: str) -> None:
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_timeslices_need_at_least_one_step(agents: MultiAgentBatch, k: int) -> None:
-    with pytest.raises(ValueError, match=f"k must be at least 1, got {k}"):
+    with pytest.raises(ValueError, match=f"k must be a whole number from 1, got {k}"):
         agents.timeslices(k)
 
 

@@ -109,7 +109,7 @@ def test_minibatches_of_nothing() -> None:
 
 @pytest.mark.parametrize("arguments", [{"size": 0}, {"size": -1}, {"size": 2, "epochs": -1}])
 def test_minibatches_refuse_at_once(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="size must be at least 1 and epochs at least 0"):
+    with pytest.raises(ValueError, match=r"(size|epochs) must be a whole number"):
         SampleBatch(a=[1]).minibatches(**arguments)
 
 
@@ -140,7 +140,7 @@ def test_timeslices_are_views_of_every_kind() -> None:
     ids=str,
 )
 def test_timeslices_need_one_number_of_at_least_one(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="exactly one of size, num_slices and k"):
+    with pytest.raises(ValueError, match=r"exactly one of|must be a whole number from 1"):
         SampleBatch(a=[1, 2, 3]).timeslices(**arguments)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from samplebatch import CachedReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
-from samplebatch.errors import ColumnLengthError, ColumnTypeError, RingError
+from samplebatch.errors import ArgumentError, ColumnTypeError, RingError
 from tests.buffer.oracle import step, steps
 
 
@@ -89,7 +89,7 @@ def test_one_cache_may_be_named_several_times() -> None:
 
 def test_sizes_must_be_positive() -> None:
     for number, length in ((0, 5), (2, 0), (-1, 3)):
-        with pytest.raises(ColumnLengthError, match="one cache or more"):
+        with pytest.raises(ArgumentError, match="must be a whole number from 1"):
             CachedReplayBuffer(ReplayBuffer(5), number, length)
 
 

@@ -202,7 +202,7 @@ def test_refusals() -> None:
     with pytest.raises(EmptyBufferError):
         buf.sample(3, n_step=2)
     buf.add(Batch(obs=0, act=0, rew=1.0, terminated=False, truncated=False))
-    with pytest.raises(ValueError, match="n_step must be positive, got 0"):
+    with pytest.raises(ValueError, match="n_step must be a whole number from 1, got 0"):
         buf.sample(3, n_step=0)
     rows, _ = buf.sample(3)
     assert "returns" not in rows

@@ -20,6 +20,7 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.errors import (
+    ArgumentError,
     ColumnLengthError,
     ColumnMismatchError,
     ColumnTypeError,
@@ -344,7 +345,7 @@ def test_what_the_classes_are() -> None:
         assert not isinstance(one, VectorReplayBuffer)
     assert PrioritizedVectorReplayBuffer(10, 3, alpha=0.6, beta=0.4).maxsize == 12
     assert buf.options["alpha"] == 0.6
-    with pytest.raises(ColumnLengthError, match="buffer_num must be 1 or more, got 0"):
+    with pytest.raises(ArgumentError, match="buffer_num must be a whole number from 1, got 0"):
         PrioritizedVectorReplayBuffer(10, 0, alpha=0.6, beta=0.4)
     with pytest.raises(NotImplementedError):
         buf.update(filled(1))

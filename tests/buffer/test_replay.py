@@ -13,6 +13,7 @@ import torch
 from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
 from samplebatch.column import threads
 from samplebatch.errors import (
+    ArgumentError,
     ColumnLengthError,
     ColumnMismatchError,
     ColumnNotFoundError,
@@ -143,12 +144,61 @@ def test_only_the_last_frame_may_be_stored() -> None:
         ReplayBuffer(3, save_only_last_obs=True).add(step(0))
 
 
+# Slots without a row
+
+
+def test_a_single_index_or_an_iteration_has_rows_that_were_written() -> None:
+    buf = VectorReplayBuffer(8, 2)
+    assert list(buf) == []
+    for n in range(3):
+        buf.add(steps([n, n + 10]))
+    buf.add(steps([3]), buffer_ids=[1])
+    assert [int(row.obs) for row in buf] == buf[:].obs.tolist() == [0, 1, 2, 10, 11, 12, 3]
+    for index in (3, np.int64(3), np.array(3), -5):
+        with pytest.raises(
+            RowIndexError, match=r"index 3 must be of a row, nothing is written there; .* the 7 that are"
+        ):
+            buf[index]
+        with pytest.raises(RowIndexError, match="index 3"):
+            buf.get(index, "obs")
+    # Arrays name slots, as they lie in memory.
+    assert buf[np.arange(8)].obs.tolist() == buf.obs.tolist() == [0, 1, 2, 0, 10, 11, 12, 3]
+    with pytest.raises(RowIndexError, match="index 3 must be of a row"):
+        buf.buffers[0][3]
+    assert (int(buf.buffers[1][3].obs), [int(row.obs) for row in buf.buffers[1]]) == (3, [10, 11, 12, 3])
+    buf.reset()
+    assert list(buf) == []
+    with pytest.raises(RowIndexError):
+        buf[0]
+
+
+def test_iterations_are_in_time_order_with_the_rows_there_are() -> None:
+    buf = filled(13, 10)
+    assert [int(row.act) for row in buf] == buf[:].act.tolist() == list(range(3, 13))
+    rows = iter(buf)
+    assert int(next(rows).act) == 3
+
+
+def test_a_data_loader_has_no_rows_that_were_not_written() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    buf = VectorReplayBuffer(8, 2)
+    buf.add(steps([5, 6]))
+
+    def collate(rows: list[Batch]) -> list[int]:
+        return [int(row.obs) for row in rows]
+
+    with pytest.raises(RowIndexError, match="sample_indices"):
+        list(data.DataLoader(buf, batch_size=2, collate_fn=collate))
+    loader = data.DataLoader(buf, batch_size=2, sampler=buf.sample_indices(0), collate_fn=collate)
+    assert list(loader) == [[5, 6]]
+
+
 # Refusals
 
 
 @pytest.mark.parametrize("size", [-1, 2.5, True, "3", None])
 def test_sizes_are_whole_numbers(size: Any) -> None:
-    with pytest.raises(ColumnLengthError, match="whole number"):
+    with pytest.raises(ArgumentError, match="whole number"):
         ReplayBuffer(size)
 
 
@@ -247,7 +297,7 @@ def test_minibatches_have_every_row_once() -> None:
     for rows, indices in buf.minibatches(4, shuffle=False, drop_last=True):
         assert rows.obs.tolist() == buf.obs[indices].tolist()
         assert len(rows) == 4
-    with pytest.raises(ColumnLengthError, match="positive"):
+    with pytest.raises(ArgumentError, match="batch_size must be a whole number from 1"):
         next(buf.minibatches(0))
     assert list(ReplayBuffer(3).minibatches(2)) == []
 

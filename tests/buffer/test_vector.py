@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from samplebatch import Batch, ReplayBuffer, ReplayBufferManager, VectorReplayBuffer
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError, SampleBatchError
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    RingError,
+    SampleBatchError,
+)
 from tests.buffer.oracle import step, steps
 
 
@@ -203,7 +209,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
             ReplayBufferManager(parts)  # type: ignore[arg-type]
     assert one._ring is None
     for number in (0, -1):
-        with pytest.raises(ColumnLengthError, match="buffer_num"):
+        with pytest.raises(ArgumentError, match="buffer_num"):
             VectorReplayBuffer(10, number)
 
 

@@ -247,7 +247,7 @@ def test_episodes_may_have_ids_of_any_kind() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="a whole number from 1, got 0"):
         Aggregator(0)
     with pytest.raises(ValueError, match="'steps'"):
         Aggregator(5, "steps")  # type: ignore[arg-type]

@@ -258,7 +258,7 @@ def test_what_cannot_be_postprocessed_is_named(
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="n_step must be positive"):
+    with pytest.raises(ValueError, match="n_step must be a whole number from 1"):
         NStepReturns(0)
 
 

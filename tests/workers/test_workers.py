@@ -487,8 +487,8 @@ def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
     ("given", "words"),
     [
         ({"env_steps": 1, "episodes": 1}, "one of env_steps and episodes"),
-        ({"max_restarts": -1}, "max_restarts must not be negative"),
-        ({"backend": "threads"}, "backend must be 'process' or 'inline'"),
+        ({"max_restarts": -1}, "max_restarts must be a whole number from 0"),
+        ({"backend": "threads"}, "backend must be one of 'process', 'inline'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
@@ -498,7 +498,7 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str)
 
 @pytest.mark.parametrize("name", ["env_steps", "num_workers", "fragment_length", "stall_timeout_s"])
 def test_numbers_must_be_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+    with pytest.raises(ValueError, match=f"{name} must be a (whole number from 1|number above 0), got 0"):
         RolloutWorkers(SPREAD, **{"env_steps": 1, name: 0})
 
 

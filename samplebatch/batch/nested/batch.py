@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested import interchange, joining
 from samplebatch.batch.nested.arithmetic import Arithmetic
 from samplebatch.batch.nested.conversions import Conversions
@@ -28,7 +29,7 @@ from samplebatch.batch.nested.node import (
 )
 from samplebatch.batch.nested.rows import assign, iterate, select, shape_of, shortest, split_rows, zero
 from samplebatch.batch.nested.values import join_name, parse, parse_items, stack_rows, transform_leaves, trees_equal
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, no_such_column
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, no_such_column
 
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num
@@ -145,12 +146,12 @@ class Batch(Conversions, Arithmetic):
             c: 1,
         )
         """
-        if batch is not None:
-            given = values_of(batch)
-            if given is None:
-                raise ColumnTypeError(f"a Batch is updated from a dict or Batch, got {type(batch).__name__}")
-            self.__dict__.update(parse_items(given, Batch, ""))
-        self.__dict__.update(parse_items(kwargs, Batch, ""))
+        given = {} if batch is None else values_of(batch)
+        if given is None:
+            raise ColumnTypeError(f"a Batch is updated from a dict or Batch, got {type(batch).__name__}")
+        values = parse_items(given, Batch, "")
+        values.update(parse_items(kwargs, Batch, ""))
+        self.__dict__.update(values)
 
     def __contains__(self, name: object) -> bool:
         return name in self.__dict__
@@ -365,16 +366,16 @@ class Batch(Conversions, Arithmetic):
 
         Raises
         ------
-        ColumnLengthError
-            If the size is neither positive nor -1.
+        ArgumentError
+            If the size is neither a whole number from 1 on nor -1.
 
         Examples
         --------
         >>> [part.a.tolist() for part in Batch(a=[1, 2, 3, 4, 5]).split(2, shuffle=False, merge_last=True)]
         [[1, 2], [3, 4, 5]]
         """
-        if size < 1 and size != -1:
-            raise ColumnLengthError(f"size must be positive, or -1 for all rows, got {size}")
+        if size != -1:
+            whole("size", size, 1)
         return cast("Iterator[Self]", split_rows(self, size, shuffle, merge_last, rng))
 
     # Leaf by leaf

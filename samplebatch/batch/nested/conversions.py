@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import choice
 from samplebatch.batch.nested.distributions import dist_to_atleast_2d
 from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node, replace_leaves
 from samplebatch.batch.nested.rows import iterate, select, shortest
@@ -308,7 +309,7 @@ def _drop_reserved(source: Node) -> None:
 def as_sample_batch(batch: Node, names: FlatNames = "kept") -> SampleBatch:
     """Make a flat batch over the arrays and tensors of a tree; see `Batch.as_sample_batch`."""
     columns = _to_columns(batch, "")
-    if names == "rllib":
+    if choice("names", names, get_args(FlatNames)) == "rllib":
         columns = {TO_FLAT.get(name, name): value for name, value in columns.items()}
     return SampleBatch(columns)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from samplebatch.arguments import choice
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR, node
 from samplebatch.batch.nested.tensors import TorchTarget, array_of, tree_to_numpy, tree_to_torch
@@ -124,7 +125,7 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
 
 def as_batch(sample_batch: SampleBatch, names: NestedNames = "kept") -> Batch:
     """Make a nested batch over the arrays and tensors of a flat one; see `SampleBatch.as_batch`."""
-    renamed = TO_NESTED if names == "tianshou" else {}
+    renamed = TO_NESTED if choice("names", names, get_args(NestedNames)) == "tianshou" else {}
     return node(Batch, {renamed.get(name, name): _to_nested(sample_batch[name], name) for name in sample_batch})
 
 

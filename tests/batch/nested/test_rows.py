@@ -135,7 +135,7 @@ def test_split() -> None:
     assert np.shares_memory(next(batch.split(4, shuffle=False)).a, batch.a)
     assert list(Batch().split(2)) == list(Batch(a=[]).split(2)) == []
     for size in (0, -3):
-        with pytest.raises(ValueError, match="size must be positive"):
+        with pytest.raises(ValueError, match="size must be a whole number from 1"):
             batch.split(size)
 
 
