@@ -111,6 +111,7 @@ ONE_IMPORTER = {
         "samplebatch.batch.lockstep",
         "samplebatch.buffer.commits",
         "samplebatch.buffer.journal",
+        "samplebatch.column.object_size",
         "samplebatch.transport.arena",
     },
     "is a layer's door to the only layer above that needs it": {
@@ -132,6 +133,8 @@ ONE_IMPORTER = {
     },
     "is a file format of its own": {
         "samplebatch.storage.parquet_layout",
+        "samplebatch.storage.parquet_size",
+        "samplebatch.storage.thrift",
         "samplebatch.storage.tianshou_pickle",
         "samplebatch.storage.tianshou_state",
     },

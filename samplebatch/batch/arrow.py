@@ -18,8 +18,9 @@ import pyarrow as pa
 from samplebatch import names
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.tree import Structure, leaf_names
-from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
 from samplebatch.column.interface import Column
+from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError, SampleBatchError, SequenceError
 
@@ -60,7 +61,7 @@ def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Fl
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, _metadata(about)))
 
 
-def from_table(source: Any, *, allow_pickle: bool = False) -> Parts:
+def from_table(source: Any, *, allow_pickle: bool = False, bound: MemoryBound | None = None) -> Parts:
     """View a table as the parts of a batch; `to_table` is the inverse.
 
     Columns of such a table may have been left out or added since. A nested column with missing or additional leaves
@@ -74,14 +75,16 @@ def from_table(source: Any, *, allow_pickle: bool = False) -> Parts:
         If a column has nulls or a type that no column can hold; names it.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
+    CapacityError
+        If objects take more than is left of the bound, which follows from the table's bytes if None; names the column.
     """
-    table = source if isinstance(source, pa.Table) else pa.table(source)
+    table = as_table(source)
     about = metadata_of(table.schema)
     if about is None:
         about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
     if about.get("type") != "SampleBatch":
         raise FormatError(f"the table must hold a SampleBatch, got a {about.get('type')!r}")
-    return _read(table, about, allow_pickle=allow_pickle)
+    return _read(table, about, bound or bound_of(table), allow_pickle=allow_pickle)
 
 
 def to_policy_table(policies: dict[str, Parts], env_steps: int) -> pa.Table:
@@ -135,7 +138,19 @@ def _place(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
     return placed
 
 
-def from_policy_table(source: Any, *, allow_pickle: bool = False) -> tuple[dict[str, Parts], int]:
+def as_table(source: Any) -> pa.Table:
+    """Return a table, or anything with the Arrow PyCapsule interface as one."""
+    return source if isinstance(source, pa.Table) else pa.table(source)
+
+
+def bound_of(table: pa.Table, max_nbytes: int | None = None) -> MemoryBound:
+    """Make the bound for what is made of a table."""
+    return MemoryBound("the table", table.get_total_buffer_size(), max_nbytes)
+
+
+def from_policy_table(
+    source: Any, *, allow_pickle: bool = False, bound: MemoryBound | None = None
+) -> tuple[dict[str, Parts], int]:
     """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
 
     Raises
@@ -143,12 +158,13 @@ def from_policy_table(source: Any, *, allow_pickle: bool = False) -> tuple[dict[
     FormatError
         If the metadata does not come from `to_policy_table`, or does not fit the table's rows.
     """
-    table = source if isinstance(source, pa.Table) else pa.table(source)
+    table = as_table(source)
     about = metadata_of(table.schema) or {}
     if about.get("type") != "MultiAgentBatch":
         raise FormatError(
             f"the table must hold a MultiAgentBatch, got {about.get('type', 'one without the metadata of a batch')!r}"
         )
+    bound = bound or bound_of(table)
     policies: dict[str, Parts] = {}
     start = 0
     try:
@@ -158,7 +174,7 @@ def from_policy_table(source: Any, *, allow_pickle: bool = False) -> tuple[dict[
             columns = [rows.column(placed) for placed in part["columns"].values()]
             fields = [table.schema.field(placed).with_name(name) for name, placed in part["columns"].items()]
             own = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-            policies[policy] = _read(own, part, allow_pickle=allow_pickle)
+            policies[policy] = _read(own, part, bound, allow_pickle=allow_pickle)
             if rows.num_rows != part["rows"]:
                 raise FormatError(f"policy {policy!r} must have {part['rows']} rows, got {rows.num_rows}")
         env_steps = _count(about["env_steps"])
@@ -201,15 +217,17 @@ def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
     return {METADATA_KEY: json.dumps(about, default=np.generic.item).encode()}
 
 
-def _read(table: pa.Table, about: dict[str, Any], *, allow_pickle: bool = False) -> Parts:
+def _read(table: pa.Table, about: dict[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
     try:
         nested, flags, lists = _structures(about["nested"]), _flags(about["flags"]), set(map(str, about["lists"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
     columns = {}
     cuts = {}
-    for field in table.schema:
-        chunked = table.column(field.name)
+    for field, chunked in zip(table.schema, table.columns, strict=True):
+        if field.name in columns:
+            raise FormatError(f"column {field.name!r} must be there once, it is there again")
+        check_size(chunked.chunks, field, bound)
         array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
         if field.name in lists:
             if not pa.types.is_large_list(array.type) or array.null_count:

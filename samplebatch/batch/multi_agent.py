@@ -195,8 +195,8 @@ class MultiAgentBatch:
         )
 
     @classmethod
-    def from_arrow(cls, table: Any, *, allow_pickle: bool = False) -> MultiAgentBatch:
-        """View a table that `to_arrow` made as a batch, without copying wherever its layout permits.
+    def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> MultiAgentBatch:
+        """View a table that `to_arrow` made as a batch; parameters as of `SampleBatch.from_arrow`.
 
         Raises
         ------
@@ -204,8 +204,12 @@ class MultiAgentBatch:
             If the table is no `MultiAgentBatch`, or rows were added or taken out.
         UntrustedPickleError
             If a column is pickled and `allow_pickle` is false; names it.
+        CapacityError
+            If objects take more than `max_nbytes`; names the column.
         """
-        policies, env_steps = arrow.from_policy_table(table, allow_pickle=allow_pickle)
+        table = arrow.as_table(table)
+        bound = arrow.bound_of(table, max_nbytes)
+        policies, env_steps = arrow.from_policy_table(table, allow_pickle=allow_pickle, bound=bound)
         return cls({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
 
     def __arrow_c_schema__(self) -> Any:

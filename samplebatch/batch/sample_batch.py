@@ -372,7 +372,7 @@ class SampleBatch(SequenceBatch):
         return arrow.to_table(self._all(), self._nested, self._flags)
 
     @classmethod
-    def from_arrow(cls, table: Any, *, allow_pickle: bool = False) -> Self:
+    def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> Self:
         """View an Arrow table as a batch, without copying wherever its layout permits.
 
         Parameters
@@ -382,6 +382,8 @@ class SampleBatch(SequenceBatch):
             else. Columns in several chunks are joined, with one copy.
         allow_pickle
             Whether columns of Python objects that Arrow could not hold may be unpickled. Only for data that you trust.
+        max_nbytes
+            Bytes that Python objects may take; 256 MiB or 1024 times the table's own, whichever is more, if None.
 
         Raises
         ------
@@ -389,6 +391,8 @@ class SampleBatch(SequenceBatch):
             If a column has nulls or a type that no column can hold; names it.
         UntrustedPickleError
             If a column is pickled and `allow_pickle` is false; names it.
+        CapacityError
+            If objects take more than `max_nbytes`; names the column.
 
         Examples
         --------
@@ -396,7 +400,9 @@ class SampleBatch(SequenceBatch):
         >>> SampleBatch.from_arrow(pa.table({"rewards": [1.0, 2.0]}))["rewards"]
         array([1., 2.])
         """
-        return cls._of(*arrow.from_table(table, allow_pickle=allow_pickle))
+        table = arrow.as_table(table)
+        bound = arrow.bound_of(table, max_nbytes)
+        return cls._of(*arrow.from_table(table, allow_pickle=allow_pickle, bound=bound))
 
     def __arrow_c_schema__(self) -> Any:
         return self.to_arrow().schema.__arrow_c_schema__()

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch.buffer.columns import Columns
+from samplebatch.buffer.columns import Columns, leaves_of
+from samplebatch.buffer.finals import NAME
 from samplebatch.buffer.priorities import Prioritized
 from samplebatch.buffer.ring import Rings
 from samplebatch.buffer.samplers import Sampler, Uniform
@@ -93,7 +94,7 @@ def generator_of(state: Any) -> np.random.Generator:
             raise ValueError(f"there is no generator {name!r}")
         bits = getattr(np.random, name)()
         bits.state = _arrays(state)
-    except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
+    except (TypeError, LookupError, ValueError, OverflowError, AttributeError) as error:
         raise FormatError(f"the state of a generator must be one of NumPy's: {error}") from error
     return np.random.Generator(bits)
 
@@ -126,7 +127,7 @@ def sampler_of(state: Any, capacity: int, slots: Any) -> Sampler:
     """
     try:
         return _SAMPLERS[state["kind"]].revived(capacity, slots, state["known"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise FormatError(f"the state of a sampler must be one that a buffer made: {error}") from error
 
 
@@ -170,11 +171,34 @@ def table_of(state: Mapping[str, Any], stores: Stores | None = None) -> Table:
             "keeps_next": bool(state["keeps_next"]),
             "last_frame": bool(state["last_frame"]),
         }
-        return Table.of(whole)
+        table = Table.of(whole)
     except FormatError:
         raise
-    except (SampleBatchError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (SampleBatchError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise FormatError(f"the state of a buffer must be whole, and fit itself; it does not: {error}") from error
+    check_final_shapes(table)
+    return table
+
+
+def check_final_shapes(table: Table) -> None:
+    """Check that final observations have the names and row shapes of observations, in whose places they are put.
+
+    Raises
+    ------
+    FormatError
+        If they have not; names the column.
+    """
+    if table.finals is None or not table.finals.known or "obs" not in table.columns.tree:
+        return
+    none = np.zeros(0, np.intp)
+    shapes = [
+        {path: store.live(none).row_shape for path, store in leaves_of(columns.tree[name])}
+        for columns, name in ((table.columns, "obs"), (table.finals.columns, NAME))
+    ]
+    for path, shape in shapes[0].items():
+        if shapes[1].get(path) != shape:
+            name = ".".join((NAME, *path))
+            raise FormatError(f"column {name!r} must have rows of shape {shape} as observations have, it has not")
 
 
 def stores_state(stores: Stores) -> State:
@@ -274,7 +298,7 @@ def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
     """
     own = len(set(rows.tolist())) == len(rows) == len(owners)
     inside = ((rows >= 0) & (rows < room)).all() and ((owners > 0) & (owners <= rings.capacity)).all()
-    if not own or not inside or not rings.n <= room <= len(rows) + rings.capacity + 2 * rings.n + 64:
+    if not own or not inside or not rings.n <= room <= len(rows) + 2 * rings.n + 64:
         raise FormatError("final observations must have rows of their own for slots, they have not; it is damaged")
 
 

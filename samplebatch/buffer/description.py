@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from types import NoneType
 from typing import Any
 
 from samplebatch.buffer import checkpoint
@@ -51,10 +52,9 @@ def checked(described: Mapping[str, Any]) -> None:
     """
     if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
         raise FormatError("what was kept must be of a buffer, it is of something else")
-    if described.get("version") != checkpoint.VERSION:
-        raise FormatError(
-            f"the buffer is of version {described.get('version')}, this library reads {checkpoint.VERSION}"
-        )
+    version = described.get("version")
+    if type(version) is not int or version != checkpoint.VERSION:
+        raise FormatError(f"the buffer is of version {str(version)[:20]}, this library reads {checkpoint.VERSION}")
 
 
 def make(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
@@ -77,6 +77,8 @@ def make(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler,
         If an attribute is given that is not missing.
     """
     buffer = rowless(cls, described, missing)
+    if buffer.__dict__.get("buffer_num", table.rings.n) != table.rings.n:
+        raise FormatError(f"a {described['class']} must have a ring for each of its buffers, it has {table.rings.n}")
     buffer._table = table
     buffer.maxsize = table.rings.capacity
     buffer._rng = checkpoint.generator_of(described["generator"])
@@ -113,11 +115,46 @@ def rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> 
     strange = [attribute for attribute in own if callable(getattr(kinds[name], attribute, None))]
     if strange:
         raise FormatError(f"the attributes of a {name} must be values, {strange[0]!r} is a method; it is damaged")
+    _check_own(name, own, set_up="set_up" in described)
     if "set_up" in described:
         buffer._set_up(described["set_up"]["maxsizes"], described["set_up"]["options"], 42)
     buffer.__dict__.update(own)
     buffer.__dict__.update({attribute: missing[argument] for argument, attribute in arguments.items()})
     return buffer
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "maxsize": (int,),
+    "options": (dict,),
+    "stack_num": (int,),
+    "_seed": (int, NoneType),
+    "buffer_num": (int,),
+    "cached_buffer_num": (int,),
+    "horizon": (int,),
+    "future_k": (int, float),
+}
+"""What attributes must be, where buffers have them."""
+
+
+def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
+    """Check that attributes from outside are of the types that buffers give them."""
+    if not set_up:
+        needed = {"options", "stack_num", "_seed"}
+        needed |= (
+            {"buffer_num", "_order"}
+            if name.startswith("Cached") or name.endswith(("Manager", "VectorReplayBuffer"))
+            else set()
+        )
+        absent = needed - own.keys()
+        if absent:
+            raise FormatError(f"a {name} must have attribute {min(absent)!r}, it has not; it is damaged")
+    for attribute, kinds in _KINDS.items():
+        value = own.get(attribute, kinds[0]())
+        if type(value) not in kinds or (int in kinds and value is not None and not 0 <= value < 1 << 63):
+            raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
+    order = own.get("_order", [])
+    if not isinstance(order, list) or not all(type(place) is int for place in order):
+        raise FormatError(f"attribute '_order' of a {name} must list rings, it does not; it is damaged")
 
 
 def _with_subclasses(cls: type) -> list[type]:

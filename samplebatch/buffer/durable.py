@@ -341,7 +341,13 @@ class Durable(Filling):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, **missing: Any
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        allow_pickle: bool = False,
+        verify: bool = True,
+        max_nbytes: int | None = None,
+        **missing: Any,
     ) -> Self:
         """Read a buffer that `save` wrote; it goes on exactly as that one would have.
 
@@ -354,6 +360,8 @@ class Durable(Filling):
             trust: a pickle can run any code.
         verify
             Whether to hold the file against its checksums. One by an older version has none, and is read without.
+        max_nbytes
+            Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
         **missing
             What no file can hold, such as the function that a hindsight buffer was made with.
 
@@ -364,12 +372,14 @@ class Durable(Filling):
             bytes have changed.
         UntrustedPickleError
             If a column is pickled and `allow_pickle` is false; names it.
+        CapacityError
+            If more memory would be made of the file than `max_nbytes`; names the column.
         OSError
             If the file cannot be read.
         """
         from samplebatch.storage.buffer_file import read_buffer
 
-        described, table, sampler = read_buffer(path, allow_pickle=allow_pickle, verify=verify)
+        described, table, sampler = read_buffer(path, allow_pickle=allow_pickle, verify=verify, max_nbytes=max_nbytes)
         buffer: Self = make(cls, described, table, sampler, missing)
         return buffer
 
@@ -405,6 +415,7 @@ class Durable(Filling):
         *,
         allow_pickle: bool = False,
         verify: bool = True,
+        max_nbytes: int | None = None,
         **missing: Any,
     ) -> Self:
         """Read a buffer from an HDF5 file that `save_hdf5`, ours or Tianshou's, wrote.
@@ -419,21 +430,21 @@ class Durable(Filling):
             Whether to unpickle objects. Only for files whose writer you trust: a pickle can run any code.
         verify
             Whether to hold the file against its checksums. Tianshou's have none, and are read without.
-        **missing
-            What no file can hold, such as the function that a hindsight buffer was made with.
+        max_nbytes, **missing
+            As of `load`.
 
         Raises
         ------
         FormatError
             If the file is damaged, or holds no buffer of this class. Names the columns where bytes have changed.
-        UntrustedPickleError
-            If values are pickled objects and `allow_pickle` is false; names them.
+        UntrustedPickleError, CapacityError, OSError
+            As of `load`.
         MissingExtraError
             If h5py is not installed.
-        OSError
-            If the file cannot be read.
         """
         from samplebatch.storage.hdf5_buffer import load_buffer
 
-        buffer: Self = load_buffer(cls, path, allow_pickle=allow_pickle, verify=verify, missing=missing)
+        buffer: Self = load_buffer(
+            cls, path, allow_pickle=allow_pickle, verify=verify, max_nbytes=max_nbytes, missing=missing
+        )
         return buffer

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from samplebatch.column.interface import Column
+from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.column.object_size import object_nbytes
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
@@ -19,6 +23,25 @@ def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array
     return pa.field(
         name, array.type, nullable=array.null_count > 0 or pa.types.is_null(array.type), metadata=metadata or None
     ), array
+
+
+def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
+    """Take from a bound what the chunks of a column take as Python objects, if they are to be such, and validate them.
+
+    Columns of numbers are viewed where they lie. Without objects, only the sizes of buffers need have been checked.
+
+    Raises
+    ------
+    CapacityError
+        If that is more than is left of the bound; names the column.
+    pyarrow.ArrowException
+        If a chunk is damaged.
+    """
+    if not ObjectColumn.reads(field.type, field.metadata or {}):
+        return
+    for chunk in chunks:
+        bound.take(object_nbytes(chunk), f"column {field.name!r}")
+        chunk.validate(full=True)
 
 
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:

@@ -16,10 +16,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from samplebatch.batch.arrow import metadata_of
+from samplebatch.batch.arrow import from_policy_table, from_table, metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import ColumnTypeError, FormatError
+from samplebatch.storage.arrow_bodies import decompressed_nbytes
 from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
 
 
@@ -72,7 +74,12 @@ def arrow_writer(path: str | os.PathLike[str], schema: pa.Schema) -> Iterator[An
 
 
 def read_arrow(
-    path: str | os.PathLike[str], *, memory_map: bool = True, allow_pickle: bool = False, verify: bool | None = None
+    path: str | os.PathLike[str],
+    *,
+    memory_map: bool = True,
+    allow_pickle: bool = False,
+    verify: bool | None = None,
+    max_nbytes: int | None = None,
 ) -> SampleBatch | MultiAgentBatch:
     """Read a batch that `write_arrow` wrote.
 
@@ -91,6 +98,9 @@ def read_arrow(
         Whether to hold the file against its checksums, which reads all of it. By default that is done where all of it
         is read anyway, without `memory_map`; a mapped file has its footer checked alone. A file without checksums, by
         an older version or another tool, is read without a check.
+    max_nbytes
+        Bytes of memory that may be made of the file: of objects in columns, and of compressed ones. If None, 256 MiB or
+        1024 times the bytes of the file, whichever is more.
 
     Raises
     ------
@@ -99,6 +109,8 @@ def read_arrow(
         where bytes have changed.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
+    CapacityError
+        If more memory would be made of the file than `max_nbytes`; names the column.
     OSError
         If the file cannot be read.
     """
@@ -106,13 +118,33 @@ def read_arrow(
     check_magic(name)
     try:
         data = file_bytes(name, memory_map=memory_map)
+        bound = bound_of_file(data, name, max_nbytes)
         check_arrow(data, name, verify=not memory_map if verify is None else verify)
         table = pa.ipc.open_file(data).read_all()
-        table.validate(full=True)
+        # What becomes objects is validated once it is known how much that is.
+        table.validate()
         about = metadata_of(table.schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
-    return batch_in(table, about, f"{name!r} must be a batch that write_arrow wrote", allow_pickle=allow_pickle)
+    return batch_in(table, about, f"{name!r} must be a batch that write_arrow wrote", bound, allow_pickle=allow_pickle)
+
+
+def bound_of_file(data: pa.Buffer, name: str, max_nbytes: int | None) -> MemoryBound:
+    """Make the bound for an Arrow file, and take from it what its compressed buffers say that they decompress to.
+
+    Raises
+    ------
+    CapacityError
+        If that is more than the bound.
+    FormatError
+        If the file has no footer and messages where it says.
+    """
+    bound = MemoryBound(repr(name), data.size, max_nbytes)
+    try:
+        bound.take(decompressed_nbytes(data), "what is compressed")
+    except FormatError as error:
+        raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
+    return bound
 
 
 def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
@@ -178,18 +210,20 @@ def _columns_at(data: pa.Buffer) -> ColumnsAt:
 
 
 def batch_in(
-    table: pa.Table, about: dict[str, Any] | None, must: str, *, allow_pickle: bool = False
+    table: pa.Table, about: dict[str, Any] | None, must: str, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> SampleBatch | MultiAgentBatch:
     """View the table of a file as the batch that its metadata says it is.
 
     Parameters
     ----------
     table
-        The table, which has been validated.
+        The table, of which the sizes of buffers have been checked.
     about
         What `metadata_of` read in its schema.
     must
         What the file must be, for errors: the first half of a sentence, which names it.
+    bound
+        What memory may be made of the file.
     allow_pickle
         Whether columns may be unpickled.
 
@@ -200,15 +234,14 @@ def batch_in(
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     """
-    kinds: dict[object, type[SampleBatch] | type[MultiAgentBatch]] = {
-        "SampleBatch": SampleBatch,
-        "MultiAgentBatch": MultiAgentBatch,
-    }
-    kind = kinds.get(about.get("type")) if about is not None else None
-    if kind is None:
+    kind = about.get("type") if about is not None else None
+    if kind not in ("SampleBatch", "MultiAgentBatch"):
         raise FormatError(f"{must}, got another Arrow table; SampleBatch.from_arrow may take it")
     try:
-        return kind.from_arrow(table, allow_pickle=allow_pickle)
+        if kind == "SampleBatch":
+            return SampleBatch._of(*from_table(table, allow_pickle=allow_pickle, bound=bound))
+        policies, env_steps = from_policy_table(table, allow_pickle=allow_pickle, bound=bound)
+        return MultiAgentBatch({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
     except (pa.ArrowException, ColumnTypeError) as error:
         raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
 

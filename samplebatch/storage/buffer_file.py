@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,22 @@ from samplebatch.buffer.description import described_of
 from samplebatch.buffer.durable import Durable
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
-from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
+from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import FormatError, SampleBatchError
-from samplebatch.storage.arrow_file import arrow_writer, check_arrow, check_magic, file_bytes
+from samplebatch.errors import FormatError
+from samplebatch.storage.arrow_file import arrow_writer, bound_of_file, check_arrow, check_magic, file_bytes
+from samplebatch.storage.damage import buffer_damage_named
 
 _PART_NBYTES = 1 << 25
 """Bytes of rows that are written at once, about."""
+
+_ROW_NBYTES = 32
+"""Bytes of the numbers of a row's slot, in arrays that are there together."""
+
+_REFERENCE_NBYTES = 8
 
 _WEIGHTS, _FINAL_ROWS = "sampler.weights", "final.rows"
 
@@ -154,7 +162,7 @@ def _parts(
 
 
 def read_buffer(
-    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True
+    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, max_nbytes: int | None = None
 ) -> tuple[State, Table, Sampler]:
     """Read what `write_buffer` wrote.
 
@@ -166,6 +174,8 @@ def read_buffer(
         Whether to unpickle columns of Python objects that Arrow has no type for.
     verify
         Whether to hold the file against its checksums, if it has any.
+    max_nbytes
+        Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
 
     Returns
     -------
@@ -179,42 +189,60 @@ def read_buffer(
         where bytes have changed.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
+    CapacityError
+        If more memory would be made of the file than `max_nbytes`; names the column.
     OSError
         If the file cannot be read.
     """
     name = os.fspath(path)
     check_magic(name)
-    try:
+    with buffer_damage_named(name):
         data = file_bytes(name, memory_map=True)
+        bound = bound_of_file(data, name, max_nbytes)
         check_arrow(data, name, verify=verify)
         file = pa.ipc.open_file(data)
         about = metadata_of(file.schema) or {}
         if about.get("type") != "ReplayBuffer":
             raise FormatError(f"{name!r} must hold a replay buffer, it holds a {about.get('type', 'table')}")
-        table = _table_of(file, about, allow_pickle=allow_pickle)
+        table = _table_of(file, about, bound, allow_pickle=allow_pickle)
         sampler = dict(about["sampler"])
         if _WEIGHTS in file.schema.names:
             weights = [part.column(_WEIGHTS) for part in _batches(file)]
             known = pa.chunked_array(weights).combine_chunks().to_numpy(zero_copy_only=False)
             sampler["known"] = sampler["known"] | {"weights": known}
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if isinstance(error, SampleBatchError):
-            raise
-        raise FormatError(f"{name!r} must hold a whole replay buffer, it does not: {error!r}") from error
-    return about, table, checkpoint.sampler_of(sampler, table.rings.capacity, table.rings.stored())
+        return about, table, checkpoint.sampler_of(sampler, table.rings.capacity, table.rings.stored())
 
 
 def _batches(file: Any) -> Iterator[pa.RecordBatch]:
     for i in range(file.num_record_batches):
         batch = file.get_batch(i)
-        batch.validate(full=True)
+        batch.validate()
         yield batch
 
 
-def _table_of(file: Any, about: Mapping[str, Any], *, allow_pickle: bool = False) -> Table:
+def _check_rows(file: Any, about: Mapping[str, Any], bound: MemoryBound) -> None:
+    """Check that a file has the rows that its rings count, and take them from the bound with the objects among them.
+
+    Columns of numbers are viewed where they lie, and stored in pages that the system gives when they are written to.
+    """
+    counts = [batch.num_rows for batch in _batches(file)]
+    if any(count < 0 for count in counts) or sum(counts) != sum(about["rings"]["sizes"]):
+        raise FormatError(f"the buffer must have {sum(about['rings']['sizes'])} rows, the file has {sum(counts)}")
+    bound.take(sum(counts) * _ROW_NBYTES, "the slots of rows")
+    form = about["structure"]
+    if "compressed" in form["kinds"]:
+        bound.take(sum(about["rings"]["maxsizes"]) * _REFERENCE_NBYTES, "a compressed column")
+    for kind, shape in zip(form["kinds"], form["row_shapes"], strict=True):
+        if kind == "object":
+            bound.take(sum(counts) * prod(shape) * _REFERENCE_NBYTES, "rows of objects")
+    for batch in _batches(file):
+        for array, field in zip(batch.columns, batch.schema, strict=True):
+            check_size([array], field, bound)
+
+
+def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Table:
     """Make a table of the rows of a file, a part at a time."""
+    _check_rows(file, about, bound)
     form, final_form, schema = about["structure"], about["finals"], file.schema
     count = len(form["kinds"])
     checkpoint.check_structure(form["tree"], count)
@@ -283,3 +311,4 @@ def _restore_finals(
     found = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
     assert table.finals is not None
     table.finals.restore({"rows": rows, "owners": owner, "room": int(form["room"]), "found": found})
+    checkpoint.check_final_shapes(table)

@@ -18,15 +18,12 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, KINDS, TENSOR, values_of
 from samplebatch.column.interface import Column
-from samplebatch.column.unpickling import unpickle
-from samplebatch.errors import ColumnTypeError, FormatError, UnstorableError, require
-from samplebatch.storage.inert_pickle import is_plain, read_pickle
+from samplebatch.errors import UnstorableError, require
+from samplebatch.storage.hdf5_heaps import check_heaps
+from samplebatch.storage.hdf5_reader import DTYPE_KEY, TYPE_KEY, Hdf5Reader, bound_of
 
 if TYPE_CHECKING:
     import h5py
-
-TYPE_KEY = "__data_type__"
-_DTYPE_KEY = "__torch_dtype__"
 
 
 def to_hdf5(x: Mapping[str, Any] | Batch, y: h5py.Group, compression: str | None = None) -> None:
@@ -60,7 +57,13 @@ def to_hdf5(x: Mapping[str, Any] | Batch, y: h5py.Group, compression: str | None
     _write_group(values_of(x) or {}, y, compression, "")
 
 
-def from_hdf5(x: h5py.Group | h5py.Dataset, device: str | None = None, *, allow_pickle: bool = False) -> Any:
+def from_hdf5(
+    x: h5py.Group | h5py.Dataset,
+    device: str | None = None,
+    *,
+    allow_pickle: bool = False,
+    max_nbytes: int | None = None,
+) -> Any:
     """Read what `to_hdf5`, ours or Tianshou's, wrote: a group as a dict or Batch, a dataset as its value.
 
     Parameters
@@ -71,21 +74,24 @@ def from_hdf5(x: h5py.Group | h5py.Dataset, device: str | None = None, *, allow_
         Where tensors go.
     allow_pickle
         Whether to unpickle objects. Only for files whose writer you trust: a pickle can run any code.
+    max_nbytes
+        Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
 
     Raises
     ------
     FormatError
         If the file is damaged, or leads to other files.
+    CapacityError
+        If more memory would be made of it than `max_nbytes`; names the dataset.
     UntrustedPickleError
         If an object is pickled that is no plain value, and `allow_pickle` is false; names it.
     MissingExtraError
         If h5py is not installed.
     """
     require("h5py", "hdf5")
-    try:
-        return _read(x, device, allow_pickle=allow_pickle)
-    except RecursionError as error:
-        raise FormatError(f"{x.name!r} must be a tree of groups, and some contain each other") from error
+    check_heaps(x.file.filename)
+    reader = Hdf5Reader(bound_of(x.file, max_nbytes), device, allow_pickle=allow_pickle)
+    return reader.read(x)
 
 
 def _write_group(values: Mapping[Any, Any], group: h5py.Group, compression: str | None, prefix: str) -> None:
@@ -124,7 +130,7 @@ def write_value(value: Any, group: h5py.Group, name: str, compression: str | Non
         array, dtype = _tensor_array(value)
         _create(group, name, array, compression).attrs[TYPE_KEY] = "Tensor"
         if dtype:
-            group[name].attrs[_DTYPE_KEY] = dtype
+            group[name].attrs[DTYPE_KEY] = dtype
     elif kind == ARRAY and (stored := _storable(value)) is not None:
         _create(group, name, stored, compression).attrs[TYPE_KEY] = "ndarray"
     else:
@@ -179,93 +185,3 @@ def _write_pickle(value: Any, group: h5py.Group, name: str, compression: str | N
         ) from error
     dataset = _create(group, name, np.frombuffer(data, np.int8), compression)
     dataset.attrs[TYPE_KEY] = "pickled_ndarray" if isinstance(value, np.ndarray) else type(value).__name__
-
-
-def _read(x: Any, device: str | None, *, allow_pickle: bool = False) -> Any:
-    import h5py
-
-    if isinstance(x, h5py.Dataset):
-        return read_value(x, device, allow_pickle=allow_pickle)
-    values = attributes_of(x)
-    is_batch = values.pop(TYPE_KEY, None) == "Batch"
-    for name, child in children_of(x).items():
-        values[name] = _read(child, device, allow_pickle=allow_pickle)
-    return Batch(values) if is_batch else values
-
-
-def attributes_of(group: h5py.Group) -> dict[str, Any]:
-    """Return the attributes of a group, numbers as Python's."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in group.attrs.items()}
-
-
-def children_of(group: h5py.Group) -> dict[str, Any]:
-    """Return what is in a group.
-
-    Raises
-    ------
-    FormatError
-        If a link leads out of the file, or a dataset's values lie elsewhere.
-    """
-    import h5py
-
-    found = {}
-    for name in group:
-        child = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
-        foreign = child is None or (isinstance(child, h5py.Dataset) and (child.external or child.is_virtual))
-        if foreign or not isinstance(child, (h5py.Dataset, h5py.Group)):
-            raise FormatError(f"{group.name}/{name} must be in the file itself, and it is a link or a type")
-        found[name] = child
-    return found
-
-
-def read_value(dataset: h5py.Dataset, device: str | None = None, *, allow_pickle: bool = False) -> Any:
-    """Read one value that was no dict and no batch.
-
-    Raises
-    ------
-    FormatError
-        If the dataset is not what it says it is.
-    UntrustedPickleError
-        If the value is a pickled object, and `allow_pickle` is false; names it.
-    """
-    kind = dataset.attrs.get(TYPE_KEY, "ndarray")
-    if kind == "Tensor":
-        import torch
-
-        tensor = torch.from_numpy(np.array(dataset))
-        dtype = getattr(torch, str(dataset.attrs.get(_DTYPE_KEY, "")), tensor.dtype)
-        if not isinstance(dtype, torch.dtype):
-            raise FormatError(f"{dataset.name!r} must name a dtype of torch's, it does not")
-        return tensor.to(device=device, dtype=dtype)
-    if kind == "ndarray":
-        return _read_array(dataset)
-    value = read_inert(dataset)
-    if is_plain(value):
-        return value
-    return unpickle([dataset[()].tobytes()], repr(dataset.name), allow_pickle=allow_pickle)[0]
-
-
-def read_inert(dataset: h5py.Dataset) -> Any:
-    """Read a pickled value as data; see `read_pickle`.
-
-    Raises
-    ------
-    FormatError
-        If it is no pickle.
-    """
-    if dataset.dtype.itemsize != 1 or dataset.dtype.kind not in "iu" or dataset.ndim != 1:
-        raise FormatError(f"{dataset.name!r} must hold the bytes of a pickle, got {dataset.dtype} of {dataset.shape}")
-    return read_pickle(dataset[()].tobytes())
-
-
-def _read_array(dataset: h5py.Dataset) -> npt.NDArray[Any]:
-    import h5py
-
-    strings = h5py.check_string_dtype(dataset.dtype)
-    if strings is not None and strings.length is None and strings.encoding == "utf-8":
-        return np.array(dataset.asstr(errors="surrogateescape")[()], object)
-    found = np.array(dataset)
-    if found.dtype.kind in "biufcS" or strings is not None:
-        # Without the notes of h5py's that its dtypes carry along.
-        return found.astype(np.dtype(found.dtype.str)) if found.dtype.metadata else found
-    raise ColumnTypeError(f"{dataset.name!r} has dtype {found.dtype}, which no column can hold")

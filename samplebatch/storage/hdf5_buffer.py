@@ -28,11 +28,15 @@ from samplebatch.buffer.description import described_of, make
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.table import Table
-from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
-from samplebatch.errors import FormatError, UntrustedPickleError, require
+from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
+from samplebatch.errors import FormatError, require
+from samplebatch.storage.arrow_bodies import decompressed_stream_nbytes
 from samplebatch.storage.arrow_file import file_bytes
+from samplebatch.storage.damage import buffer_damage_named
 from samplebatch.storage.file_checksums import HDF5, add_checksums, check_whole
-from samplebatch.storage.hdf5 import TYPE_KEY, attributes_of, children_of, from_hdf5, read_inert, to_hdf5, write_value
+from samplebatch.storage.hdf5 import to_hdf5, write_value
+from samplebatch.storage.hdf5_heaps import check_heaps
+from samplebatch.storage.hdf5_reader import TYPE_KEY, Hdf5Reader, Ranges, bound_of
 from samplebatch.storage.tianshou_state import attributes_for, description_in, reward_function_in, sampler_in
 
 if TYPE_CHECKING:
@@ -155,7 +159,13 @@ def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
 
 
 def load_buffer(
-    cls: Any, path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, missing: dict[str, Any]
+    cls: Any,
+    path: str | os.PathLike[str],
+    *,
+    allow_pickle: bool = False,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    missing: dict[str, Any],
 ) -> Any:
     """Read a buffer from an HDF5 file; see `ReplayBuffer.load_hdf5`."""
     h5py = require("h5py", "hdf5")
@@ -164,15 +174,12 @@ def load_buffer(
         pass
     if not h5py.is_hdf5(name):
         raise FormatError(f"{name!r} must be an HDF5 file, it is not")
+    check_heaps(name)
     if verify:
         check_hdf5(file_bytes(name, memory_map=True), name)
-    try:
-        with h5py.File(name, "r") as file:
-            about, table, sampler, stored = _parts_of(cls, file, allow_pickle=allow_pickle)
-    except (FormatError, UntrustedPickleError):
-        raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
-        raise FormatError(f"{name!r} must hold a whole replay buffer, it does not: {error!r}") from error
+    with buffer_damage_named(name), h5py.File(name, "r") as file:
+        reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
+        about, table, sampler, stored = _parts_of(cls, file, reader)
     return make(cls, about, table, sampler, stored | missing)
 
 
@@ -208,43 +215,53 @@ def _datasets_at(name: str, start: int, stop: int) -> list[str]:
     return found
 
 
-def _parts_of(cls: Any, file: h5py.File, *, allow_pickle: bool = False) -> tuple[State, Table, Sampler, dict[str, Any]]:
+def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Table, Sampler, dict[str, Any]]:
     """Read what a buffer is, its table, its sampler, and attributes that had to be pickled if that is allowed."""
-    children = children_of(file)
-    found = attributes_of(file) | _numbers(children)
-    notes = dict(children["_indices"].attrs)
-    about = json.loads(notes[_ABOUT]) if _ABOUT in notes else description_in(cls, found, children)
-    columns = values_of(from_hdf5(children["_meta"], allow_pickle=allow_pickle))
-    table = _table(about, found, dict(columns or {}))
+    children = reader.children(file)
+    found = reader.attributes(file) | _numbers(children, reader)
+    notes = reader.attributes(children["_indices"])
+    about = json.loads(notes[_ABOUT]) if _ABOUT in notes else description_in(cls, found, children, reader)
+    rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
+    checkpoint.check_rings(rings)
+    columns = values_of(reader.of_rows(*_counting(rings)).read(children["_meta"]))
+    table = _table(about, found, rings, dict(columns or {}))
     if table.finals is not None and _FINALS in notes:
-        table.finals.restore(_read_finals(notes[_FINALS], table, allow_pickle=allow_pickle))
-    sampler = sampler_in(about, found, children, table)
-    return about, table, sampler, reward_function_in(children, allow_pickle=allow_pickle)
+        table.finals.restore(_read_finals(notes[_FINALS], table, reader))
+        checkpoint.check_final_shapes(table)
+    sampler = sampler_in(about, found, children, table, reader)
+    return about, table, sampler, reward_function_in(children, reader)
 
 
-def _numbers(children: Mapping[str, Any]) -> State:
+def _counting(rings: State) -> tuple[int, Ranges]:
+    """Return how many slots rings have, and the ranges of those with rows."""
+    stops = np.cumsum(rings["maxsizes"])
+    starts = stops - rings["maxsizes"]
+    return int(stops[-1]), list(zip(starts.tolist(), (starts + rings["sizes"]).tolist(), strict=True))
+
+
+def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
     """Read the numbers that are datasets: Tianshou pickles those of a buffer that it has loaded itself."""
     import h5py
 
     found: State = {}
     for name, child in children.items():
         if isinstance(child, h5py.Dataset) and child.attrs.get(TYPE_KEY) not in ("ndarray", "Tensor"):
-            value = read_inert(child) if child.size < _MOST_PICKLED_NUMBER else None
+            value = reader.inert(child) if child.size < _MOST_PICKLED_NUMBER else None
             if isinstance(value, np.generic | int | float):
                 found[name] = value
     return found
 
 
-def _table(about: State, found: State, columns: State) -> Table:
+def _table(about: State, found: State, rings: State, columns: State) -> Table:
     """Make a table of rows for every slot."""
-    rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
-    checkpoint.check_rings(rings)
     keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
     stores = checkpoint.stores_of(about["stores"])
     table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
     if "done" in columns and "terminated" not in columns:
         columns |= {"terminated": columns["done"], "truncated": np.zeros(len(columns["done"]), np.bool_)}
     capacity = table.rings.capacity
+    if not columns and rings["sizes"].any():
+        raise FormatError("a buffer with rows must have columns, it has none")
     ready = table.columns.fit(columns, capacity, keep=True)
     table.columns.write(ready, slice(0, capacity))
     tree = table.columns.tree
@@ -259,17 +276,22 @@ def _table(about: State, found: State, columns: State) -> Table:
     return table
 
 
-def _read_finals(data: Any, table: Table, *, allow_pickle: bool = False) -> State:
+def _read_finals(data: Any, table: Table, reader: Hdf5Reader) -> State:
+    stream = pa.py_buffer(np.asarray(data, np.uint8))
     try:
-        batch = pa.ipc.open_stream(pa.py_buffer(np.asarray(data, np.uint8))).read_next_batch()
-        batch.validate(full=True)
+        reader.bound.take(decompressed_stream_nbytes(stream), "what is compressed")
+        batch = pa.ipc.open_stream(stream).read_next_batch()
+        batch.validate()
+        for array, field in zip(batch.columns, batch.schema, strict=True):
+            check_size([array], field, reader.bound)
     except (pa.ArrowException, StopIteration, OSError) as error:
         raise FormatError(f"the final observations of a buffer must be a whole Arrow stream: {error}") from error
     form = json.loads(batch.schema.metadata[b"form"])
     count = len(form["kinds"])
     checkpoint.check_structure(form["tree"], count)
     columns = [
-        column_from_arrow(batch.column(i), batch.schema.field(i), allow_pickle=allow_pickle) for i in range(count)
+        column_from_arrow(batch.column(i), batch.schema.field(i), allow_pickle=reader.allow_pickle)
+        for i in range(count)
     ]
     rows, owners = (batch.column(name).to_numpy() for name in ("rows", "owners"))
     checkpoint.check_finals(rows, owners, int(form["room"]), table.rings)

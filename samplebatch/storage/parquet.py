@@ -18,10 +18,12 @@ import pyarrow as pa
 from samplebatch.batch.arrow import metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import FormatError, near_names
+from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.errors import CapacityError, FormatError, near_names
 from samplebatch.storage import parquet_layout
 from samplebatch.storage.arrow_file import batch_in, file_bytes, replacing
 from samplebatch.storage.file_checksums import PARQUET, ColumnsAt, add_checksums, check_whole
+from samplebatch.storage.parquet_size import read_within
 
 SCHEMA_KEY = b"samplebatch.arrow_schema"
 """Key of the schema's metadata that holds the Arrow schema, in base64, where Parquet has no place for all of it."""
@@ -89,7 +91,7 @@ def write_parquet(
 
 
 def read_parquet(
-    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True
+    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, max_nbytes: int | None = None
 ) -> SampleBatch | MultiAgentBatch:
     """Read a batch that `write_parquet` wrote.
 
@@ -102,6 +104,8 @@ def read_parquet(
         trust: a pickle can run any code.
     verify
         Whether to hold the file against its checksums; against those of its pages, where an older version wrote it.
+    max_nbytes
+        Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
 
     Raises
     ------
@@ -110,6 +114,8 @@ def read_parquet(
         where bytes have changed.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
+    CapacityError
+        If more memory would be made of the file than `max_nbytes`; names the column.
     OSError
         If the file cannot be read.
     """
@@ -118,19 +124,24 @@ def read_parquet(
     name = os.fspath(path)
     must = f"{name!r} must be a batch that write_parquet wrote"
     _check_magic(name)
+    bound = MemoryBound(repr(name), os.path.getsize(name), max_nbytes)
     try:
-        verified = verify and check_parquet(file_bytes(name, memory_map=True), name)
+        data = file_bytes(name, memory_map=True)
+        verified = verify and check_parquet(data, name)
         with parquet.ParquetFile(name, page_checksum_verification=verify and not verified) as file:
-            table = file.read()
-        table.validate(full=True)
+            table = read_within(file, data, bound)
+        # What becomes objects is validated once it is known how much that is.
+        table.validate()
         table = _restored(table)
         about = metadata_of(table.schema)
     except FormatError as error:
         raise FormatError(f"{must}, and it is not: {error}") from error
+    except CapacityError:
+        raise
     # pyarrow words damage in many ways: what it cannot decode is any of these.
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{name!r} must be a whole Parquet file, and it is damaged or cut short: {error}") from error
-    return batch_in(table, about, must, allow_pickle=allow_pickle)
+    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
 
 
 def check_parquet(data: pa.Buffer, name: str) -> bool:

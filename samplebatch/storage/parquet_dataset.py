@@ -31,6 +31,8 @@ class ParquetDataset:
     allow_pickle
         Whether reading may unpickle columns of Python objects that Arrow has no type for. Only for files whose writer
         you trust: a pickle can run any code.
+    max_nbytes
+        Bytes of memory that may be made of each file; 256 MiB or 1024 times its own, whichever is more, if None.
 
     Examples
     --------
@@ -43,9 +45,12 @@ class ParquetDataset:
     ([2, 1], [1.0, 2.0, 3.0])
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, allow_pickle: bool = False, max_nbytes: int | None = None
+    ) -> None:
         self.folder = Path(folder)
         self._allow_pickle = allow_pickle
+        self._max_nbytes = max_nbytes
         self._next: int | None = None
 
     def __repr__(self) -> str:
@@ -86,14 +91,14 @@ class ParquetDataset:
 
     def __iter__(self) -> Iterator[SampleBatch | MultiAgentBatch]:
         for path in self.parts():
-            yield read_parquet(path, allow_pickle=self._allow_pickle)
+            yield read_parquet(path, allow_pickle=self._allow_pickle, max_nbytes=self._max_nbytes)
 
     def read(self) -> SampleBatch | MultiAgentBatch:
         """Read all parts, and join them as `concat_samples` does.
 
         Raises
         ------
-        FormatError, UntrustedPickleError, OSError
+        FormatError, UntrustedPickleError, CapacityError, OSError
             As `read_parquet` does.
         ColumnMismatchError
             If the parts differ in their columns, dtypes or row shapes.

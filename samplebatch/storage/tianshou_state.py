@@ -19,7 +19,7 @@ from samplebatch.buffer.table import Table
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError
 from samplebatch.storage import tianshou_pickle
-from samplebatch.storage.hdf5 import from_hdf5, read_inert
+from samplebatch.storage.hdf5_reader import Hdf5Reader
 from samplebatch.storage.inert_pickle import resolved
 from samplebatch.storage.stub_unpickler import Foreign, Named
 from samplebatch.storage.tianshou_pickle import Standing
@@ -144,7 +144,7 @@ def _part_kind(buffer: Any, weights: Floats | None) -> tuple[str, str]:
 # Reading
 
 
-def sampler_in(about: State, found: State, children: Mapping[str, Any], table: Table) -> Sampler:
+def sampler_in(about: State, found: State, children: Mapping[str, Any], table: Table, reader: Hdf5Reader) -> Sampler:
     """Return the sampler of a buffer that `description_in` or our own notes describe.
 
     Raises
@@ -154,7 +154,7 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
     """
     if "weight" not in children:
         return checkpoint.sampler_of(about["sampler"], table.rings.capacity, table.rings.stored())
-    tree = read_inert(children["weight"])
+    tree = reader.inert(children["weight"])
     state = tree.state if isinstance(tree, Foreign) else {}
     value, bound = resolved(state["_value"]), int(state["_bound"])
     slots = table.rings.stored()
@@ -166,9 +166,9 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
     return checkpoint.sampler_of({"kind": "prioritized", "known": known}, table.rings.capacity, slots)
 
 
-def description_in(cls: Any, found: State, children: Mapping[str, Any]) -> State:
+def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: Hdf5Reader) -> State:
     """Describe a buffer from Tianshou's attributes."""
-    parts = _parts(found, children)
+    parts = _parts(found, children, reader)
     found = {name: parts[0][name] for name in ("horizon", "future_p") if name in parts[0]} | found
     maxsizes = [int(part["maxsize"]) for part in parts]
     options: State = {
@@ -197,19 +197,19 @@ def description_in(cls: Any, found: State, children: Mapping[str, Any]) -> State
         "set_up": {"maxsizes": maxsizes, "options": options},
         "own": attributes | {"stack_num": int(found["stack_num"])},
         "missing": ["compute_reward_fn"] if "horizon" in found else [],
-        "generator": checkpoint.generator_state(np.random.default_rng(_seed(children))),
+        "generator": checkpoint.generator_state(np.random.default_rng(_seed(children, reader))),
         "sampler": known,
         "rings": _rings(parts, maxsizes),
         "stores": checkpoint.stores_state(Stores(most_open=2 * len(parts) + 4)),
     }
 
 
-def _parts(found: State, children: Mapping[str, Any]) -> list[State]:
+def _parts(found: State, children: Mapping[str, Any], reader: Hdf5Reader) -> list[State]:
     """Return the attributes of each ring's buffer."""
     if "buffers" not in children:
-        total = from_hdf5(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
+        total = reader.value(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
         return [found | {"_ep_return": total}]
-    buffers = read_inert(children["buffers"])
+    buffers = reader.inert(children["buffers"])
     if not isinstance(buffers, np.ndarray) or not all(
         isinstance(part, Foreign) and isinstance(part.state, dict) for part in buffers.tolist()
     ):
@@ -221,19 +221,19 @@ def _parts(found: State, children: Mapping[str, Any]) -> list[State]:
     return parts
 
 
-def reward_function_in(children: Mapping[str, Any], *, allow_pickle: bool = False) -> State:
+def reward_function_in(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
     """Unpickle the reward function of a hindsight buffer: of its own, or of the first of its rings'.
 
     Returns
     -------
     The function by its name; nothing without permission, since whoever loads the buffer can pass the function.
     """
-    if not allow_pickle:
+    if not reader.allow_pickle:
         return {}
     name = "compute_reward_fn"
     if name in children:
-        return {name: from_hdf5(children[name], allow_pickle=allow_pickle)}
-    buffers = read_inert(children["buffers"]) if "buffers" in children else np.zeros(0)
+        return {name: reader.value(children[name])}
+    buffers = reader.inert(children["buffers"]) if "buffers" in children else np.zeros(0)
     first = buffers.reshape(-1)[0] if isinstance(buffers, np.ndarray) and buffers.size else None
     if not isinstance(first, Foreign) or not isinstance(first.state, dict) or name not in first.state:
         return {}
@@ -241,7 +241,7 @@ def reward_function_in(children: Mapping[str, Any], *, allow_pickle: bool = Fals
     if not isinstance(function, Named):
         raise FormatError(f"{name!r} must be a function of a module, it is something else; pass {name}=...")
     module, _, own = function.name.rpartition(".")
-    return {name: unpickle([f"c{module}\n{own}\n.".encode()], repr(name), allow_pickle=allow_pickle)[0]}
+    return {name: unpickle([f"c{module}\n{own}\n.".encode()], repr(name), allow_pickle=reader.allow_pickle)[0]}
 
 
 def _rings(parts: list[State], maxsizes: list[int]) -> State:
@@ -278,7 +278,7 @@ def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool)
     return f"{kind}VectorReplayBuffer" if even and cls.__name__ != manager else manager
 
 
-def _seed(children: Mapping[str, Any]) -> Any:
+def _seed(children: Mapping[str, Any], reader: Hdf5Reader) -> Any:
     """Make a seed of the state of Tianshou's generator, which is of another kind than the library's."""
-    data = children["_random_state"][()].tobytes() if "_random_state" in children else b""
+    data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
     return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())

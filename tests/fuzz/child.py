@@ -30,6 +30,8 @@ def main() -> None:
     name, folder = sys.argv[1:]
     module, _, attribute = name.partition(":")
     target = getattr(importlib.import_module(module), attribute)
+    # An earlier process, that died, may have left its own.
+    shutil.rmtree(Path(folder) / "samples", ignore_errors=True)
     samples = target.samples(Path(folder) / "samples")
     for sample in samples:
         target.read(sample, _fresh(folder))

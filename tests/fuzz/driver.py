@@ -75,6 +75,7 @@ class Child:
     def __init__(self, target: str) -> None:
         self.target = target
         self.folder = tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.log = Path(self.folder) / "log"
         self.process: subprocess.Popen[str] | None = None
 
     def ask(self, seed: int, case: int) -> tuple[str, str]:
@@ -99,13 +100,16 @@ class Child:
 
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.child", self.target, self.folder],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-            env=environment,
-        )  # fmt: skip
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.child", self.target, self.folder],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=environment,
+            )  # fmt: skip
         ready = self._answer(START_TIMEOUT_S)
-        assert ready == "ready\n", f"whole samples of {self.target} cannot be read; run tests.fuzz.child to see why"
+        if ready != "ready\n":
+            raise AssertionError(
+                f"whole samples of {self.target} must be read, got {ready!r}: {self.log.read_text()[-3000:]}"
+            )
 
     def _answer(self, timeout_s: float) -> str | None:
         assert self.process is not None

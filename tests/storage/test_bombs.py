@@ -1,0 +1,177 @@
+"""Files of few bytes that would take a great deal of memory or time are refused, with the column and the bound."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from samplebatch import (
+    MultiAgentBatch,
+    ParquetDataset,
+    SampleBatch,
+    read_arrow,
+    read_parquet,
+    write_arrow,
+    write_parquet,
+)
+from samplebatch.errors import CapacityError, FormatError
+
+ROWS = 20_000_000
+TEXT = "x" * (1 << 16)
+RUNS = pa.run_end_encoded(pa.int32(), pa.string())
+
+
+def views(count: int) -> pa.Array:
+    """Return string views of one long text, count times."""
+    one = pa.array([TEXT], pa.string_view()).buffers()
+    return pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(one[1].to_pybytes() * count), one[2]])
+
+
+def overlapping_lists(count: int) -> pa.Array:
+    values = pa.array(np.arange(1 << 14))
+    sizes = pa.array(np.full(count, 1 << 14, np.int32))
+    return pa.ListViewArray.from_arrays(pa.array(np.zeros(count, np.int32)), sizes, values)
+
+
+BOMBS: dict[str, tuple[pa.Array, str]] = {
+    "nulls": (pa.nulls(ROWS), '{"kind":"none","nullable":true}'),
+    "nulls alone": (pa.nulls(ROWS), ""),
+    "structs": (pa.Array.from_buffers(pa.struct([]), ROWS, [None]), '{"kind":"dict"}'),
+    "runs": (
+        pa.RunEndEncodedArray.from_arrays(pa.array([ROWS], pa.int32()), pa.array(["a"]), RUNS),
+        "",
+    ),
+    "dictionary": (pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000, np.int8)), pa.array([TEXT])), ""),
+    "views": (views(10_000), '{"kind":"str"}'),
+    "views alone": (views(10_000), ""),
+    "lists that overlap": (overlapping_lists(10_000), ""),
+    "empty rows": (
+        pa.Array.from_buffers(pa.list_(pa.int64(), 0), ROWS, [None], children=[pa.array([], pa.int64())]),
+        '{"kind":"array","dtype":"<i8","shape":[0]}',
+    ),
+    "structs in lists": (
+        pa.LargeListArray.from_arrays(pa.array([0, ROWS]), pa.Array.from_buffers(pa.struct([]), ROWS, [None])),
+        '{"kind":"list","children":[{"kind":"dict"}]}',
+    ),
+}  # fmt: skip
+
+
+def about(table: pa.Table) -> pa.Table:
+    """Say that a table is a batch."""
+    return table.replace_schema_metadata(SampleBatch(a=[1]).to_arrow().schema.metadata)
+
+
+def table_with(array: pa.Array, form: str) -> pa.Table:
+    field = pa.field("infos", array.type, metadata={"samplebatch.objects": form} if form else None)
+    return about(pa.Table.from_arrays([array], schema=pa.schema([field])))
+
+
+def written(table: pa.Table, path: Path, compression: str | None = None) -> Path:
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_rows_without_bytes_behind_them_are_refused(name: str, tmp_path: Path) -> None:
+    table = table_with(*BOMBS[name])
+    path = written(table, tmp_path / "bomb.arrow")
+    assert path.stat().st_size < 1 << 22
+    start = time.monotonic()
+    with pytest.raises(CapacityError, match=r"column 'infos' would take .* of '.*bomb.arrow' .* max_nbytes"):
+        read_arrow(path)
+    with pytest.raises(CapacityError, match=r"column 'infos' would take .* of the table .* max_nbytes"):
+        SampleBatch.from_arrow(table)
+    assert time.monotonic() - start < 5
+
+
+def test_compressed_zeros_are_refused_before_they_are_decompressed(tmp_path: Path) -> None:
+    path = written(about(pa.table({"obs": np.zeros((1 << 25) + 1)})), tmp_path / "bomb.arrow", "zstd")
+    held = pa.total_allocated_bytes()
+    with pytest.raises(CapacityError, match="what is compressed would take 268435464 bytes"):
+        read_arrow(path)
+    assert pa.total_allocated_bytes() == held
+
+
+def test_what_a_compressed_buffer_claims_is_believed_by_the_bound(tmp_path: Path) -> None:
+    data = written(about(pa.table({"obs": np.zeros(1000)})), tmp_path / "bomb.arrow", "zstd").read_bytes()
+    claim = (8000).to_bytes(8, "little")
+    assert data.count(claim) == 1
+    (tmp_path / "bomb.arrow").write_bytes(data.replace(claim, (1 << 40).to_bytes(8, "little")))
+    with pytest.raises(CapacityError, match="would take 1099511627776 bytes"):
+        read_arrow(tmp_path / "bomb.arrow")
+
+
+def test_the_bound_can_be_raised_and_lowered(tmp_path: Path) -> None:
+    infos: list[Any] = [{}] * 3_000_000
+    batch = SampleBatch(infos=infos)
+    write_arrow(batch, tmp_path / "batch.arrow")
+    with pytest.raises(CapacityError, match="column 'infos' would take 384000000 bytes"):
+        read_arrow(tmp_path / "batch.arrow")
+    assert len(read_arrow(tmp_path / "batch.arrow", max_nbytes=1 << 29)) == len(infos)
+    with pytest.raises(CapacityError, match="column 'infos'"):
+        SampleBatch.from_arrow(batch[:100].to_arrow(), max_nbytes=1000)
+    for wrong in (-1, float("nan"), True):
+        with pytest.raises(CapacityError, match="max_nbytes must be"):
+            read_arrow(tmp_path / "batch.arrow", max_nbytes=wrong)  # type: ignore[arg-type]
+
+
+def test_experience_is_read_however_well_it_compresses(tmp_path: Path) -> None:
+    n = 100_000
+    agents = MultiAgentBatch(
+        {
+            "a": SampleBatch(obs=np.zeros((n, 64), np.float32), infos=[{}] * n, words=["up"] * n),
+            "b": SampleBatch(obs=np.zeros((n, 64), np.float32), infos=[{"lives": 3}] * n, words=[None] * n),
+        },
+        n,
+    )
+    write_arrow(agents, tmp_path / "batch.arrow")
+    assert read_arrow(tmp_path / "batch.arrow") == agents
+    write_parquet(agents, tmp_path / "batch.parquet")
+    assert read_parquet(tmp_path / "batch.parquet") == agents
+
+
+def test_a_footer_that_lies_is_refused(tmp_path: Path) -> None:
+    path = written(table_with(pa.array([1, 2]), ""), tmp_path / "batch.arrow")
+    data = path.read_bytes()
+    for nbytes in (0, 4, len(data), 1 << 30, -5):
+        path.write_bytes(data[:-10] + nbytes.to_bytes(4, "little", signed=True) + data[-6:])
+        with pytest.raises(FormatError):
+            read_arrow(path)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(np.zeros((1 << 25) + 1)),
+        pa.array(["a"] * (1 << 23)),
+        pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000, np.int8)), pa.array([TEXT])).cast(pa.string()),
+    ],
+    ids=["numbers", "short strings", "long strings"],
+)
+def test_parquet_files_that_repeat_a_value_are_refused(column: pa.Array, tmp_path: Path) -> None:
+    path = tmp_path / "part-000000-00000000.parquet"
+    parquet.write_table(about(pa.table({"infos": column})), path, compression="zstd")
+    assert path.stat().st_size < 1 << 19
+    held = pa.total_allocated_bytes()
+    with pytest.raises(CapacityError, match=r"column 'infos.* of '.*parquet' .* max_nbytes"):
+        read_parquet(path)
+    assert pa.total_allocated_bytes() - held < 1 << 20
+    with pytest.raises(CapacityError, match="max_nbytes"):
+        ParquetDataset(tmp_path).read()
+    with pytest.raises(CapacityError, match="may take 1000;"):
+        ParquetDataset(tmp_path, max_nbytes=1000).read()
+
+
+def test_strings_that_parquet_holds_once_are_read(tmp_path: Path) -> None:
+    words = pa.array(["up", "down"] * 5000)
+    parquet.write_table(about(pa.table({"words": words, "t": np.arange(10_000)})), tmp_path / "words.parquet")
+    found = read_parquet(tmp_path / "words.parquet")
+    assert found["words"].tolist() == words.to_pylist()
+    assert found["t"].tolist() == list(range(10_000))
