@@ -33,7 +33,7 @@ Parts = tuple[dict[str, Column], dict[str, Structure], Flags]
 
 
 def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Flags) -> pa.Table:
-    """Lay columns out as a table with a row per step, or with a row per sequence whose step columns are lists.
+    """Lay columns out as a table with a row per step, or with a row per sequence and lists of its steps.
 
     Raises
     ------

@@ -21,7 +21,9 @@ from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTyp
 Window = tuple[dict[str, Column], int, int, int, int]
 """Pending cut of a view: the source's columns, a range of their rows, and a range of their sequences."""
 
-_OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
+OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
+"""Columns that `compress` packs by default."""
+
 _FLAT: dict[str, Structure] = {}
 """The structures of a map without nested columns; never changed."""
 
@@ -338,7 +340,7 @@ class ColumnMap(MutableMapping[str, Any]):
 
     # -- compression ---------------------------------------------------------------------------------------------------
 
-    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
         """Compress columns with LZ4, in place; such a column is handed out as a `CompressedColumn`.
 
         Parameters
@@ -377,7 +379,7 @@ class ColumnMap(MutableMapping[str, Any]):
         )
         return self
 
-    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
         """Decompress columns, in place; missing and uncompressed ones are left alone.
 
         Parameters

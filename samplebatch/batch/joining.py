@@ -61,7 +61,7 @@ def join(samples: Sequence[B], empty: Callable[[], B]) -> B:
 
 
 def _join_columns(groups: Sequence[dict[str, Column]], first: SequenceBatch, *, shared: bool) -> dict[str, Column]:
-    """Join columns of any kind and layout, those of the first batch and of others like it, on both cores if shared."""
+    """Join the columns of batches that have the same names, of any kind and layout; on two threads if shared."""
     pieces = {name: [group[name] for group in groups] for name in groups[0]}
     if first._flags.time_major:
         return {name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch import arrow, summary
+from samplebatch.batch.column_map import OBSERVATIONS
 from samplebatch.batch.lockstep import lockstep
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
@@ -15,8 +16,6 @@ from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
-
-_OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 
 
 class MultiAgentBatch:
@@ -172,12 +171,12 @@ class MultiAgentBatch:
             batch.to_device(device, framework, pin_memory, use_stream, stream)
         return self
 
-    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> None:
+    def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> None:
         """Compress columns of every policy, in place; see `SampleBatch.compress`."""
         for batch in self.policy_batches.values():
             batch.compress(bulk, columns)
 
-    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = _OBSERVATIONS) -> Self:
+    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
         """Decompress columns of every policy, in place, and return this very batch."""
         for batch in self.policy_batches.values():
             batch.decompress_if_needed(columns)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.batch import Batch
     from samplebatch.batch.nested.functions import NestedNames
 
-_OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
 
 

@@ -393,7 +393,7 @@ class SequenceBatch(RowBatch):
         return self
 
     def _unpad(self) -> Self:
-        """Copy a padded batch into one whose sequences lie back to back."""
+        """Copy a padded batch into one without padding."""
         lengths = self._lengths()
         rows = sequences.padded_rows(lengths, self._width())
         flags = replace(self._flags, zero_padded=False, max_seq_len=None)

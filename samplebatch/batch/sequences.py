@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
 
 def snap(lengths: Lengths, start: int, stop: int) -> Cut:
-    """Move both ends of a range of steps back to where their sequences begin.
+    """Move both ends of a range of steps back to the starts of their sequences.
 
     Ranges that follow on each other stay so, hence neither lose nor repeat a step.
 

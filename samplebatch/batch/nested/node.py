@@ -151,7 +151,7 @@ def copy_nodes(source: Node) -> Node:
 
 
 def replace_leaves(target: Node, source: Node) -> None:
-    """Move the leaves of a tree into another of the same structure, whose nodes stay the same objects."""
+    """Move the leaves of a tree into the nodes of another of the same structure."""
     held = target.__dict__
     for name, value in source.__dict__.items():
         if KINDS[type(value)] == NODE:
