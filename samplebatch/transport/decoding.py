@@ -30,10 +30,10 @@ DAMAGE = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
+    RuntimeError,
     StopIteration,
 )
-"""What Python, NumPy and the library raise where a message says what cannot be."""
+"""What Python, NumPy, torch and the library raise where a message says what cannot be."""
 
 Root = npt.NDArray[np.uint8]
 """The bytes of a slot; whoever has an array over them holds the slot."""

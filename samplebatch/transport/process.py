@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 _PROC = Path("/proc")
+_MAX_PID = (1 << 31) - 1
+"""No process has a higher number: what says so is no word of a process that was there."""
 
 
 class Identity(NamedTuple):
@@ -99,7 +101,7 @@ def is_alive(identity: Identity) -> bool:
 
 
 def _open(pid: int) -> int:
-    if not hasattr(os, "pidfd_open") or pid <= 0:
+    if not hasattr(os, "pidfd_open") or not 0 < pid <= _MAX_PID:
         return -1
     try:
         return os.pidfd_open(pid)
@@ -109,7 +111,7 @@ def _open(pid: int) -> int:
 
 
 def _is_there(identity: Identity) -> bool:
-    if identity.pid <= 0:
+    if not 0 < identity.pid <= _MAX_PID:
         return False
     try:
         os.kill(identity.pid, 0)

@@ -282,6 +282,9 @@ class Schema:
                 Part.of(_string(label), tuple(map(_column, columns)), structure)
                 for label, columns, structure in described["parts"]
             ]
+            if kind == NESTED_BATCH:
+                for part in parts:
+                    _check_tree(part.structure, len(part.columns))
         except (SampleBatchError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise FormatError(
                 f"a message must have a schema that describes its columns, it has not: {error}"
@@ -337,6 +340,23 @@ def _nested(structure: str, columns: Sequence[Fixed | Loose]) -> dict[str, Struc
     if not set(leaves) <= {column.name for column in columns} or len(set(leaves)) < len(leaves):
         raise ValueError("nested columns of which not all are there")
     return nested
+
+
+def _check_tree(structure: Any, count: int) -> None:
+    """Check that the structure of a nested batch has names, and a leaf for each of so many columns."""
+    leaves, inner = 0, [structure]
+    while inner:
+        pairs = inner.pop()
+        if not isinstance(pairs, list):
+            raise TypeError("a structure of other things than lists")
+        for name, under in pairs:
+            _string(name)
+            if under is None:
+                leaves += 1
+            else:
+                inner.append(under)
+    if leaves != count:
+        raise ValueError(f"{leaves} names for {count} columns")
 
 
 def frozen(nested: dict[str, Any]) -> str:

@@ -20,16 +20,17 @@ from samplebatch.errors import (
     EndOfStreamError,
     FormatError,
     PeerDiedError,
+    UntrustedPickleError,
 )
 from samplebatch.transport import weights
 from samplebatch.transport.board import Board, Content
 from samplebatch.transport.copying import copy_all
-from samplebatch.transport.decoding import decode
+from samplebatch.transport.decoding import DAMAGE, decode
 from samplebatch.transport.note import ROWS, SCHEMA, count_of, unpack_note
 from samplebatch.transport.process import Watch
 from samplebatch.transport.publisher import WEIGHTS
 from samplebatch.transport.region import Region
-from samplebatch.transport.schema import Plan, Rows, Schema, aligned
+from samplebatch.transport.schema import NESTED_BATCH, Plan, Rows, Schema, aligned
 
 _LOOK_S = 0.1
 """Seconds after which it is noticed at the latest that the publisher's process has died."""
@@ -233,7 +234,13 @@ class Subscription:
         if not board.still_holds(version):
             return None
         schema, plan = described.schema, described.plan
-        value = decode(schema, plan, described.note, own, _cutter(own, plan.nbytes), allow_pickle=self._allow_pickle)
+        cut = _cutter(own, plan.nbytes)
+        try:
+            value = decode(schema, plan, described.note, own, cut, allow_pickle=self._allow_pickle)
+        except (FormatError, UntrustedPickleError):
+            raise
+        except DAMAGE as error:
+            raise FormatError(f"a publication must say what fits its schema, it does not: {error}") from error
         return Publication(
             version, weights.as_dict(value) if isinstance(value, Batch) and described.is_weights else value
         )
@@ -245,6 +252,8 @@ class Subscription:
             schema = Schema.read(note.pop(SCHEMA, None))
             rows = _rows(note.pop(ROWS, None))
             is_weights = bool(note.pop(WEIGHTS, 0))
+            if is_weights and schema.kind != NESTED_BATCH:
+                raise FormatError(f"weights must be published as a nested batch, these are a {schema.kind}")
             try:
                 plan = schema.plan(rows, rows)
             except ValueError as error:

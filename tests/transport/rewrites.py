@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel, concat_samples, read_arrow, write_arrow
 from samplebatch.errors import SampleBatchError
@@ -33,7 +34,7 @@ BATCHES: dict[str, Callable[[], Any]] = {
     "padded sequences": lambda: in_sequences(padded=True),
     "several policies": lambda: MultiAgentBatch({"a": ragged(), "b": in_sequences(padded=False)}, ROWS),
     "ragged": lambda: ragged(),
-    "nested": lambda: Batch(x=np.arange(ROWS), inner=Batch(r=ragged()["r"], s=ragged()["s"], i=[{"a": 1}] * ROWS)),
+    "nested": lambda: nested(),
 }
 
 
@@ -43,6 +44,13 @@ def ragged() -> SampleBatch:
     shaped = [np.full((i % 3, 2), i, np.int8) for i in range(ROWS)]
     plain = SampleBatch(r=rows, s=shaped, image=np.zeros((ROWS, 8), np.uint8), eps_id=np.arange(ROWS) // 3)
     return plain.compress(columns={"image"})
+
+
+def nested() -> Batch:
+    """Make a nested batch of arrays, tensors and columns."""
+    columns = ragged()
+    inner = Batch(r=columns["r"], s=columns["s"], i=[{"a": 1}] * ROWS)
+    return Batch(x=np.arange(ROWS), weight=torch.ones(3, 2, requires_grad=True), inner=inner)
 
 
 class Case(NamedTuple):
@@ -86,7 +94,7 @@ class Rewriter:
 def uses_of(batch: Any, rng: Random, folder: Path) -> list[Callable[[], Any]]:
     """List what a batch's owner may do with it."""
     if isinstance(batch, Batch):
-        inner = batch.inner
+        inner = batch.__dict__.get("inner", batch)
         return [
             lambda: list(map(touch, inner.__dict__.values())),
             lambda: [column.copy() for column in inner.__dict__.values()],

@@ -13,7 +13,7 @@ from tests.transport.rewrites import slot_of
 
 @pytest.mark.parametrize("target", ["SLOTS", "FILES"])
 def test_rewriting_what_was_received_kills_nobody(target: str) -> None:
-    outcomes, faults = fuzz(f"tests.transport.rewrites:{target}", CASES // 5)
+    outcomes, faults = fuzz(f"tests.transport.rewrites:{target}", CASES // 10)
     assert not faults, "\n".join([str(dict(outcomes)), *faults])
 
 
