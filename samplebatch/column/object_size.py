@@ -85,8 +85,11 @@ def _repeated(array: pa.Array) -> int:
     starts, sizes = array.offsets.to_numpy(), array.sizes.to_numpy()
     order = np.argsort(starts, kind="stable")
     starts, sizes = starts[order], sizes[order].astype(np.int64)
+    if not len(starts):
+        return 0
     if (starts[1:] >= starts[:-1] + sizes[:-1]).all():
-        return object_nbytes(array.values)
+        first = max(0, int(starts[0]))
+        return object_nbytes(array.values.slice(first, max(0, int(starts[-1] + sizes[-1]) - first)))
     return int(sizes.sum()) * _largest(array.values)
 
 
