@@ -22,6 +22,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import ColumnTypeError, FormatError
 from samplebatch.storage.arrow_bodies import decompressed_nbytes
+from samplebatch.storage.damage import damage_named
 from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
 
 
@@ -126,7 +127,11 @@ def read_arrow(
         about = metadata_of(table.schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
-    return batch_in(table, about, f"{name!r} must be a batch that write_arrow wrote", bound, allow_pickle=allow_pickle)
+    # Names of columns may be no text, for one.
+    with damage_named(repr(name)):
+        return batch_in(
+            table, about, f"{name!r} must be a batch that write_arrow wrote", bound, allow_pickle=allow_pickle
+        )
 
 
 def bound_of_file(data: pa.Buffer, name: str, max_nbytes: int | None) -> MemoryBound:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TYPE_KEY = "__data_type__"
 DTYPE_KEY = "__torch_dtype__"
 
-_OBJECT_NBYTES = 1 << 12
+_OBJECT_NBYTES = 1 << 14
 """What a group, dataset or attribute counts for beside its values: few bytes can list one again and again."""
 
 _MAX_DEPTH = 100

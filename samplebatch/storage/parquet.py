@@ -22,6 +22,7 @@ from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import CapacityError, FormatError, near_names
 from samplebatch.storage import parquet_layout
 from samplebatch.storage.arrow_file import batch_in, file_bytes, replacing
+from samplebatch.storage.damage import damage_named
 from samplebatch.storage.file_checksums import PARQUET, ColumnsAt, add_checksums, check_whole
 from samplebatch.storage.parquet_size import read_within
 
@@ -141,7 +142,9 @@ def read_parquet(
     # pyarrow words damage in many ways: what it cannot decode is any of these.
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{name!r} must be a whole Parquet file, and it is damaged or cut short: {error}") from error
-    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+    # Names of columns may be no text, for one.
+    with damage_named(repr(name)):
+        return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
 
 
 def check_parquet(data: pa.Buffer, name: str) -> bool:

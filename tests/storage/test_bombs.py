@@ -137,6 +137,15 @@ def test_experience_is_read_however_well_it_compresses(tmp_path: Path) -> None:
     assert read_parquet(tmp_path / "batch.parquet") == agents
 
 
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    for write, read in ((written, read_arrow), (lambda t, path: parquet.write_table(t, path), read_parquet)):
+        write(about(pa.table({"abcdefgh": [1]})), tmp_path / "batch")
+        data = (tmp_path / "batch").read_bytes()
+        (tmp_path / "batch").write_bytes(data.replace(b"abcdefgh", b"abcd\xfefgh"))
+        with pytest.raises(FormatError, match="batch"):
+            read(tmp_path / "batch")
+
+
 def test_a_footer_that_lies_is_refused(tmp_path: Path) -> None:
     path = written(table_with(pa.array([1, 2]), ""), tmp_path / "batch.arrow")
     data = path.read_bytes()

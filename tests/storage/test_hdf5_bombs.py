@@ -1,0 +1,134 @@
+"""HDF5 files and files of buffers of few bytes that would take a great deal of memory or time are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from samplebatch import Batch, ReplayBuffer
+from samplebatch.batch.arrow import METADATA_KEY
+from samplebatch.errors import CapacityError, FormatError
+from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
+from samplebatch.storage.hdf5_heaps import check_heaps
+
+h5py = pytest.importorskip("h5py")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "bomb.hdf5"
+
+
+def filled(shape: tuple[int, ...] = (20,), **options: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(*shape, **options)
+    for i in range(5):
+        buffer.add(Batch(obs=np.full((8, 8), i), act=0, rew=1.0, terminated=False, truncated=False))
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape": (1 << 28,), "chunks": (1 << 10,)},
+        {"shape": (1 << 28,), "chunks": (1 << 10,), "fillvalue": 7.0},
+        {"shape": (1 << 10,), "maxshape": (None,), "chunks": (1 << 28,)},
+        {"shape": (1 << 60,), "chunks": (1 << 10,)},
+    ],
+)
+def test_datasets_without_bytes_behind_them_are_refused(path: Path, options: dict[str, Any]) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("obs", dtype="f8", **options).attrs["__data_type__"] = "ndarray"
+    assert path.stat().st_size < 1 << 14
+    with h5py.File(path) as file, pytest.raises(CapacityError, match=r"'/obs' would take .* of '.*hdf5' .* max_nbytes"):
+        from_hdf5(file)
+
+
+def test_strings_that_a_file_holds_once_are_counted_each_time(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        words = file.create_dataset("words", (1 << 15,), h5py.string_dtype(), chunks=(1 << 15,), compression="gzip")
+        words[0] = "x" * (1 << 14)
+    with h5py.File(path) as file:
+        assert len(from_hdf5(file)["words"]) == 1 << 15
+        with pytest.raises(CapacityError, match="'/words'"):
+            from_hdf5(file, max_nbytes=1 << 16)
+
+
+def test_groups_that_hold_each_other_again_and_again_are_refused(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        group = file.create_group("a")
+        for _ in range(40):
+            inner = group.create_group("a")
+            group["b"] = inner
+            group = inner
+    with h5py.File(path) as file, pytest.raises(CapacityError, match="max_nbytes"):
+        from_hdf5(file)
+
+
+def test_values_that_unfold_without_end_are_refused(path: Path) -> None:
+    shared: Any = [1]
+    for _ in range(60):
+        shared = [shared, shared]
+    loop: list[Any] = []
+    loop += [loop, loop]
+    for value, why in ((shared, "again and again"), (loop, "contains itself")):
+        with h5py.File(path, "w") as file:
+            to_hdf5({"a": value}, file)
+        with h5py.File(path) as file, pytest.raises(FormatError, match=why):
+            from_hdf5(file)
+
+
+def test_heaps_of_strings_that_have_no_end_are_refused(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("a", data=1).attrs["text"] = "hello"
+    check_heaps(str(path))
+    data = path.read_bytes()
+    heap = data.index(b"GCOL")
+    free = data.index(b"\0" * 8, heap + 40)
+    path.write_bytes(data[:free] + bytes(16) + data[free + 16 :])
+    with pytest.raises(FormatError, match="heaps of strings that end"):
+        check_heaps(str(path))
+
+
+def test_a_buffer_with_few_rows_takes_their_memory_alone(path: Path) -> None:
+    buffer = filled((1 << 20,))
+    buffer.save_hdf5(path)
+    again = ReplayBuffer.load_hdf5(path, max_nbytes=1 << 24)
+    assert again.obs.nbytes == 1 << 29
+    assert np.array_equal(again[:].obs, buffer[:].obs)
+    with pytest.raises(CapacityError, match="max_nbytes"):
+        ReplayBuffer.load_hdf5(path, max_nbytes=1 << 10)
+
+
+def claimed(path: Path, **changes: Any) -> Path:
+    """Save a buffer, and say something else of its rings."""
+    filled().save(path)
+    table = pa.ipc.open_file(path).read_all()
+    about = json.loads(table.schema.metadata[METADATA_KEY])
+    about["rings"] |= changes
+    table = table.replace_schema_metadata({METADATA_KEY: json.dumps(about)})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+def test_rows_that_a_file_of_a_buffer_has_not_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    n = 1 << 40
+    path = claimed(tmp_path / "a.arrow", maxsizes=[n], sizes=[n], cursors=[0], writes=[n])
+    with pytest.raises(FormatError, match=f"must have {n} rows, the file has 5"):
+        ReplayBuffer.load(path)
+    with pytest.raises((CapacityError, FormatError)):
+        ReplayBuffer.load(claimed(tmp_path / "b.arrow", maxsizes=[1 << 60]))
+
+
+def test_the_bound_of_a_file_of_a_buffer_can_be_lowered(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(20)
+    buffer.add(Batch(obs=0, act=0, rew=1.0, terminated=False, truncated=False, info={"text": "x" * 2000}))
+    buffer.save(tmp_path / "a.arrow")
+    assert len(ReplayBuffer.load(tmp_path / "a.arrow")) == 1
+    with pytest.raises(CapacityError, match=r"column 'info.text' would take .* pass a larger max_nbytes"):
+        ReplayBuffer.load(tmp_path / "a.arrow", max_nbytes=1000)
