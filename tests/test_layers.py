@@ -93,6 +93,7 @@ ONE_IMPORTER = {
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
         "samplebatch.env.environment_processes",
+        "samplebatch.env.stepper",
         "samplebatch.rollout.episode_count",
         "samplebatch.policy.agents",
         "samplebatch.rollout.open_episodes",

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch import names
-from samplebatch.column.exact import BOOL, FLOAT, Refuse, exact_number
+from samplebatch.column.exact import BOOL, FLOAT, Refuse
 from samplebatch.env.infos import Infos
 from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.env.stepper import EnvironmentStepper
 from samplebatch.env.transitions import Outcomes, Transition
 from samplebatch.errors import EnvironmentSpecError
 
@@ -103,30 +103,21 @@ class SingleEnvironment(Environments):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, 1, env.observation_space, env.action_space)
+        self._stepper = EnvironmentStepper(env)
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode; see `Environments.reset`."""
         if seeds is not None:
             given.setdefault("seed", seeds[0])
-        obs, info = self.env.reset(**given)
-        self.made = 0
-        return self._observed(obs), [info]
+        obs, info = self._stepper.reset(**given)
+        return obs, [info]
 
     def step(self, actions: Sequence[Leaf]) -> Transition:
         """Step the environment; see `Environments.step`."""
-        obs, reward, terminated, truncated, info = self.env.step(self.actions.nest([leaf[0] for leaf in actions]))
-        self.made += 1
-        new_obs = self._observed(obs)
-        # The environment may go on in the same dict.
-        info = dict(info)
-        outcome = (
-            np.array([exact_number(names.REWARDS, reward, FLOAT, self.refuse)], FLOAT),
-            np.array([exact_number(names.TERMINATEDS, terminated, BOOL, self.refuse)], BOOL),
-            np.array([exact_number(names.TRUNCATEDS, truncated, BOOL, self.refuse)], BOOL),
-        )
-        if not outcome[1][0] and not outcome[2][0]:
+        step = self._stepper.step(self.actions.nest([leaf[0] for leaf in actions]))
+        new_obs, reward, terminated, truncated, info = step
+        outcome = (np.array([reward], FLOAT), np.array([terminated], BOOL), np.array([truncated], BOOL))
+        if not step.ended:
             return Transition(new_obs, *outcome, [info], None, None, new_obs, [info])
-        return Transition(new_obs, *outcome, [info], np.zeros(1, np.intp), None, *self.reset())
-
-    def _observed(self, obs: Any) -> Sequence[Leaf]:
-        return self.observations.flatten_one(obs, names.OBS, self.refuse)
+        obs, said = self._stepper.begin_episode()
+        return Transition(new_obs, *outcome, [info], np.zeros(1, np.intp), None, obs, [said])

@@ -200,6 +200,16 @@ def test_observations_of_resets_are_checked() -> None:
         Collector(stay, odd_reset()).reset_env()
 
 
+def test_steps_of_a_single_environment_are_counted_across_its_episodes() -> None:
+    class Short(Odd):
+        def step(self, action: Any) -> Any:
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, self._made == 3, False, info
+
+    with pytest.raises(EnvironmentSpecError, match=r"from environment 0 in step 5$"):
+        Collector(stay, Short(1, None)).collect(n_step=9)
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_shapes_that_gymnasium_cannot_join_are_refused(mode: Any) -> None:
     makers: list[Callable[[], Odd]] = [Odd, lambda: Odd(0, np.zeros(2)), Odd]
