@@ -8,6 +8,7 @@ long does not stand between large ones.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Final
 
 from samplebatch.column.memory import ALIGNMENT
@@ -36,6 +37,8 @@ class Arena:
     ----------
     start, stop
         Where the block begins and ends, both aligned.
+    taken
+        Ranges of it that are taken already: where each begins, and its size.
 
     Examples
     --------
@@ -48,12 +51,18 @@ class Arena:
     True
     """
 
-    def __init__(self, start: int, stop: int) -> None:
+    def __init__(self, start: int, stop: int, taken: Iterable[tuple[int, int]] = ()) -> None:
         self.nbytes = stop - start
-        self.free_nbytes = stop - start
-        self._starts = [start]
-        self._stops = [stop]
+        self.free_nbytes = 0
+        self._starts: list[int] = []
+        self._stops: list[int] = []
         self._kept: dict[int, list[int]] = {}
+        for at, nbytes in (*sorted(taken), (stop, 0)):
+            if start < at:
+                self._starts.append(start)
+                self._stops.append(at)
+                self.free_nbytes += at - start
+            start = at + nbytes
 
     def take(self, nbytes: int) -> int | None:
         """Take so many bytes, and return where they begin; None if no free range is as long.

@@ -28,7 +28,7 @@ from samplebatch.transport.words import NBYTES, Words, fence
 
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 _MAGIC: Final = int.from_bytes(b"SBBOARD1", "little")
-_MAGIC_WORD, _SLOTS, _STATUS, _PID, _STARTED = range(5)
+_MAGIC_WORD, _SLOTS, _STATUS, _PID, _STARTED, _PUBLISHES = range(6)
 _HOLDS, _VALUES_NBYTES, _HEAD_NBYTES, _HEAD_SUM = range(4)
 _BOARD_WORDS = 8
 _SLOT_WORDS = 8
@@ -117,7 +117,9 @@ class Board:
         region = Region.create(_PAGE + slots * slot_nbytes)
         words = Words(region.array, _WORDS)
         words[_SLOTS], words[_MAGIC_WORD] = slots, _MAGIC
-        return cls(region)
+        board = cls(region)
+        board.hold()
+        return board
 
     def read_only(self) -> Self:
         """View the board without the right to write to it, here and wherever that view is sent."""
@@ -131,7 +133,7 @@ class Board:
 
     @property
     def writer(self) -> Identity:
-        """The process that publishes; its pid is 0 if there is none yet."""
+        """The process that publishes, or is to begin with it."""
         pid = self._words[_PID]
         fence()
         return Identity(pid, self._words[_STARTED])
@@ -143,17 +145,26 @@ class Board:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def claim(self) -> Identity:
-        """Become the writer, unless another process that still runs is; return which process is it then."""
-        own = Identity.own()
+        """Become the process that publishes, unless another that still runs does; return which process does then."""
+        return self._enter(publishes=1)
+
+    def hold(self) -> Identity:
+        """Become the process that is to publish, and is missed if it dies before; returns as `claim` does."""
+        return self._enter(publishes=0)
+
+    def _enter(self, publishes: int) -> Identity:
+        own, words = Identity.own(), self._words
         # The system lets go of the lock if this process dies.
         fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
         try:
             writer = self.writer
-            if writer == own or (writer.pid and process.is_alive(writer)):
+            if words[_PUBLISHES] and (writer == own or process.is_alive(writer)):
                 return writer
-            self._words[_STARTED] = own.started
+            words[_PUBLISHES] = 0
+            words[_STARTED] = own.started
             fence()
-            self._words[_PID] = own.pid
+            words[_PID] = own.pid
+            words[_PUBLISHES] = publishes
             return own
         finally:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)

@@ -6,6 +6,7 @@ from multiprocessing import reduction
 from typing import Any, Final
 
 from samplebatch.transport.board import FEWEST_SLOTS, MOST_SLOTS, Board
+from samplebatch.transport.handover import Recipient
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription
@@ -67,11 +68,16 @@ def broadcast(
     if not FEWEST_SLOTS <= slots <= MOST_SLOTS:
         raise ValueError(f"slots must be from {FEWEST_SLOTS} to {MOST_SLOTS}, got {slots}")
     board = Board.create(capacity_bytes, slots)
-    return Publisher(board, allow_pickle=allow_pickle), Subscription(board.read_only(), allow_pickle=allow_pickle)
+    recipients: list[Recipient] = []
+    publisher = Publisher(board, allow_pickle=allow_pickle, recipients=recipients)
+    return publisher, Subscription(board.read_only(), allow_pickle=allow_pickle, recipients=recipients)
 
 
 def _attach(cls: type[Publisher | Subscription], region: Region, allow_pickle: bool) -> Any:
-    return cls(Board(region), allow_pickle=allow_pickle)
+    end = cls(Board(region), allow_pickle=allow_pickle, recipients=[])
+    if isinstance(end, Publisher):
+        end._hold()
+    return end
 
 
 def _reduce(end: Publisher | Subscription) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.end import HEADER_NBYTES
+from samplebatch.transport.end import FREE, HEADER_NBYTES
+from samplebatch.transport.handover import Recipient
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 
@@ -57,12 +58,21 @@ def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False)
     if capacity_bytes <= 0:
         raise ValueError(f"capacity_bytes must be positive, got {capacity_bytes}")
     region = Region.create(HEADER_NBYTES + -(-capacity_bytes // ALIGNMENT) * ALIGNMENT)
-    pipe_reader, pipe_writer = _pipe()
-    back_reader, back_writer = _pipe()
-    return (
-        Producer(region, pipe_writer, back_reader, allow_pickle=allow_pickle),
-        Consumer(region, pipe_reader, back_writer, allow_pickle=allow_pickle),
-    )
+    descriptors: list[int] = []
+    try:
+        descriptors += _pipe()
+        descriptors += _pipe()
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    pipe_reader, pipe_writer, back_reader, back_writer = descriptors
+    recipients: dict[int, Recipient] = {}
+    producer = Producer(region, pipe_writer, back_reader, allow_pickle=allow_pickle, recipients=recipients)
+    consumer = Consumer(region, pipe_reader, back_writer, allow_pickle=allow_pickle, recipients=recipients)
+    producer._write_state(FREE)
+    consumer._write_state(FREE)
+    return producer, consumer
 
 
 def _pipe() -> tuple[int, int]:
@@ -74,7 +84,7 @@ def _pipe() -> tuple[int, int]:
 
 
 def _attach(cls: type[Producer | Consumer], region: Region, pipe: Any, back: Any, allow_pickle: bool) -> Any:
-    end = cls(region, pipe.detach(), back.detach(), allow_pickle=allow_pickle)
+    end = cls(region, pipe.detach(), back.detach(), allow_pickle=allow_pickle, recipients={})
     end._hold()
     return end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -16,18 +17,22 @@ from samplebatch.errors import (
     SampleBatchError,
     WorkerError,
 )
+from samplebatch.transport.deadline import deadline_of
 from samplebatch.transport.end import (
+    CLOSED,
     CONSUMER,
     FAILURE_NBYTES,
     FAILURE_START,
     LONG_S,
     LOOK_S,
     PRODUCER,
+    STATE,
     WATCHED,
     End,
     this_process,
 )
 from samplebatch.transport.frame import AnyBatch
+from samplebatch.transport.handover import Recipient
 from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Returns, pack_ident
 from samplebatch.transport.message import (
     BATCH,
@@ -37,6 +42,7 @@ from samplebatch.transport.message import (
     HELLO,
     MAGIC,
     MESSAGE_NBYTES,
+    STARVED,
     Message,
     unpack,
     unpack_fields,
@@ -50,11 +56,14 @@ from samplebatch.transport.release import is_released, release
 _FLUSH_S = 0.005
 """Seconds after which slots that the pipe did not take are offered again."""
 
+_GARBAGE_S = 0.05
+"""Seconds without a message after which garbage is looked for, where the producer waits for a slot."""
+
 _IDLE: Final = 16
 """Messages that are waited for without looking first whether they are there: in vain costs more than twice."""
 
 _monotonic = time.monotonic
-_read = os.read
+_read_into = os.readv
 
 
 class Consumer(End):
@@ -67,19 +76,29 @@ class Consumer(End):
     _side = CONSUMER
     _peer_side = PRODUCER
 
-    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False) -> None:
-        super().__init__(region, allow_pickle=allow_pickle)
+    def __init__(
+        self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False, recipients: dict[int, Recipient]
+    ) -> None:
+        super().__init__(region, allow_pickle=allow_pickle, recipients=recipients)
         self._pipe = pipe
         self._back = back
+        self._returns = Returns()
+        self._lent = self._returns.lent
+        self._end: Literal["", "closed", "died", "damaged"] = ""
 
     def _bound(self) -> None:
-        self._returns = Returns(self._back)
-        self._lent = self._returns.lent
-        self._opener = Opener(self._memory, self._returns, allow_pickle=self._allow_pickle)
-        self._end: Literal["", "closed", "died", "damaged"] = ""
+        self._message = bytearray(MESSAGE_NBYTES)
+        """The message that was read last; it begins with a zero when it has been dealt with."""
+        self._into = (self._message,)
+        self._checked = memoryview(self._message)[:CHECKED_NBYTES]
         self._poller = Poller(self._pipe)
         self._idle = 0
         """For how many messages more to wait before looking, since the last had to be waited for."""
+        self._starved_after = -1
+        """Number of the newest message when the producer told that it waits for a slot; -1 if it did not."""
+        self._next_collection = 0.0
+        self._opener = Opener(self._memory, self._returns, allow_pickle=self._allow_pickle)
+        self._returns.open(self._back)
         self._returns.give(HELLO_IDENT)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -117,26 +136,39 @@ class Consumer(End):
         """
         if self._owner != this_process[0]:
             self._own()
-        while True:
-            if self._idle:
-                self._idle -= 1
-                raw = self._await(timeout_s)
-            else:
-                try:
-                    raw = _read(self._pipe, MESSAGE_NBYTES)
-                except BlockingIOError:
-                    self._idle = _IDLE
-                    raw = self._await(timeout_s)
-            # What `unpack` says, without a call for each of its parts: most messages are opened here.
-            if len(raw) == MESSAGE_NBYTES:
-                fields = unpack_fields(raw)
-                if fields[2] == BATCH and fields[0] == MAGIC and crc32(raw[:CHECKED_NBYTES]) == fields[12]:
+        deadline = None if timeout_s is None else deadline_of(timeout_s)
+        message = self._message
+        try:
+            while True:
+                nbytes = MESSAGE_NBYTES
+                # One that is there was interrupted before its batch was handed out.
+                if not message[0]:
+                    if self._idle:
+                        self._idle -= 1
+                        nbytes = self._await(deadline, timeout_s)
+                    else:
+                        try:
+                            nbytes = _read_into(self._pipe, self._into)
+                        except BlockingIOError:
+                            self._idle = _IDLE
+                            nbytes = self._await(deadline, timeout_s)
+                # What `unpack` says, without a call for each of its parts: most messages are opened here.
+                fields = unpack_fields(message)
+                if fields[2] == BATCH and fields[0] == MAGIC and crc32(self._checked) == fields[12]:
                     try:
-                        return self._opener.open(fields)
-                    except FormatError:
-                        self._finish("damaged")
+                        batch = self._opener.open(fields)
+                    except SampleBatchError as error:
+                        self._give_up(error)
                         raise
-            self._open_other(raw)
+                    # No call stands between here and the return, so no signal does: it is handed out now or later.
+                    message[0] = 0
+                    self._opener.unfinished = None
+                    return batch
+                self._open_other(nbytes)
+        except Exception as error:
+            if self._was_closed_meanwhile(error):
+                raise self._closed_error() from error
+            raise
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Tell whether `recv` has something to say: a batch, or the end of the stream.
@@ -147,17 +179,24 @@ class Consumer(End):
             Seconds to wait for that, None for as long as it takes.
         """
         self._own()
-        return bool(self._end) or self._wait(None if timeout_s is None else _monotonic() + timeout_s)
+        deadline = deadline_of(timeout_s)
+        try:
+            return bool(self._end) or bool(self._message[0]) or self._wait(deadline)
+        except Exception as error:
+            if self._was_closed_meanwhile(error):
+                raise self._closed_error() from error
+            raise
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `recv` has something to say.
 
         `multiprocessing.connection.wait`, `select` and asyncio take it. It may be readable for nothing once, when a
-        producer that is not sending yet has made its first reservation: call `recv(timeout_s=0)` then.
+        producer takes hold of its end, or has waited for a slot for a while: call `recv(timeout_s=0)` then, as after a
+        `recv` that a signal has interrupted.
         """
         self._own()
         self._look()
-        if not self._peer_is_bound():
+        if self._watch is None:
             self._words[CONSUMER + WATCHED] = 1
             # It may have come in between.
             self._look()
@@ -234,51 +273,64 @@ class Consumer(End):
         except EndOfStreamError:
             raise StopIteration from None
 
-    def _await(self, timeout_s: float | None) -> bytes:
-        """Wait for a message and read it; nothing is read if the stream has ended."""
-        deadline = None if timeout_s is None else _monotonic() + timeout_s
-        if self._peer_fd is not None and (timeout_s is None or timeout_s > LONG_S) and not self._returns.is_behind:
+    def _await(self, deadline: float | None, timeout_s: float | None) -> int:
+        """Wait for a message and read it; return its bytes, of which there are none if the stream has ended."""
+        if (
+            self._peer_fd is not None
+            and (deadline is None or deadline - _monotonic() > LONG_S)
+            and not (self._returns.is_behind or self._is_asked_to_collect())
+        ):
             # Most often there is nothing to see to first, and whatever happens ends this wait.
             self._poller.wait(LONG_S)
             try:
-                return _read(self._pipe, MESSAGE_NBYTES)
+                return _read_into(self._pipe, self._into)
             except BlockingIOError:
                 pass
         while not self._end:
             ready = self._wait(deadline)
             try:
-                return _read(self._pipe, MESSAGE_NBYTES)
+                return _read_into(self._pipe, self._into)
             except BlockingIOError:
                 if not ready:
                     raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did") from None
             if self._is_over():
                 # What it had sent before is in the pipe by now.
                 with contextlib.suppress(BlockingIOError):
-                    return _read(self._pipe, MESSAGE_NBYTES)
+                    return _read_into(self._pipe, self._into)
                 self._finish("closed" if self._peer_is_closed() else "died")
-        return b""
+        return 0
 
-    def _open_other(self, raw: bytes) -> None:
+    def _open_other(self, nbytes: int) -> None:
         """Open what is no batch, which raises unless there is more to come."""
         if self._end:
             raise self._ended()
-        if not raw:
-            self._finish("died" if self._peer_is_bound() and not self._peer_is_closed() else "closed")
+        if not nbytes:
+            self._finish("closed" if self._peer_was_left() else "died")
             raise self._ended()
         try:
-            message = unpack(raw)
+            message = unpack(self._message[:nbytes])
             if message.kind == HELLO:
                 self._look()
-                return
-            if message.kind == END:
+            elif message.kind == STARVED:
+                self._starved_after = self._opener.ident
+            elif message.kind == END:
                 self._finish("closed")
                 raise self._ended()
-            if message.kind == FAILURE:
+            elif message.kind == FAILURE:
                 raise self._failure(message)
-            raise FormatError(f"a message must be of a known kind, got {message.kind}")
-        except FormatError:
-            self._finish("damaged")
+            else:
+                raise FormatError(f"a message must be of a known kind, got {message.kind}")
+        except SampleBatchError as error:
+            self._give_up(error)
             raise
+        self._message[0] = 0
+
+    def _give_up(self, error: SampleBatchError) -> None:
+        """Note that a message has been dealt with, though nothing came of it."""
+        if isinstance(error, FormatError):
+            self._finish("damaged")
+        self._opener.unfinished = None
+        self._message[0] = 0
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait until there is something to read, or the producer is gone; tell whether that is so."""
@@ -289,8 +341,11 @@ class Consumer(End):
             left = most_s if deadline is None else max(0.0, deadline - _monotonic())
             ready = self._poller.poll(min(left, most_s))
             if ready:
-                self._peer_dead = self._peer_dead or self._peer_fd in ready
+                if self._peer_fd in ready:
+                    self._peer_has_died()
                 return True
+            if self._is_asked_to_collect():
+                self._collect_garbage()
             if left < most_s:
                 return False
             self._returns.recover()
@@ -305,10 +360,30 @@ class Consumer(End):
             self._peer_has_died()
         if not self._returns.flush():
             return _FLUSH_S
+        if self._is_asked_to_collect():
+            return _GARBAGE_S
         return LOOK_S if self._peer_fd is None else LONG_S
+
+    def _is_asked_to_collect(self) -> bool:
+        """Tell whether the producer has waited for a slot ever since the newest message."""
+        return self._starved_after == self._opener.ident
+
+    def _collect_garbage(self) -> None:
+        """Give back the slots of batches that are garbage in a cycle of references, which nothing else would find."""
+        begun = _monotonic()
+        if begun >= self._next_collection:
+            self._starved_after = -1
+            if self._lent:
+                gc.collect()
+            # However often it is asked for, the better half of the time is left.
+            now = _monotonic()
+            self._next_collection = now + (now - begun)
 
     def _await_too(self, descriptor: int) -> None:
         self._poller.register(descriptor)
+
+    def _await_no_more(self, descriptor: int) -> None:
+        self._poller.unregister(descriptor)
 
     def _failure(self, message: Message) -> WorkerError:
         start, nbytes = message.note_start, message.note_nbytes
@@ -323,13 +398,22 @@ class Consumer(End):
 
     def _finish(self, how: Literal["closed", "died", "damaged"]) -> None:
         """Note that nothing more will come, and why."""
+        if self._end:
+            return
         self._end = how
+        if how == "damaged":
+            # The producer need not try any more.
+            self._words[CONSUMER + STATE] = CLOSED
+        try:
+            ended, writer = os.pipe()
+        except OSError:
+            # Without another descriptor, this pipe must do: most often it is readable for ever as well.
+            return
         # A pipe that nobody can write to is readable for ever, as the end of a stream is.
-        ended, writer = os.pipe()
         os.close(writer)
         self._poller.replace(self._pipe, ended)
-        os.close(self._pipe)
-        self._pipe = ended
+        pipe, self._pipe = self._pipe, ended
+        os.close(pipe)
 
     def _ended(self) -> SampleBatchError:
         if self._end == "closed":
@@ -339,17 +423,20 @@ class Consumer(End):
         return FormatError("a channel must not have been damaged to be received from, and a message was")
 
     def _shut(self, *, told: bool) -> None:
-        if self._owner:
+        pipe, self._pipe = self._pipe, -1
+        back, self._back = self._back, -1
+        if self._returns.descriptor >= 0:
             if told:
                 self._returns.give(GOODBYE_IDENT)
             self._poller.close()
             # Arrays that are still held keep the pipe that they go back through.
             self._returns.close()
-            self._lent = {}
-            del self._returns, self._opener
+            self._returns = Returns()
+            self._lent = self._returns.lent
+            del self._opener
         else:
             if told:
                 with contextlib.suppress(OSError):
-                    os.write(self._back, pack_ident(GOODBYE_IDENT))
-            os.close(self._back)
-        os.close(self._pipe)
+                    os.write(back, pack_ident(GOODBYE_IDENT))
+            os.close(back)
+        os.close(pipe)

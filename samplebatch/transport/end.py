@@ -1,8 +1,14 @@
 """End: what both ends of a channel have in common.
 
-The arena begins with a header, in which each end says which process has taken hold of it, and whether it was closed.
-Nobody but that process writes there. A pipe that ends does not tell that a process has died, because processes forked
-from it, and from those before it, have the same descriptors: so each end watches the other's process as well.
+The arena begins with a header, in which each end says which process has taken hold of it, and whether it was closed::
+
+    FREE --given to a process that starts--> GIVEN --it has started--> BOUND --close, or a process that exits--> CLOSED
+      |                                                                  ^
+      +--closed by its maker, unused--> LEFT                             +--used by any process-- FREE, GIVEN, LEFT
+
+An end that nobody closed, and whose descriptors are gone, belonged to a process that has died: also if that was before
+it took hold of the end. A pipe that ends does not tell that a process has died, because processes forked from it, and
+from those before it, have the same descriptors: so each end watches the other's process as well.
 """
 
 from __future__ import annotations
@@ -14,14 +20,16 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import util
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 
-from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError
+from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError, SampleBatchError
+from samplebatch.transport import process
+from samplebatch.transport.handover import Given, Recipient, arguments_of
 from samplebatch.transport.process import Identity, Watch
 from samplebatch.transport.region import Region
 from samplebatch.transport.words import fence
@@ -37,8 +45,9 @@ PRODUCER: Final = 8
 CONSUMER: Final = 16
 """Where in the header the words of each end begin."""
 
-_STATE, _PID, _STARTED, WATCHED = range(4)
-_FREE, _BOUND, CLOSED = range(3)
+STATE, _PID, _STARTED, WATCHED = range(4)
+FREE, _BOUND, CLOSED, _GIVEN, _LEFT = range(5)
+_UNCLAIMED: Final = (FREE, _GIVEN, _LEFT)
 
 LOOK_S: Final = 0.1
 """Seconds after which a process that has taken hold of the other end is noticed at the latest."""
@@ -69,7 +78,7 @@ class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     __slots__ = ()
 
 
-class End:
+class End(Given):
     """One end of a channel. It belongs to the first process that uses it, and to no other."""
 
     _side: int
@@ -77,12 +86,15 @@ class End:
     _pipe: int
     _back: int
 
-    def __init__(self, region: Region, *, allow_pickle: bool = False) -> None:
+    def __init__(self, region: Region, *, allow_pickle: bool = False, recipients: dict[int, Recipient]) -> None:
         self._region: Region | None = region
         self._memory = region.array.view(Memory)
         self._capacity_bytes = region.nbytes - HEADER_NBYTES
         self._words = region.memory[:FAILURE_START].cast("Q")
         self._allow_pickle = allow_pickle
+        self._recipients = recipients
+        """The processes that this process has given ends of the channel to, by end: both ends know of both."""
+        self._made_in = this_process[0]
         self._holder = 0
         """The process that this object is, or was, the end of, once it is known."""
         self._owner = 0
@@ -91,7 +103,7 @@ class End:
         self._peer_fd: int | None = None
         """Readable once the other end's process has died, where it is watched and the system has such descriptors."""
         self._peer_dead = False
-        self._at_exit: Callable[[], Any] | None = None
+        self._at_exit = self._register_at_exit()
         util.register_after_fork(self, type(self)._forked)
 
     @property
@@ -125,101 +137,176 @@ class End:
         A process that was given an end does this at once, so that it is missed if it dies before it has used it. Until
         then it may still pass it on.
         """
-        region, words, side, pid = self._region, self._words, self._side, this_process[0]
-        if region is None or self._holder == pid:
+        region, words, side = self._region, self._words, self._side
+        if region is None or self._is_held():
             return region is not None
-        with _claimed(region.fileno(), side):
-            if words[side + _STATE] != _FREE:
+        with _claimed(region, side):
+            if words[side + STATE] not in _UNCLAIMED:
                 return False
-            words[side + _PID], words[side + _STARTED] = Identity.own()
-            fence()
-            words[side + _STATE] = _BOUND
-        self._holder = pid
-        at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
-        self._at_exit = at_exit.cancel
+            # Before the header says so: a signal that comes in between leaves an end to be taken hold of again.
+            self._holder = this_process[0]
+            self._write_state(_BOUND)
+        self._greet()
         return True
+
+    def _is_held(self) -> bool:
+        """Tell whether this object is the end of this process, and the header says so."""
+        words, side, pid = self._words, self._side, this_process[0]
+        return self._holder == pid == words[side + _PID] and words[side + STATE] not in _UNCLAIMED
+
+    def _write_state(self, state: int) -> None:
+        """Write this process into the header, and how it stands to the end."""
+        words, side = self._words, self._side
+        words[side + _PID], words[side + _STARTED] = Identity.own()
+        fence()
+        words[side + STATE] = state
+
+    def _greet(self) -> None:
+        """Let the other end know that it has someone to watch, if it waits for that."""
 
     def _bind(self) -> None:
         name = _NAMES[self._side]
         if self._region is None:
-            raise ChannelClosedError(f"the {name} must be open to be used, and it is closed")
+            raise self._closed_error()
         if not self._hold():
             raise OwnershipError(
                 f"a {name} belongs to the first process that uses it, which is process "
                 f"{self._words[self._side + _PID]}, and cannot be used by process {this_process[0]} too; "
                 "give each process a channel of its own"
             )
-        self._owner = this_process[0]
         self._bound()
+        self._owner = this_process[0]
 
     def _bound(self) -> None:
-        """Do what there is to do when this process begins to use the end."""
+        """Do what there is to do when this process begins to use the end, again if it was interrupted there."""
+
+    def _closed_error(self) -> ChannelClosedError:
+        return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, and it is closed")
+
+    def _was_closed_meanwhile(self, error: Exception) -> bool:
+        """Tell whether an operation failed because another thread has closed this end."""
+        return self._region is None and not isinstance(error, SampleBatchError)
 
     def _forked(self) -> None:
         """Hold an end in a child of `multiprocessing` that it was made for."""
-        process = multiprocessing.current_process()
-        given = (*getattr(process, "_args", ()), *getattr(process, "_kwargs", {}).values(), *vars(process).values())
-        if any(value is self for value in given):
+        if any(value is self for value in arguments_of(multiprocessing.current_process())):
             self._hold()
+        if self._is_held():
+            # The child has just forgotten what was to be done at its end.
+            self._at_exit = self._register_at_exit()
+
+    def _register_at_exit(self) -> util.Finalize:
+        return util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
 
     def _handed_over(self) -> tuple[Region, int, int]:
         """Return what another process needs to have this end, unless a process has used it already."""
         name = _NAMES[self._side]
         if self._region is None:
             raise ChannelClosedError(f"the {name} must be open to be sent to a process, and it is closed")
-        if self._holder == this_process[0] and not self._owner:
-            self._holder = 0
-            if self._at_exit is not None:
-                self._at_exit()
-            self._words[self._side + _STATE] = _FREE
-        if self._words[self._side + _STATE] != _FREE:
+        if not self._give(Recipient.being_spawned()):
             raise OwnershipError(
                 f"the {name} must be sent to another process before it is used, and process "
                 f"{self._words[self._side + _PID]} has it already; make another channel"
             )
         return self._region, self._pipe, self._back
 
+    def _give(self, recipient: Recipient | None) -> bool:
+        region, words, side = self._region, self._words, self._side
+        if region is None:
+            return False
+        with _claimed(region, side):
+            is_own = self._is_held() and not self._owner
+            if words[side + STATE] not in _UNCLAIMED and not is_own:
+                return False
+            self._holder = 0
+            self._write_state(_GIVEN)
+        self._recipients.pop(side, None)
+        if recipient is not None:
+            self._recipients[side] = recipient
+        return True
+
     # -- the other end -------------------------------------------------------------------------------------------------
 
-    def _peer_is_bound(self) -> bool:
-        return bool(self._words[self._peer_side + _STATE] != _FREE)
+    def _peer_state(self) -> int:
+        return int(self._words[self._peer_side + STATE])
 
     def _peer_is_closed(self) -> bool:
-        return bool(self._words[self._peer_side + _STATE] == CLOSED)
+        return self._peer_state() == CLOSED
 
-    def _peer_pid(self) -> int:
-        return int(self._words[self._peer_side + _PID])
+    def _peer_was_left(self) -> bool:
+        """Tell whether somebody has closed the other end: then it is no wonder that it is gone."""
+        return self._peer_state() in (CLOSED, _LEFT)
+
+    def _peer_identity(self) -> Identity:
+        words, side = self._words, self._peer_side
+        return Identity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
         """Begin to watch the process that has the other end, if there is one and that is not done yet."""
-        if self._watch is not None or not self._peer_is_bound():
+        if self._watch is not None or self._peer_state() not in (_BOUND, CLOSED):
             return
         # What it wrote before it said so is there.
         fence()
-        words, side = self._words, self._peer_side
-        if words[side + _PID] == self._owner:
+        identity = self._peer_identity()
+        if identity.pid == this_process[0]:
             return
-        self._watch = Watch(Identity(words[side + _PID], words[side + _STARTED]))
-        self._peer_dead = not self._watch.is_alive()
+        self._watch = Watch(identity)
         if self._watch.fileno() >= 0:
+            self._await_too(self._watch.fileno())
             self._peer_fd = self._watch.fileno()
-            self._await_too(self._peer_fd)
+        self._peer_has_died()
 
     def _await_too(self, descriptor: int) -> None:
         """Wait for one more descriptor whenever this end waits."""
         raise NotImplementedError
 
+    def _await_no_more(self, descriptor: int) -> None:
+        """Wait for one descriptor less."""
+        raise NotImplementedError
+
     def _peer_has_died(self) -> bool:
-        """Ask the system whether the other end's process has died."""
-        self._look()
-        if not self._peer_dead and self._watch is not None:
-            self._peer_dead = not self._watch.is_alive()
+        """Ask the system whether the process that has the other end, or was to have it, has died."""
+        if self._watch is None:
+            self._look()
+        if not self._peer_dead:
+            if self._watch is None:
+                self._peer_dead = self._is_orphaned()
+            elif not self._watch.is_alive():
+                self._peer_dead = self._watch.identity == self._peer_identity()
+                if not self._peer_dead:
+                    # It had passed the end on before.
+                    self._unwatch()
         return self._peer_dead
 
+    def _is_orphaned(self) -> bool:
+        """Tell whether the process that made the other end, or that was given it, died before anybody took hold."""
+        state, identity = self._peer_state(), self._peer_identity()
+        is_own = identity.pid == this_process[0]
+        if state == FREE:
+            is_over = not is_own and not process.is_alive(identity)
+        else:
+            recipient = self._recipients.get(self._peer_side) if state == _GIVEN and is_own else None
+            is_over = recipient is not None and recipient.has_ended()
+        # Before that it may have taken hold, or given it to another.
+        return is_over and state == self._peer_state() and identity == self._peer_identity()
+
+    def _unwatch(self) -> None:
+        watch, self._watch = self._watch, None
+        descriptor, self._peer_fd = self._peer_fd, None
+        if descriptor is not None:
+            self._await_no_more(descriptor)
+        if watch is not None:
+            watch.close()
+
     def _peer_died(self) -> PeerDiedError:
-        name = _NAMES[self._peer_side]
+        name, state = _NAMES[self._peer_side], self._peer_state()
+        if state in _UNCLAIMED:
+            return PeerDiedError(
+                f"the {name} must be closed by the process that has it, and that died before it took hold of it"
+            )
         return PeerDiedError(
-            f"the {name} must close its end when it is done, and its process {self._peer_pid()} died before it did"
+            f"the {name} must close its end when it is done, and its process {self._peer_identity().pid} died before "
+            "it did"
         )
 
     # -- the end of it -------------------------------------------------------------------------------------------------
@@ -228,20 +315,33 @@ class End:
         """Close this end. Safe to call twice."""
         if self._region is None:
             return
-        is_holder = self._holder == this_process[0]
+        is_holder = self._is_held()
         if is_holder:
-            self._words[self._side + _STATE] = CLOSED
-            if self._at_exit is not None:
-                self._at_exit()
+            self._words[self._side + STATE] = CLOSED
+        elif self._made_in == this_process[0]:
+            self._leave()
+        self._at_exit.cancel()
+        self._region = None
         self._shut(told=is_holder)
         self._peer_fd = None
         if self._watch is not None:
             self._watch.close()
         self._owner = self._holder = 0
         # Whoever keeps a closed end does not keep its memory.
-        self._region = None
         self._memory = np.empty(0, np.uint8).view(Memory)
         self._words = memoryview(b"").cast("Q")
+
+    def _is_another_processes(self) -> bool:
+        """Tell whether another process has this end, or is to have it."""
+        return not self._is_held() and self._words[self._side + STATE] != FREE
+
+    def _leave(self) -> None:
+        """Note that the process that made this end has closed it without having used it or given it to another."""
+        region, words, side = self._region, self._words, self._side
+        if region is not None:
+            with _claimed(region, side):
+                if words[side + STATE] == FREE:
+                    words[side + STATE] = _LEFT
 
     def _shut(self, *, told: bool) -> None:
         """Close the pipes, after telling the other end so if that is to be told."""
@@ -261,8 +361,12 @@ class End:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_region", None) is not None:
-            self.close()
+        if getattr(self, "_region", None) is None:
+            return
+        if self._holder == this_process[0] and not self._owner:
+            # A process that loses it unused, as one does that fails while it starts, has not come to an end in order.
+            self._holder = 0
+        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -273,9 +377,13 @@ class End:
 def _close_at_exit(reference: weakref.ref[End]) -> None:
     """Close an end whose process ends in order, so that it is not taken for dead; say so if an error ends it."""
     end = reference()
-    if end is not None:
-        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-        end.__exit__(None if error is None else type(error), error, None)
+    if end is None:
+        return
+    if end._is_another_processes():
+        end.close()
+        return
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    end.__exit__(None if error is None else type(error), error, None)
 
 
 def _is_orderly(error: BaseException) -> bool:
@@ -289,12 +397,13 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _claimed(descriptor: int, side: int) -> Iterator[None]:
+def _claimed(region: Region, side: int) -> Iterator[None]:
     """Keep other processes from taking hold of an end for a moment; the system ends it if this process dies."""
     try:
+        descriptor = region.fileno()
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, side)
-    except OSError:
-        # Memory that cannot be locked: then two that use one end at the very same moment go unnoticed.
+    except (OSError, ValueError):
+        # Memory that cannot be locked, or garbage: then two that use one end at the very same moment go unnoticed.
         yield
         return
     try:

@@ -259,9 +259,9 @@ class Encoder:
                 # Numbers begin anew: a message that defines one replaces what had it.
                 for old in self._schemas.values():
                     old.number = None
-                self._schemas.clear()
-                self._recent = (None, [])
                 self.next_number = 0
+                self._recent = (None, [])
+                self._schemas.clear()
             schema = Schema(kind, [Part.of(label, tuple(map(_column, columns)), own) for label, columns, own in parts])
             self._schemas[key] = schema
         return schema

@@ -8,14 +8,17 @@ from collections.abc import Iterable
 from typing import Self
 
 from samplebatch.errors import (
+    ChannelClosedError,
     ChannelTimeoutError,
     EndOfStreamError,
     FormatError,
+    OwnershipError,
     PeerDiedError,
     SampleBatchError,
     WorkerError,
 )
 from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.deadline import deadline_of
 from samplebatch.transport.end import LONG_S
 from samplebatch.transport.frame import AnyBatch
 from samplebatch.transport.poller import Poller
@@ -38,6 +41,7 @@ class Gathering:
         self._open: dict[int, Consumer] = {}
         self._poller = Poller()
         self._ready: deque[Consumer] = deque()
+        self._closed = False
         self._raise_lost = raise_lost
         self._places: dict[Consumer, int] = {}
         self.source: Consumer | None = None
@@ -50,14 +54,23 @@ class Gathering:
 
         Raises
         ------
-        OwnershipError, ChannelClosedError
-            If the consumer is another process's, or closed.
+        OwnershipError
+            If the consumer is another process's, or is gathered from already.
+        ChannelClosedError
+            If the consumer is closed, or this gathering.
         """
+        self._require_open()
         consumer._own()
+        if any(consumer is other for other in self._open.values()):
+            raise OwnershipError("a consumer must be gathered from once, and it is among those gathered from already")
         descriptor = consumer._poller.fileno()
+        self._poller.register(descriptor)
         self._open[descriptor] = consumer
         self._places[consumer] = len(self._places)
-        self._poller.register(descriptor)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ChannelClosedError("a gathering must be open to be received from, and it is closed")
 
     def __len__(self) -> int:
         """Return the number of consumers whose streams have not ended."""
@@ -93,11 +106,17 @@ class Gathering:
             consumers, counted from 0. `lost` has their errors, from the moment at which each is noticed.
         UntrustedPickleError
             If a column is pickled and its channel does not allow it; that batch is lost.
+        ChannelClosedError
+            If this gathering is closed.
         """
-        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        deadline = deadline_of(timeout_s)
+        self._require_open()
         while True:
             while self._ready:
-                batch = self._take(self._ready.popleft())
+                # It stays until it was served, so that an interrupted call leaves it the next to be.
+                batch = self._take(self._ready[0])
+                if self._ready:
+                    del self._ready[0]
                 if batch is not None:
                     return batch
             if not self._open:
@@ -116,8 +135,8 @@ class Gathering:
             # What it has to say after that is how its stream ends.
             self.lost[consumer] = error
             return None
-        except (EndOfStreamError, PeerDiedError, FormatError) as error:
-            if not isinstance(error, EndOfStreamError):
+        except (EndOfStreamError, PeerDiedError, FormatError, ChannelClosedError) as error:
+            if isinstance(error, PeerDiedError | FormatError):
                 self.lost.setdefault(consumer, error)
             self._drop(consumer)
             return None
@@ -125,10 +144,11 @@ class Gathering:
         return batch
 
     def _drop(self, consumer: Consumer) -> None:
-        descriptor = next(own for own, other in self._open.items() if other is consumer)
-        del self._open[descriptor]
-        if not consumer.closed:
-            self._poller.unregister(descriptor)
+        for descriptor, other in list(self._open.items()):
+            if other is consumer:
+                if not consumer.closed:
+                    self._poller.unregister(descriptor)
+                del self._open[descriptor]
 
     def _wait(self, deadline: float | None) -> None:
         """Wait until something has come, or it is time to look around."""
@@ -140,9 +160,14 @@ class Gathering:
             if consumer.closed:
                 self._drop(consumer)
                 continue
-            wait_s = min(wait_s, consumer._tend())
-            if consumer._is_over():
-                self._ready.append(consumer)
+            try:
+                wait_s = min(wait_s, consumer._tend())
+                if consumer._is_over():
+                    self._ready.append(consumer)
+            except (AttributeError, IndexError, OSError, ValueError) as error:
+                if not consumer._was_closed_meanwhile(error):
+                    raise
+                self._drop(consumer)
         if self._open and not self._ready:
             self._ready += [self._open[descriptor] for descriptor in self._poller.poll(wait_s)]
 
@@ -161,7 +186,8 @@ class Gathering:
         return error
 
     def close(self) -> None:
-        """Stop waiting; the consumers stay open."""
+        """Stop waiting; the consumers stay open. Safe to call twice."""
+        self._closed = True
         self._poller.close()
         self._open.clear()
         self._ready.clear()
@@ -186,8 +212,10 @@ def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gatheri
 
     Raises
     ------
-    OwnershipError, ChannelClosedError
-        If a consumer is another process's, or closed.
+    OwnershipError
+        If a consumer is another process's, or given twice.
+    ChannelClosedError
+        If a consumer is closed.
 
     Examples
     --------

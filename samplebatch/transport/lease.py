@@ -62,15 +62,22 @@ class Returns:
 
     Attributes
     ----------
+    descriptor
+        The pipe; -1 before `open`.
     lent
         The ties of the leases that are out, by number.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._process = end.this_process[0]
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self._process = 0
         self._pending: deque[int] = deque()
         self.lent: dict[int, Tie] = {}
+
+    def open(self, descriptor: int) -> None:
+        """Give slots back through a pipe, which belongs to this object from here on, and in this process."""
+        self._process = end.this_process[0]
+        self.descriptor = descriptor
 
     def gone(self, tie: Tie) -> None:
         """Give back what a lease stood for; the lease's tie calls it."""
@@ -91,7 +98,7 @@ class Returns:
         while pending:
             try:
                 ident = pending[0]
-                _write(self._descriptor, pack_ident(ident))
+                _write(self.descriptor, pack_ident(ident))
                 pending.remove(ident)
             except (IndexError, ValueError):
                 # Another thread has been faster.
@@ -120,4 +127,5 @@ class Returns:
 
     def __del__(self) -> None:
         # Not before: a thread that is giving back a slot must not write to a file that got the same number.
-        os.close(self._descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)

@@ -16,6 +16,8 @@ BATCH: Final = 1
 FAILURE: Final = 2
 END: Final = 3
 HELLO: Final = 4
+STARVED: Final = 5
+"""Says that the producer has waited for a slot for a while: the consumer may have batches that are garbage."""
 
 MESSAGE_NBYTES: Final = 64
 
@@ -38,7 +40,7 @@ class Message(NamedTuple):
     Attributes
     ----------
     kind
-        `BATCH`, `FAILURE`, `END` or `HELLO`.
+        `BATCH`, `FAILURE`, `END`, `HELLO` or `STARVED`.
     flags
         `DEFINES` or nothing.
     schema
@@ -86,7 +88,7 @@ def pack(
     return body + pack_sum(crc32(body))
 
 
-def unpack(raw: bytes) -> Message:
+def unpack(raw: bytes | bytearray) -> Message:
     """Unpack a message.
 
     Raises

@@ -38,6 +38,14 @@ class Opener:
         Where slots go back.
     allow_pickle
         Whether pickled columns may be unpickled.
+
+    Attributes
+    ----------
+    ident
+        Number of the newest message that a slot was leased for; 0 if there is none yet.
+    unfinished
+        The lease of the message that is being opened, until the caller has its batch. One that was interrupted is
+        opened again with it.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], returns: Returns, *, allow_pickle: bool = False) -> None:
@@ -45,10 +53,11 @@ class Opener:
         self._lent, self._gone = returns.lent, returns.gone
         self._allow_pickle = allow_pickle
         self._schemas: dict[int, Schema] = {}
-        self._ident = 0
+        self.ident = 0
+        self.unfinished: Lease | None = None
 
     def open(self, fields: tuple[Any, ...]) -> AnyBatch:
-        """Make a batch over the slot of a message, and lease the slot.
+        """Make a batch over the slot of a message, and lease the slot. The caller sets `unfinished` to None after it.
 
         Parameters
         ----------
@@ -72,13 +81,17 @@ class Opener:
                     f"a message's slot must lie within the {memory.nbytes - HEADER_NBYTES} bytes of the arena, it does "
                     "not"
                 )
-            if not self._ident < ident < GOODBYE_IDENT:
-                raise FormatError(f"a message must have a number greater than {self._ident}, got {ident}")
-            self._ident = ident
-            lease = Lease((nbytes,), _BYTE, memory, start)
-            tie = Tie(lease, self._gone)
-            tie.ident = ident
-            self._lent[ident] = tie
+            lease = self.unfinished
+            if lease is None:
+                if not self.ident < ident < GOODBYE_IDENT:
+                    raise FormatError(f"a message must have a number greater than {self.ident}, got {ident}")
+                lease = Lease((nbytes,), _BYTE, memory, start)
+                tie = Tie(lease, self._gone)
+                # No call stands between these, so no signal does: the slot is leased as a whole or not at all.
+                tie.ident = ident
+                self._lent[ident] = tie
+                self.ident = ident
+                self.unfinished = lease
             if note_nbytes:
                 batch = self._noted(fields, lease)
             else:

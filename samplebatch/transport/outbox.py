@@ -129,7 +129,8 @@ class Outbox:
         self._lock = threading.Lock()
         self._sent: deque[_Parcel] = deque()
         self._kept: list[_Parcel] = []
-        self._filling = 0
+        self._filling: set[int] = set()
+        """The threads that are filling a parcel. Where a signal ends one, it is in the set until it sends again."""
 
     def send(self, buffers: Sequence[Any]) -> tuple[Address, list[Span]] | None:
         """Copy buffers into a parcel.
@@ -148,7 +149,7 @@ class Outbox:
             found = self._find(end)
             if found is None:
                 return None
-            self._filling += 1
+            self._filling.add(threading.get_ident())
         try:
             parcel = found()
             memory = parcel.region.array
@@ -158,7 +159,7 @@ class Outbox:
             return None
         finally:
             with self._lock:
-                self._filling -= 1
+                self._filling.discard(threading.get_ident())
         with self._lock:
             self._sent.append(parcel)
         return address, spans
@@ -206,9 +207,9 @@ class Outbox:
             parcel = min(fitting, key=lambda one: one.nbytes)
             self._kept.remove(parcel)
             return lambda: parcel
-        if len(self._sent) + self._filling >= MOST_PARCELS:
+        if len(self._sent) + len(self._filling) >= MOST_PARCELS:
             self._take_back(MOST_PARCELS)
-            if len(self._sent) + self._filling >= MOST_PARCELS:
+            if len(self._sent) + len(self._filling) >= MOST_PARCELS:
                 return None
         room = self._make_room(size)
         return partial(_made, size, nbytes, kept=room >= size)
@@ -216,7 +217,7 @@ class Outbox:
     def _make_room(self, nbytes: int) -> int:
         """Let go of what was used longest ago, until there is room to keep so many bytes more, and return the room."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._kept) if parcel.kept)
-        while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + self._filling >= MOST_PARCELS):
+        while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + len(self._filling) >= MOST_PARCELS):
             oldest = self._kept.pop(0)
             room += oldest.nbytes
             oldest.region.close()
@@ -225,14 +226,17 @@ class Outbox:
     def _take_back(self, count: int) -> None:
         """Look at the parcels sent longest ago, and take back those that are nobody's any more."""
         for _ in range(min(count, len(self._sent))):
-            parcel = self._sent.popleft()
+            # Nothing leaves the queue but what nobody waits for: a signal may come between any two calls.
+            parcel = self._sent[0]
             if parcel.words[_STATE] == _FREE and parcel.kept:
+                del self._sent[0]
                 self._kept.append(parcel)
             elif parcel.words[_STATE] == _FREE or parcel.is_abandoned():
                 # What a dead process had is never written to again: children that it forked may still read it.
+                del self._sent[0]
                 parcel.region.close()
             else:
-                self._sent.append(parcel)
+                self._sent.rotate(-1)
 
 
 def _made(nbytes: int, used_nbytes: int, *, kept: bool) -> _Parcel:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import time
 from collections.abc import Mapping
 from typing import Any
+from weakref import ref
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError
+from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, SampleBatchError
 from samplebatch.transport.copying import copy_all
+from samplebatch.transport.deadline import deadline_of
 from samplebatch.transport.end import (
     CLOSED,
     CONSUMER,
@@ -27,8 +30,10 @@ from samplebatch.transport.end import (
     WATCHED,
     End,
     described,
+    this_process,
 )
 from samplebatch.transport.frame import AnyBatch, Encoder
+from samplebatch.transport.handover import Recipient
 from samplebatch.transport.layout import Layout, Like, rows_of
 from samplebatch.transport.message import (
     BATCH,
@@ -37,6 +42,7 @@ from samplebatch.transport.message import (
     FAILURE,
     HELLO,
     MAGIC,
+    STARVED,
     VERSION,
     pack,
     pack_body,
@@ -51,6 +57,9 @@ from samplebatch.transport.split import halves
 
 _WATCH_S = 0.05
 """Seconds after which it is noticed at the latest that the consumer's process has died while slots are still free."""
+
+_STARVED_S = 0.05
+"""Seconds without a slot after which the consumer is told so."""
 
 _MOST_REASON, _MOST_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
 """Characters: JSON may take six bytes for one, and twelve where it takes two of Python's."""
@@ -70,23 +79,42 @@ class Producer(End):
     _side = PRODUCER
     _peer_side = CONSUMER
 
-    def __init__(self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False) -> None:
-        super().__init__(region, allow_pickle=allow_pickle)
+    def __init__(
+        self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False, recipients: dict[int, Recipient]
+    ) -> None:
+        super().__init__(region, allow_pickle=allow_pickle, recipients=recipients)
         self._pipe = pipe
         self._back = back
-        self._ident = 0
 
     def _bound(self) -> None:
         self._slots = Slots(HEADER_NBYTES, self._memory.nbytes, self._back)
         self._encoder = Encoder(allow_pickle=self._allow_pickle)
-        self._greeted = False
-        self._is_written = False
         self._reserved: tuple[Layout, Schema] | None = None
-        self._ident = 0
         self._poll = select.poll()
         self._poll.register(self._back, select.POLLIN)
         self._poll.register(self._pipe, 0)
         self._watched_at = _monotonic()
+        self._starving_since: float | None = None
+        self._has_told = False
+
+    def _greet(self) -> None:
+        if self._words[CONSUMER + WATCHED]:
+            # The consumer waits for a descriptor, and must learn whom to watch while nothing is sent.
+            self._say(HELLO)
+
+    def _say(self, kind: int) -> None:
+        """Send a message that carries nothing, if there is room for it."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            _write(self._pipe, pack(kind))
+
+    @property
+    def sent(self) -> int:
+        """Number of batches that this end has sent, and parts of batches where they were split.
+
+        A `send` or `commit` that a signal handler has interrupted by an exception has sent its batch or has not; this
+        number tells which.
+        """
+        return self._slots.sent + self._slots.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
         """Copy a batch into a slot, and send it.
@@ -131,7 +159,14 @@ class Producer(End):
         (None, None)
         """
         self._own()
-        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        try:
+            self._send(batch, None if timeout_s is None else deadline_of(timeout_s), split=split)
+        except Exception as error:
+            if self._was_closed_meanwhile(error):
+                raise self._closed_error() from error
+            raise
+
+    def _send(self, batch: AnyBatch, deadline: float | None, *, split: bool) -> None:
         frame = self._encoder.encode(batch)
         rows = frame.rows
         plan = frame.schema.plan(rows, rows)
@@ -144,26 +179,17 @@ class Producer(End):
             parts = halves(batch) if split else []
             if parts:
                 for part in parts:
-                    self.send(part, None if deadline is None else max(0.0, deadline - _monotonic()), split=True)
+                    self._send(part, deadline, split=True)
                 return
             if nbytes > self._slots.arena.nbytes:
                 hint = "send it with split=True, in smaller parts or through a larger channel"
                 raise self._too_large(nbytes, "make the channel larger" if split else hint)
         slot = self._take(nbytes, deadline)
-        try:
-            copy_all(plan.targets(self._memory, slot[0]), frame.arrays, plan.nbytes)
-            note_start = slot[0] + plan.nbytes
-            if note:
-                put(self._memory, note_start, note, frame.buffers)
-        except BaseException:
-            self._slots.give((slot,))
-            raise
-        try:
-            self._commit(frame.schema, rows, slot, (slot,), note_start, note, deadline)
-        except BaseException:
-            if not self._may_have_sent(slot):
-                self._slots.give((slot,))
-            raise
+        copy_all(plan.targets(self._memory, slot[0]), frame.arrays, plan.nbytes)
+        note_start = slot[0] + plan.nbytes
+        if note:
+            put(self._memory, note_start, note, frame.buffers)
+        self._commit(frame.schema, rows, (slot,), note_start, note, deadline)
 
     def reserve(self, like: Like, rows: int | Mapping[str, int], timeout_s: float | None = None) -> Reservation:
         """Take a slot whose columns are then filled in place, and sent by `Reservation.commit` without a copy.
@@ -190,7 +216,14 @@ class Producer(End):
             As `send` does.
         """
         self._own()
-        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        try:
+            return self._reserve(like, rows, None if timeout_s is None else deadline_of(timeout_s))
+        except Exception as error:
+            if self._was_closed_meanwhile(error):
+                raise self._closed_error() from error
+            raise
+
+    def _reserve(self, like: Like, rows: int | Mapping[str, int], deadline: float | None) -> Reservation:
         layout, schema = self._reserved or (None, None)
         if layout is None or schema is None or not layout.fits(like):
             layout = Layout.of(like)
@@ -201,12 +234,10 @@ class Producer(End):
         if plan.nbytes > self._slots.arena.nbytes:
             raise self._too_large(plan.nbytes, "reserve fewer rows or make the channel larger")
         slot = self._take(plan.roomy_nbytes, deadline)
-        if self._words[CONSUMER + WATCHED] and not self._greeted:
-            # The consumer waits for a descriptor, and must learn whom to watch while nothing is sent.
-            self._greeted = True
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):
-                _write(self._pipe, pack(HELLO))
-        return Reservation(self, layout, schema, rooms, plan, slot)
+        made = Reservation(self, layout, schema, rooms, plan, slot)
+        self._slots.reserved[slot[0]] = slot, ref(made)
+        self._slots.is_settled = True
+        return made
 
     def _send_reserved(
         self,
@@ -220,7 +251,8 @@ class Producer(End):
         timeout_s: float | None,
     ) -> None:
         """Send what a reservation has filled. Where that fails, the slot is the reservation's still."""
-        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        deadline = None if timeout_s is None else deadline_of(timeout_s)
+        self._slots.settle()
         text = written(schema, rows, rooms, note)
         note_start = slot[0] + plan.nbytes
         own: tuple[Slot, ...] = ()
@@ -232,32 +264,30 @@ class Producer(End):
                 own = (self._take(nbytes, deadline),)
                 note_start = own[0][0]
             put(self._memory, note_start, text, buffers)
-        try:
-            self._commit(schema, rows, slot, (slot, *own), note_start, text, deadline)
-        except BaseException:
-            if not self._may_have_sent(slot):
-                self._slots.give(own)
-            raise
+        self._commit(schema, rows, (slot, *own), note_start, text, deadline)
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
 
     def _commit(
-        self,
-        schema: Schema,
-        rows: Any,
-        slot: Slot,
-        slots: tuple[Slot, ...],
-        note_start: int,
-        note: bytes,
-        deadline: float | None,
+        self, schema: Schema, rows: Any, taken: tuple[Slot, ...], note_start: int, note: bytes, deadline: float | None
     ) -> None:
-        """Send the message that makes slots the consumer's.
+        """Send the message that makes slots the consumer's; where this raises, `Slots.is_sent` tells whether they are.
 
-        Where it was not sent, the slots are not among those lent afterwards. Where that is not known, because a signal
-        came in between, they are: rather lost than used by both.
+        Parameters
+        ----------
+        schema, rows
+            What the columns are, and how long.
+        taken
+            The slot of the columns, and that of the note if it has its own.
+        note_start, note
+            Where the note lies, and what it says.
+        deadline
+            Until when to wait for room in the pipe.
         """
+        slots = self._slots
         number = schema.number
-        ident = self._ident + 1
+        start, nbytes = taken[0]
+        ident = slots.sending + 1
         body = pack_body(
             MAGIC,
             VERSION,
@@ -265,62 +295,82 @@ class Producer(End):
             DEFINES if number is None else 0,
             self._encoder.next_number if number is None else number,
             ident,
-            slot[0],
-            slot[1],
+            start,
+            nbytes,
             note_start if note else 0,
             len(note),
             crc32(note) if note else 0,
             rows[0] if len(rows) == 1 and type(rows[0]) is int else 0,
         )
-        self._ident = ident
-        self._slots.lent[ident] = slots
-        self._is_written = False
-        try:
-            self._write(body + pack_sum(crc32(body)), deadline)
-        except BaseException:
-            if not self._is_written:
-                del self._slots.lent[ident]
-            raise
+        raw = body + pack_sum(crc32(body))
+        slots.is_settled = False
+        # No call stands between these, so no signal does.
+        slots.sent += slots.is_sent
+        slots.is_sent = False
+        slots.sending = ident
+        slots.lent[ident] = taken
+        self._write(raw, deadline)
+        slots.reserved.pop(start, None)
+        slots.is_settled = True
         if number is None:
             self._encoder.told(schema)
 
-    def _may_have_sent(self, slot: Slot) -> bool:
-        """Tell whether a slot that was this end's may be the consumer's, after `_commit` has raised."""
-        return slot in self._slots.lent.get(self._ident, ())
-
     def _write(self, raw: bytes, deadline: float | None) -> None:
-        """Write a message; wait while the pipe is full."""
+        """Write a message; wait while the pipe is full. `Slots.is_sent` is right wherever this raises."""
         if self._words[CONSUMER] == CLOSED:
             raise self._consumer_closed()
         now = _monotonic()
         if now - self._watched_at > _WATCH_S:
             self._watched_at = now
             self._wait(0.0)
+        slots = self._slots
         while True:
             try:
-                self._is_written = True
+                # A signal is dealt with after the call: from there on it is true.
+                slots.is_sent = True
                 _write(self._pipe, raw)
                 return
             except BlockingIOError:
-                self._is_written = False
+                slots.is_sent = False
                 self._wait_until(deadline, select.POLLOUT, "the consumer has more messages waiting than a pipe holds")
             except BrokenPipeError:
-                self._is_written = False
-                raise (self._peer_died() if self._peer_has_died() else self._consumer_closed()) from None
+                slots.is_sent = False
+                raise self._consumer_gone() from None
 
     def _take(self, nbytes: int, deadline: float | None) -> Slot:
         """Take a slot; wait while none is free."""
         slots = self._slots
         slot = slots.take(nbytes)
-        while slot is None:
-            self._wait_until(
-                deadline, 0, f"the consumer holds {len(slots.lent)} messages, and no {nbytes} bytes are free"
-            )
-            slots.collect()
-            slot = slots.take(nbytes)
+        if slot is None:
+            slot = self._wait_for_slot(nbytes, deadline)
         return slot
 
-    def _wait_until(self, deadline: float | None, events: int, why: str) -> None:
+    def _wait_for_slot(self, nbytes: int, deadline: float | None) -> Slot:
+        slots = self._slots
+        slot = None
+        while slot is None:
+            if self._starving_since is None:
+                self._starving_since, self._has_told = _monotonic(), False
+            elif not self._has_told and _monotonic() - self._starving_since >= _STARVED_S:
+                self._has_told = True
+                self._ask_for_collection()
+            self._wait_until(
+                deadline,
+                0,
+                f"the consumer holds {len(slots.lent)} messages, and no {nbytes} bytes are free",
+                LONG_S if self._has_told else _STARVED_S,
+            )
+            slot = slots.take(nbytes)
+        self._starving_since = None
+        return slot
+
+    def _ask_for_collection(self) -> None:
+        """Look for slots that are garbage in a cycle of references, in this process or that of the consumer."""
+        self._say(STARVED)
+        if self._slots.reserved or self._peer_identity().pid == this_process[0]:
+            gc.collect()
+
+    def _wait_until(self, deadline: float | None, events: int, why: str, most_s: float = LONG_S) -> None:
         """Wait for the consumer to do something: to give back a slot, or to make room in the pipe.
 
         Raises
@@ -335,7 +385,7 @@ class Producer(End):
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
             raise ChannelTimeoutError(f"a batch must find room in the time given, and there was none: {why}")
-        most_s = LOOK_S if self._peer_fd is None else LONG_S
+        most_s = min(most_s, LOOK_S if self._peer_fd is None else LONG_S)
         left = most_s if left is None else min(left, most_s)
         self._poll.modify(self._pipe, events)
         try:
@@ -350,15 +400,19 @@ class Producer(End):
         if self._peer_dead or (self._peer_fd is None and self._peer_has_died()):
             raise self._peer_died()
         for descriptor, found in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
-            if descriptor == self._peer_fd:
-                self._peer_dead = True
-                # It may have closed its end in order, just before.
-                raise self._consumer_closed() if self._peer_is_closed() else self._peer_died()
-            if descriptor == self._pipe and found & select.POLLERR:
-                raise self._peer_died() if self._peer_has_died() else self._consumer_closed()
+            is_broken = descriptor == self._pipe and found & select.POLLERR
+            if is_broken or (descriptor == self._peer_fd and self._peer_has_died()):
+                raise self._consumer_gone()
 
     def _await_too(self, descriptor: int) -> None:
         self._poll.register(descriptor, select.POLLIN)
+
+    def _await_no_more(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+
+    def _consumer_gone(self) -> SampleBatchError:
+        """Word the error for a consumer whose descriptors are gone; it may have closed its end in order before."""
+        return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
     def _consumer_closed(self) -> ChannelClosedError:
         return ChannelClosedError("the consumer must be open to be sent anything, and it has closed its end")
@@ -391,21 +445,29 @@ class Producer(End):
         self._own()
         text = pack_note({"reason": reason[-_MOST_REASON:], "details": details[-_MOST_DETAILS:]})
         self._memory[FAILURE_START : FAILURE_START + len(text)] = np.frombuffer(text, np.uint8)
-        self._ident += 1
-        raw = pack(FAILURE, ident=self._ident, note_start=FAILURE_START, note_nbytes=len(text), note_sum=crc32(text))
+        slots = self._slots
+        slots.settle()
+        slots.sent += slots.is_sent
+        slots.is_sent = False
+        slots.sending += 1
+        raw = pack(FAILURE, ident=slots.sending, note_start=FAILURE_START, note_nbytes=len(text), note_sum=crc32(text))
         self._write(raw, _monotonic() + 1)
+        # It is no batch.
+        slots.is_sent = False
 
     def _fail(self, error: BaseException) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, SampleBatchError):
             self.fail(*described(error))
 
     def _shut(self, *, told: bool) -> None:
+        pipe, self._pipe = self._pipe, -1
+        back, self._back = self._back, -1
         if told:
             with contextlib.suppress(OSError):
                 # A pipe that is full is no harm: who has read it looks at the header before it waits for more.
-                os.write(self._pipe, pack(END, ident=self._ident + 1))
-        os.close(self._pipe)
-        os.close(self._back)
+                os.write(pipe, pack(END))
+        os.close(pipe)
+        os.close(back)
         if self._owner:
             self._encoder.close()
             self._reserved = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import weakref
@@ -19,7 +20,9 @@ from samplebatch.transport import weights
 from samplebatch.transport.board import Board
 from samplebatch.transport.copying import copy_all
 from samplebatch.transport.frame import Encoder, Frame, bytes_of
+from samplebatch.transport.handover import Given, Recipient, arguments_of
 from samplebatch.transport.note import ROWS, SCHEMA, pack_note
+from samplebatch.transport.process import Identity
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import aligned
 
@@ -29,22 +32,28 @@ WEIGHTS: Final = "w"
 _getpid = os.getpid
 
 
-class Publisher:
+class Publisher(Given):
     """The end of a broadcast that publishes; `samplebatch.broadcast` makes it.
 
-    It belongs to the first process that publishes or closes it; when that has died, to the next. Threads of it may
-    publish at the same time, and go one after the other.
+    It belongs to the first process that publishes or closes it; when that has died, to the next. Until then it is the
+    process that it was given to that readers miss if it dies. Threads may publish at the same time, and go one after
+    the other.
     """
 
-    def __init__(self, board: Board, *, allow_pickle: bool = False) -> None:
+    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[Recipient]) -> None:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
+        self._recipients = recipients
+        """The process that this process has given the end to, if it did; its subscription knows of it too."""
+        self._holder = 0
+        """The process that this end was given to, or that made it."""
         self._owner = 0
         """The process that this end has published in."""
         self._publishing = threading.Lock()
         self._encoder = Encoder(allow_pickle=allow_pickle)
         self._described: tuple[Any, bytes] = (None, b"")
         self._at_exit: util.Finalize | None = None
+        util.register_after_fork(self, type(self)._forked)
 
     @property
     def version(self) -> int:
@@ -136,10 +145,10 @@ class Publisher:
         board, self._board = self._board, None
         if board is None:
             return
-        if self._owner == _getpid():
+        if self._owner == _getpid() or (self._holder == _getpid() and board.writer == Identity.own()):
             board.close()
-            if self._at_exit is not None:
-                self._at_exit.cancel()
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         board.region.close()
 
     def _encode(self, value: Any) -> tuple[Frame, int]:
@@ -171,8 +180,35 @@ class Publisher:
                     f"cannot be used by process {_getpid()} too; make a broadcast for each"
                 )
             self._owner = writer.pid
-            self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
+            self._recipients.clear()
+            self._close_at_exit()
         return board
+
+    def _hold(self) -> None:
+        """Note that this process is to publish, so that it is missed if it dies before it has."""
+        board = self._board
+        if board is not None:
+            board.hold()
+            self._holder = _getpid()
+            self._close_at_exit()
+
+    def _close_at_exit(self) -> None:
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+        self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
+
+    def _forked(self) -> None:
+        """Hold an end in a child of `multiprocessing` that it was made for, or that has just been given it."""
+        process = multiprocessing.current_process()
+        if self._holder == _getpid() or any(value is self for value in arguments_of(process)):
+            self._hold()
+
+    def _give(self, recipient: Recipient | None) -> bool:
+        if self._board is None or self._owner == _getpid():
+            return False
+        self._holder = 0
+        self._recipients[:] = [] if recipient is None else [recipient]
+        return True
 
     def _open(self) -> Board:
         if self._board is None:
@@ -182,7 +218,7 @@ class Publisher:
     def _handed_over(self) -> Region:
         """Return what goes to another process, unless this one publishes already."""
         board = self._open()
-        if self._owner == _getpid():
+        if not self._give(Recipient.being_spawned()):
             raise OwnershipError(
                 "a publisher must be sent to another process before it has published, and it has; make another one"
             )
@@ -196,6 +232,8 @@ class Publisher:
 
     def __del__(self) -> None:
         if getattr(self, "_board", None) is not None:
+            # One that loses it unused, as a process does that fails while it starts, has not come to an end in order.
+            self._holder = 0
             self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -35,24 +35,9 @@ if TYPE_CHECKING:
 
 
 class Held(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a reserved slot: when nothing looks at them any more and they were not sent, they are free again.
+    """The bytes of a reserved slot: when nothing looks at them any more and they were not sent, they are free again."""
 
-    Attributes
-    ----------
-    slot
-        Which it is.
-    dropped
-        Where it goes then; None once it was sent.
-    """
-
-    __slots__ = ("dropped", "slot")
-    slot: Slot
-    dropped: deque[Slot] | None
-
-    def __del__(self) -> None:
-        dropped = getattr(self, "dropped", None)
-        if dropped is not None:
-            dropped.append(self.slot)
+    __slots__ = ()
 
 
 class Columns(Mapping[str, Any]):
@@ -144,8 +129,7 @@ class Reservation:
             self._require_open()
             self._producer._own()
             root = self._root = Held((self._slot[1],), _BYTE, self._producer._memory, self._slot[0])
-            root.slot = self._slot
-            root.dropped = self._producer._slots.dropped
+            self._producer._slots.reserved[self._slot[0]] = self._slot, ref(root)
             parts, kind = self._layout.parts, self._layout.kind
             own = [Columns(root, places, part.nested) for part, places in zip(parts, self._plan.names, strict=True)]
             self._parts = own
@@ -242,13 +226,19 @@ class Reservation:
                 if env_steps is None:
                     raise ValueError("env_steps must be given for a MultiAgentBatch, and is not")
                 note[ENV_STEPS] = int(env_steps)
+        slots = self._producer._slots
+        before = slots.sending
         try:
             self._producer._send_reserved(schema, rows, self._rooms, self._slot, self._plan, note, buffers, timeout_s)
-        except BaseException:
-            if self._producer._may_have_sent(self._slot):
-                self._end(sent=True)
+        except Exception as error:
+            if self._producer._was_closed_meanwhile(error):
+                raise self._producer._closed_error() from error
             raise
-        self._end(sent=True)
+        finally:
+            # No call comes before this, so no signal does: what was sent is the consumer's.
+            if slots.is_sent and slots.sending != before:
+                self._is_open = False
+                self._take_back()
 
     def _completed(self, rows: tuple[int, ...], extra: Mapping[str, Any]) -> list[Completed]:
         layout = self._layout
@@ -269,26 +259,17 @@ class Reservation:
     def cancel(self) -> None:
         """Send nothing: the slot is free again once nothing looks at its arrays any more. Safe to call twice."""
         if self._is_open:
-            self._end(sent=False)
+            self._is_open = False
+            if self._root is None:
+                self._producer._slots.reserved[self._slot[0]] = self._slot, _nobody
+            self._take_back()
 
-    def _end(self, *, sent: bool) -> None:
+    def _take_back(self) -> None:
         """Take the arrays back, and let go of the slot."""
-        self._is_open = False
-        root = self._root
-        if root is None:
-            if not sent:
-                self._producer._slots.dropped.append(self._slot)
-            return
-        if sent:
-            root.dropped = None
         for columns in self._parts:
             columns.take_back()
         self._root = self._by_name = None
         self._parts = []
-
-    def __del__(self) -> None:
-        if getattr(self, "_is_open", False):
-            self._end(sent=False)
 
     def __enter__(self) -> Self:
         return self
@@ -302,6 +283,10 @@ class Reservation:
     def __repr__(self) -> str:
         state = f"{self._slot[1]} bytes" if self._is_open else "sent or cancelled"
         return f"<Reservation of {self.rows} rows, {state}>"
+
+
+def _nobody() -> None:
+    """Stand for a reference to a keeper that is gone."""
 
 
 def _tree(structure: Any, columns: Iterator[Any]) -> dict[str, Any]:

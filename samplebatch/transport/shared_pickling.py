@@ -65,7 +65,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
     Raises
     ------
     ValueError
-        If a number is negative.
+        If a number is negative, or not a number.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
     """
     global _linger_s
     for name, value in (("keep_nbytes", keep_nbytes), ("linger_s", linger_s)):
-        if value < 0:
+        if not value >= 0:
             raise ValueError(f"{name} must not be negative, got {value}")
     _outbox.keep(keep_nbytes)
     _linger_s = linger_s

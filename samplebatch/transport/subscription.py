@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ from samplebatch.errors import (
 from samplebatch.transport import weights
 from samplebatch.transport.board import Board, Content
 from samplebatch.transport.copying import copy_all
+from samplebatch.transport.deadline import deadline_of
 from samplebatch.transport.decoding import DAMAGE, decode
+from samplebatch.transport.handover import Recipient
 from samplebatch.transport.note import ROWS, SCHEMA, count_of, unpack_note
 from samplebatch.transport.process import Watch
 from samplebatch.transport.publisher import WEIGHTS
@@ -38,6 +41,7 @@ _LOOK_S = 0.1
 _FEWEST_TRIES: Final = 3
 _BYTE = np.dtype(np.uint8)
 _monotonic = time.monotonic
+_getpid = os.getpid
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,10 @@ class Subscription:
     thread at a time. It maps the memory read-only: a reader cannot spoil what others read.
     """
 
-    def __init__(self, board: Board, *, allow_pickle: bool = False) -> None:
+    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[Recipient]) -> None:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
+        self._recipients = recipients
         self._watch: Watch | None = None
         self._last: tuple[bytes, _Described] | None = None
 
@@ -169,7 +174,7 @@ class Subscription:
             As `latest` does.
         """
         board = self._open()
-        deadline = None if timeout_s is None else _monotonic() + timeout_s
+        deadline = deadline_of(timeout_s)
         tries = 0
         while True:
             newest = self._await(board, version, deadline)
@@ -212,8 +217,9 @@ class Subscription:
 
     def _publisher_has_died(self, board: Board) -> bool:
         writer = board.writer
-        if not writer.pid:
-            return False
+        if writer.pid == _getpid() and self._recipients and self._recipients[0].has_ended():
+            # This process has given the publisher to one that died while it started.
+            return board.writer == writer
         if self._watch is None or self._watch.identity != writer:
             self._watch = Watch(writer)
         return not self._watch.is_alive()

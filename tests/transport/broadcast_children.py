@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import zlib
 from typing import Any
 
 import numpy as np
 
-from samplebatch import SampleBatch
+from samplebatch import SampleBatch, broadcast
 from samplebatch.errors import EndOfStreamError, PeerDiedError, SampleBatchError
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.region import Region
@@ -42,6 +44,28 @@ def publish_and_end(publisher: Publisher, count: int) -> None:
 def publish_and_stay(publisher: Publisher, stop: Any) -> None:
     publisher.publish({"i": np.array([0])})
     stop.recv()
+
+
+def do_nothing(publisher: Publisher, how: str) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "close":
+        publisher.close()
+
+
+def wait_for_first(subscription: Subscription, answers: Any) -> None:
+    try:
+        subscription.wait_for(1, timeout_s=60)
+    except SampleBatchError as error:
+        answers.send(type(error).__name__)
+
+
+def make_and_die(answers: Any) -> None:
+    """Make a broadcast that another process reads, and die before anything is published."""
+    publisher, subscription = broadcast(1 << 12)
+    multiprocessing.get_context("fork").Process(target=wait_for_first, args=(subscription, answers)).start()
+    os.kill(os.getpid(), signal.SIGKILL)
+    publisher.close()
 
 
 def publish_for_ever(publisher: Publisher) -> None:

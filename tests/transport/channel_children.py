@@ -64,6 +64,13 @@ def echo(consumer: Consumer, producer: Producer) -> None:
             producer.send(batch, timeout_s=20)
 
 
+def send_many(producer: Producer, count: int) -> None:
+    """Send batches of which an arena of 16 KiB holds one."""
+    with producer:
+        for i in range(count):
+            producer.send(SampleBatch(i=np.full(1500, i)), timeout_s=20)
+
+
 def produce_from_queue(queue: Any) -> None:
     produce(queue.get())
 

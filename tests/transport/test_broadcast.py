@@ -500,6 +500,58 @@ def test_a_publishers_death_is_noticed_and_another_goes_on() -> None:
         end.close()
 
 
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize(
+    ("how", "error"), [("kill", PeerDiedError), ("close", EndOfStreamError), ("return", EndOfStreamError)]
+)
+def test_a_publisher_that_ends_before_its_first_publication_is_noticed(method, how, error) -> None:
+    publisher, subscription = broadcast(MIB)
+    with child(multiprocessing.get_context(method), broadcast_children.do_nothing, publisher, how) as process:
+        with pytest.raises(error, match="publication 1"):
+            subscription.wait_for(1, timeout_s=30)
+        process.join(30)
+    for end in (publisher, subscription):
+        end.close()
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_publisher_that_is_killed_while_it_starts_is_noticed(method) -> None:
+    publisher, subscription = broadcast(MIB)
+    with child(multiprocessing.get_context(method), broadcast_children.do_nothing, publisher, "return") as process:
+        process.kill()
+        publisher.close()
+        with pytest.raises(PeerDiedError, match="publication 1"):
+            subscription.wait_for(1, timeout_s=30)
+    subscription.close()
+
+
+def test_a_maker_that_dies_before_the_first_publication_is_noticed() -> None:
+    here, there = FORK.Pipe()
+    with child(FORK, broadcast_children.make_and_die, there):
+        assert here.poll(30)
+        assert here.recv() == "PeerDiedError"
+    here.close()
+    there.close()
+
+
+def test_a_publisher_that_was_given_away_in_vain_is_its_makers_again() -> None:
+    publisher, subscription = broadcast(MIB)
+    with child(FORK, broadcast_children.do_nothing, publisher, "kill") as process:
+        process.join(30)
+        assert publisher.publish({"i": np.array([1])}) == 1
+        assert subscription.wait_for(1).value["i"].tolist() == [1]
+    for end in (publisher, subscription):
+        end.close()
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan")])
+def test_times_that_make_no_sense(ends, timeout_s) -> None:
+    _, subscription = ends
+    for wait in (subscription.latest, lambda timeout_s: subscription.wait_for(1, timeout_s)):
+        with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0 on"):
+            wait(timeout_s)
+
+
 def test_one_process_publishes() -> None:
     publisher, subscription = broadcast(MIB)
     answers = FORK.SimpleQueue()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -31,6 +33,7 @@ from samplebatch.errors import (
     WorkerError,
 )
 from samplebatch.transport.consumer import Consumer
+from samplebatch.transport.message import HELLO, pack
 from samplebatch.transport.producer import Producer
 from tests.batch.every_kind import in_sequences, with_every_kind
 from tests.transport.channel_children import (
@@ -42,6 +45,7 @@ from tests.transport.channel_children import (
     pass_on,
     produce,
     produce_from_queue,
+    send_many,
     some_batches,
     steps,
 )
@@ -712,6 +716,146 @@ def test_many_schemas_are_told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
             producer.send(SampleBatch({f"column {i}": [i]}))
             assert consumer.recv(timeout_s=1) == SampleBatch({f"column {i}": [i]})
         assert len(consumer._opener._schemas) <= 4
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 3, 4])
+def test_a_channel_that_there_are_no_descriptors_for_leaves_none(free: int) -> None:
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    before = len(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(held[0]))
+        for descriptor in held[-free:] if free else []:
+            os.close(descriptor)
+        del held[len(held) - free :]
+        with pytest.raises(OSError, match="Too many open files"):
+            channel(1 << 12)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(os.listdir("/proc/self/fd")) == before + len(held) - 1
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def test_messages_that_carry_nothing_do_not_prolong_a_wait() -> None:
+    producer, consumer = channel(1 << 12)
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(BlockingIOError):
+                os.write(producer._pipe, pack(HELLO))
+
+    producer.reserve({"a": "f8"}, 1).cancel()
+    thread = threading.Thread(target=flood)
+    thread.start()
+    begun = time.monotonic()
+    try:
+        for timeout_s in (0.3, 0.0):
+            with pytest.raises(ChannelTimeoutError):
+                consumer.recv(timeout_s=timeout_s)
+    finally:
+        stop.set()
+        thread.join()
+    assert 0.29 < time.monotonic() - begun < 5
+    producer.close()
+    consumer.close()
+
+
+@pytest.mark.parametrize("timeout_s", [-1, -0.001, float("nan")])
+def test_times_that_make_no_sense(ends: tuple[Producer, Consumer], timeout_s: float) -> None:
+    producer, consumer = ends
+    slot = producer.reserve({"a": "f8"}, 1)
+    for use in (
+        lambda: producer.send(steps(), timeout_s=timeout_s),
+        lambda: producer.reserve(steps(), 1, timeout_s=timeout_s),
+        lambda: slot.commit(timeout_s=timeout_s),
+        lambda: consumer.recv(timeout_s),
+        lambda: consumer.poll(timeout_s),
+        lambda: consumer.lease(timeout_s).__enter__(),
+    ):
+        with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0 on"):
+            use()
+    slot.cancel()
+
+
+class TestClosingFromAnotherThread:
+    """An end that another thread closes while this one waits."""
+
+    @pytest.mark.parametrize("use", [Consumer.recv, lambda consumer: consumer.poll(None)], ids=["recv", "poll"])
+    def test_a_consumer(self, use: Callable[[Consumer], Any], ends: tuple[Producer, Consumer]) -> None:
+        _, consumer = ends
+        thread = threading.Timer(0.1, consumer.close)
+        thread.start()
+        with pytest.raises(ChannelClosedError, match="consumer must be open"):
+            use(consumer)
+        thread.join()
+
+    def test_a_producer_that_waits_for_a_slot(self) -> None:
+        producer, consumer = channel(1 << 12)
+        producer.send(SampleBatch(a=np.zeros(400)))
+        thread = threading.Timer(0.1, producer.close)
+        thread.start()
+        with pytest.raises(ChannelClosedError, match="producer must be open"):
+            producer.send(SampleBatch(a=np.zeros(400)))
+        thread.join()
+        consumer.close()
+
+
+class TestGarbage:
+    """Batches that are garbage, but hang on a cycle of references, do not stop their producer."""
+
+    @pytest.fixture(autouse=True)
+    def little_to_look_at(self) -> Iterator[None]:
+        """Leave what the session holds out of the collections: it is much."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        yield
+        gc.enable()
+        gc.unfreeze()
+
+    def test_of_the_consumer_is_collected_while_it_waits(self) -> None:
+        producer, consumer = channel(1 << 14)
+        child = multiprocessing.get_context("fork").Process(target=send_many, args=(producer, 6))
+        child.start()
+        producer.close()
+        for i in range(6):
+            batch = consumer.recv(timeout_s=20)
+            assert batch["i"][0] == i
+            cycle: list[Any] = [batch]
+            cycle.append(cycle)
+            del batch, cycle
+        with pytest.raises(EndOfStreamError):
+            consumer.recv(timeout_s=20)
+        child.join()
+        consumer.close()
+
+    def test_of_the_producer_is_collected_while_it_waits(self) -> None:
+        producer, consumer = channel(1 << 14)
+        for _ in range(4):
+            slot = producer.reserve({"a": "f8"}, 1500, timeout_s=20)
+            cycle: list[Any] = [slot, slot["a"]]
+            cycle.append(cycle)
+            del slot, cycle
+        producer.close()
+        consumer.close()
+
+    def test_is_not_collected_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        collections = []
+        monkeypatch.setattr("samplebatch.transport.consumer.gc.collect", lambda: collections.append(1))
+        producer, consumer = channel(1 << 14)
+        producer.send(SampleBatch(a=np.zeros(10)))
+        held = consumer.recv(timeout_s=1)
+        with pytest.raises(ChannelTimeoutError):
+            consumer.recv(timeout_s=0.3)
+        assert not collections
+        del held
+        producer.close()
+        consumer.close()
 
 
 def test_a_closed_producer_needs_no_consumer() -> None:

@@ -315,13 +315,13 @@ def test_whatever_a_note_says_something_is_raised_or_received(batch: Any) -> Non
             producer._memory[where : where + len(written)] = np.frombuffer(written, np.uint8)
             behind = where + aligned(len(written))
             producer._memory[behind : behind + len(buffers)] = buffers
-            producer._ident += 1
+            producer._slots.sending += 1
             put(
                 producer,
                 pack(
                     **{
                         **fields,
-                        "ident": producer._ident,
+                        "ident": producer._slots.sending,
                         "note_start": where,
                         "note_nbytes": len(written),
                         "note_sum": crc32(written),

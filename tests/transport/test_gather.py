@@ -18,6 +18,7 @@ from samplebatch.errors import (
     ChannelTimeoutError,
     EndOfStreamError,
     FormatError,
+    OwnershipError,
     PeerDiedError,
     UntrustedPickleError,
     WorkerError,
@@ -199,3 +200,36 @@ def test_a_closed_consumer_is_left_out() -> None:
     with pytest.raises(ChannelClosedError):
         gather(consumers)
     close(*producers, *consumers)
+
+
+def test_a_consumer_is_gathered_from_once() -> None:
+    (producer,), (consumer,) = ends(1)
+    with pytest.raises(OwnershipError, match="once"):
+        gather([consumer, consumer])
+    gathering = gather([consumer])
+    with pytest.raises(OwnershipError, match="once"):
+        gathering.add(consumer)
+    producer.send(SampleBatch(a=[1]))
+    assert gathering.recv(timeout_s=1) == SampleBatch(a=[1])
+    gathering.close()
+    for use in (gathering.recv, lambda: gathering.add(consumer)):
+        with pytest.raises(ChannelClosedError, match="a gathering must be open"):
+            use()
+    close(producer, consumer)
+
+
+def test_a_consumer_that_is_closed_meanwhile_is_left_out() -> None:
+    producers, consumers = ends(2)
+    gathering = gather(consumers)
+    thread = threading.Timer(0.1, close, consumers)
+    thread.start()
+    assert list(gathering) == []
+    assert gathering.lost == {}
+    thread.join()
+    close(*producers)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan")])
+def test_times_that_make_no_sense(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0 on"):
+        gather([]).recv(timeout_s)

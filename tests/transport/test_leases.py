@@ -454,7 +454,8 @@ class TestRelease:
 def test_a_signal_between_giving_back_and_writing_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    returns = Returns(writer)
+    returns = Returns()
+    returns.open(writer)
     write = os.write
     seen: list[int] = []
 

@@ -132,7 +132,7 @@ def test_without_memory_nothing_is_sent(outbox, monkeypatch, error) -> None:
 
     monkeypatch.setattr(Region, "create", fail)
     assert outbox.send([b"x"]) is None
-    assert outbox._filling == 0
+    assert not outbox._filling
 
 
 def test_a_message_is_received_once(outbox) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from itertools import count
 
+import numpy as np
 import pytest
 
 from samplebatch.transport.lease import pack_ident
@@ -33,6 +35,7 @@ class Stream:
             self.starts.add(slot[0])
             assert slot[1] >= nbytes
             self.slots.lent[ident] = (slot,)
+            self.slots.is_settled = True
             self.under_way.append(ident)
             while len(self.under_way) > most_under_way:
                 os.write(self.writer, pack_ident(self.under_way.popleft()))
@@ -69,11 +72,36 @@ def test_sizes_that_change_leave_nothing_behind(stream) -> None:
     assert not stream.slots.lent
 
 
-def test_what_was_dropped_is_free_again(stream) -> None:
-    slot = stream.slots.take(ARENA_NBYTES)
-    assert stream.slots.take(64) is None
-    stream.slots.dropped.append(slot)
-    assert stream.slots.take(64) is not None
+def test_a_reserved_slot_is_free_again_when_nobody_keeps_it(stream) -> None:
+    slots, keepers = stream.slots, [np.zeros(1)]
+    slot = slots.take(ARENA_NBYTES)
+    slots.reserved[slot[0]] = slot, weakref.ref(keepers[0])
+    slots.is_settled = True
+    assert slots.take(64) is None
+    keepers.clear()
+    assert slots.take(64) is not None
+
+
+def test_a_slot_that_was_taken_for_nothing_is_found(stream) -> None:
+    slots = stream.slots
+    stream.run(3, 100_000, 3)
+    free_nbytes = slots.arena.free_nbytes
+    # As an exception leaves it that comes before the slot is lent, and one that comes while the message is written.
+    slots.take(300_000)
+    slots.collect()
+    assert slots.arena.free_nbytes == free_nbytes
+    slots.lent[4] = (slots.take(300_000),)
+    slots.sending, slots.is_sent = 4, False
+    slots.collect()
+    assert slots.arena.free_nbytes == free_nbytes
+    slots.lent[5] = (slots.take(300_000),)
+    slots.sending, slots.is_sent = 5, True
+    slots.collect()
+    assert slots.arena.free_nbytes < free_nbytes
+    for ident in (1, 2, 3, 5):
+        os.write(stream.writer, pack_ident(ident))
+    slots.collect()
+    assert slots.arena.free_nbytes == ARENA_NBYTES
 
 
 def test_numbers_that_nobody_was_lent_are_ignored(stream) -> None:

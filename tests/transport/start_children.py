@@ -1,0 +1,37 @@
+"""What happens to processes that die while they start: a module that is quick to import."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+
+class DiesWhenLoaded:
+    """What ends or breaks the process that loads it, and nobody else."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __reduce__(self) -> Any:
+        if self.how == "cannot be pickled":
+            raise TypeError("a lock cannot be pickled")
+        return _die, (self.how, os.getpid())
+
+
+def _die(how: str, not_in: int) -> DiesWhenLoaded:
+    if os.getpid() != not_in:
+        if how == "cannot be imported":
+            raise ImportError("there is no such module")
+        if how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    return DiesWhenLoaded(how)
+
+
+def look_on(*_: Any) -> None:
+    """Do nothing with an end."""
+
+
+def stop(*_: Any) -> None:
+    """Fail without having used an end."""
+    raise ValueError("no legs to stand on")

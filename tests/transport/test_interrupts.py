@@ -1,0 +1,94 @@
+"""Signal handlers that raise, at any moment: no slot is lost, and the stream stays whole and in order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samplebatch import SampleBatch, channel
+from samplebatch.errors import ChannelTimeoutError
+
+STREAM = Path(__file__).parent / "interrupts.py"
+INTERRUPTS = int(os.environ.get("SAMPLEBATCH_INTERRUPTS", "3000"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_interrupts_at_random_moments_lose_nothing(seed: int) -> None:
+    done = subprocess.run(
+        [sys.executable, str(STREAM), "--interrupts", str(INTERRUPTS), "--seed", str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=60 + INTERRUPTS / 50,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    interrupts, batches = (int(part.split()[0]) for part in done.stdout.split(","))
+    assert interrupts == INTERRUPTS
+    assert batches > INTERRUPTS // 100
+
+
+class Interruption(Exception):
+    """What stands for an exception that a signal handler raises."""
+
+
+def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = channel(1 << 16)
+    for i in range(2):
+        producer.send(SampleBatch(i=[i]))
+    assert consumer.poll()
+
+    def interrupted(_: object) -> None:
+        raise Interruption
+
+    for name in ("Lease", "Tie", "ref"):
+        monkeypatch.setattr(f"samplebatch.transport.opening.{name}", lambda *_: interrupted(_))
+        with pytest.raises(Interruption):
+            consumer.recv(timeout_s=0)
+        assert consumer.poll()
+        monkeypatch.undo()
+    assert [consumer.recv(timeout_s=0)["i"].item() for _ in range(2)] == [0, 1]
+    with pytest.raises(ChannelTimeoutError):
+        consumer.recv(timeout_s=0)
+    producer._slots.collect()
+    assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+    producer.close()
+    consumer.close()
+
+
+def test_a_producer_tells_whether_what_was_interrupted_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = channel(1 << 16)
+    write = os.write
+    assert producer.sent == 0
+
+    def interrupted(*arguments: object) -> int:
+        write(*arguments)  # type: ignore[arg-type]
+        raise Interruption
+
+    producer.send(SampleBatch(i=[0]))
+    assert producer.sent == 1
+    monkeypatch.setattr("samplebatch.transport.producer._write", interrupted)
+    with pytest.raises(Interruption):
+        producer.send(SampleBatch(i=[1]))
+    assert producer.sent == 2
+    slot = producer.reserve({"i": "i8"}, 1)
+    slot["i"][:] = 2
+    with pytest.raises(Interruption):
+        slot.commit()
+    assert producer.sent == 3
+    monkeypatch.undo()
+    monkeypatch.setattr("samplebatch.transport.producer.pack_body", interrupted)
+    with pytest.raises(TypeError):
+        producer.send(SampleBatch(i=[9]))
+    assert producer.sent == 3
+    monkeypatch.undo()
+    producer.send(SampleBatch(i=[3]))
+    assert [consumer.recv(timeout_s=0)["i"].item() for _ in range(4)] == [0, 1, 2, 3]
+    producer.fail("no more")
+    assert producer.sent == 4
+    producer._slots.collect()
+    assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+    producer.close()
+    consumer.close()

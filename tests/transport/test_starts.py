@@ -1,0 +1,157 @@
+"""Processes that die while they start: the other end is told so, and only a close or a clean exit is an end."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import SampleBatch, channel
+from samplebatch.errors import ChannelClosedError, EndOfStreamError, PeerDiedError, WorkerError
+from tests.transport import leaks
+from tests.transport.start_children import DiesWhenLoaded, look_on, stop
+
+METHODS = ("fork", "forkserver", "spawn")
+
+
+def outcome_of_recv(consumer: Any) -> type[Exception]:
+    try:
+        consumer.recv(timeout_s=30)
+    except (EndOfStreamError, PeerDiedError, WorkerError) as error:
+        return type(error)
+    raise AssertionError("a batch came from nowhere")
+
+
+def outcome_of_send(producer: Any) -> type[Exception]:
+    try:
+        while True:
+            producer.send(SampleBatch(a=np.zeros(1000)), timeout_s=30)
+    except (ChannelClosedError, PeerDiedError) as error:
+        return type(error)
+
+
+def run(method: str, target: Any, *arguments: Any, kills: bool = False, keeps: bool = False) -> list[type[Exception]]:
+    """Give a process an end of each side, and tell how the others end; where it keeps the copies, it closes none."""
+    context = multiprocessing.get_context(method)
+    theirs, consumer = channel(1 << 14)
+    producer, of_them = channel(1 << 14)
+    child = context.Process(target=target, args=(*arguments[:1], theirs, of_them, *arguments[1:]))
+    with contextlib.suppress(TypeError):
+        child.start()
+        if kills:
+            os.kill(child.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    if not keeps:
+        theirs.close()
+        of_them.close()
+    outcomes = [outcome_of_recv(consumer), outcome_of_send(producer)]
+    if child.pid is not None:
+        child.join()
+    for end in (theirs, consumer, producer, of_them):
+        end.close()
+    return outcomes
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_that_is_killed_at_once_has_died(method: str, keeps: bool) -> None:
+    with leaks.nothing_left():
+        assert run(method, look_on, kills=True, keeps=keeps) == [PeerDiedError, PeerDiedError]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("comes", ["before", "after"])
+@pytest.mark.parametrize("how", ["cannot be imported", "is killed", "cannot be pickled"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_one_that_cannot_load_its_arguments_has_died(
+    method: str, how: str, comes: str, keeps: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = DiesWhenLoaded(how)
+    arguments = (bad,) if comes == "before" else (None, bad)
+    if how == "cannot be pickled" and comes == "before":
+        pytest.skip("no end was given to anybody then")
+    assert run(method, look_on, *arguments, keeps=keeps) == [PeerDiedError, PeerDiedError]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_that_exits_without_having_used_its_ends_has_closed_them(method: str) -> None:
+    assert run(method, look_on) == [EndOfStreamError, ChannelClosedError]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_that_fails_without_having_used_its_ends_says_so(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(method, stop) == [WorkerError, ChannelClosedError]
+
+
+def test_an_end_is_given_to_another_when_the_first_has_died() -> None:
+    context = multiprocessing.get_context("spawn")
+    theirs, consumer = channel(1 << 14)
+    first = context.Process(target=look_on, args=(DiesWhenLoaded("is killed"), theirs))
+    first.start()
+    first.join()
+    second = context.Process(target=look_on, args=(theirs,))
+    second.start()
+    theirs.close()
+    assert outcome_of_recv(consumer) is EndOfStreamError
+    second.join()
+    consumer.close()
+
+
+def test_an_end_is_used_by_its_maker_when_the_process_could_not_start() -> None:
+    theirs, consumer = channel(1 << 14)
+    child = multiprocessing.get_context("spawn").Process(
+        target=look_on, args=(theirs, DiesWhenLoaded("cannot be pickled"))
+    )
+    with pytest.raises(TypeError):
+        child.start()
+    theirs.send(SampleBatch(a=[1]))
+    theirs.close()
+    assert [len(batch) for batch in consumer] == [1]
+    consumer.close()
+
+
+def _keep_unused(consumer_gone: Any, sibling: Any) -> None:
+    """Make a channel of which one end is never used, give the other to a sibling, and die."""
+    producer, consumer = channel(1 << 14)
+    child = multiprocessing.get_context("fork").Process(target=_tell_the_end, args=(consumer, sibling))
+    child.start()
+    consumer_gone.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+    producer.close()
+
+
+def _tell_the_end(consumer: Any, answers: Any) -> None:
+    answers.send(os.getpid())
+    answers.send(outcome_of_recv(consumer).__name__)
+
+
+def test_a_maker_that_dies_with_an_unused_end_has_died() -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    go, wait = context.Pipe()
+    child = context.Process(target=_keep_unused, args=(wait, there))
+    child.start()
+    assert here.recv() > 0
+    go.send(None)
+    assert here.poll(30)
+    assert here.recv() == "PeerDiedError"
+    child.join()
+    for connection in (here, there, go, wait):
+        connection.close()
+
+
+def test_ends_that_were_never_used_close_in_order() -> None:
+    with leaks.nothing_left():
+        producer, consumer = channel(1 << 14)
+        producer.close()
+        assert list(consumer) == []
+        consumer.close()
+        producer, consumer = channel(1 << 14)
+        consumer.close()
+        with pytest.raises(ChannelClosedError):
+            producer.send(SampleBatch(a=[1]))
+        producer.close()
