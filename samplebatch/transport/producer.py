@@ -94,8 +94,7 @@ class Producer(End):
         self._poll.register(self._back, select.POLLIN)
         self._poll.register(self._pipe, 0)
         self._watched_at = _monotonic()
-        self._starving_since: float | None = None
-        self._has_told = False
+        self._has_asked = False
 
     def _greet(self) -> None:
         if self._words[CONSUMER + WATCHED]:
@@ -109,11 +108,7 @@ class Producer(End):
 
     @property
     def sent(self) -> int:
-        """Number of batches that this end has sent, and parts of batches where they were split.
-
-        A `send` or `commit` that a signal handler has interrupted by an exception has sent its batch or has not; this
-        number tells which.
-        """
+        """Number of batches sent: after a `send` or `commit` that a signal has interrupted, it tells whether it was."""
         return self._slots.sent + self._slots.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
@@ -158,7 +153,8 @@ class Producer(End):
         >>> producer.close(), consumer.close()
         (None, None)
         """
-        self._own()
+        if self._owner != this_process[0]:
+            self._own()
         try:
             self._send(batch, None if timeout_s is None else deadline_of(timeout_s), split=split)
         except Exception as error:
@@ -215,7 +211,8 @@ class Producer(End):
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
             As `send` does.
         """
-        self._own()
+        if self._owner != this_process[0]:
+            self._own()
         try:
             return self._reserve(like, rows, None if timeout_s is None else deadline_of(timeout_s))
         except Exception as error:
@@ -271,19 +268,7 @@ class Producer(End):
     def _commit(
         self, schema: Schema, rows: Any, taken: tuple[Slot, ...], note_start: int, note: bytes, deadline: float | None
     ) -> None:
-        """Send the message that makes slots the consumer's; where this raises, `Slots.is_sent` tells whether they are.
-
-        Parameters
-        ----------
-        schema, rows
-            What the columns are, and how long.
-        taken
-            The slot of the columns, and that of the note if it has its own.
-        note_start, note
-            Where the note lies, and what it says.
-        deadline
-            Until when to wait for room in the pipe.
-        """
+        """Send the message that makes slots the consumer's; where it raises, `Slots.is_sent` tells whether they are."""
         slots = self._slots
         number = schema.number
         start, nbytes = taken[0]
@@ -310,7 +295,8 @@ class Producer(End):
         slots.sending = ident
         slots.lent[ident] = taken
         self._write(raw, deadline)
-        slots.reserved.pop(start, None)
+        if slots.reserved:
+            slots.reserved.pop(start, None)
         slots.is_settled = True
         if number is None:
             self._encoder.told(schema)
@@ -341,27 +327,18 @@ class Producer(End):
         """Take a slot; wait while none is free."""
         slots = self._slots
         slot = slots.take(nbytes)
-        if slot is None:
-            slot = self._wait_for_slot(nbytes, deadline)
-        return slot
-
-    def _wait_for_slot(self, nbytes: int, deadline: float | None) -> Slot:
-        slots = self._slots
-        slot = None
+        if slot is not None:
+            return slot
         while slot is None:
-            if self._starving_since is None:
-                self._starving_since, self._has_told = _monotonic(), False
-            elif not self._has_told and _monotonic() - self._starving_since >= _STARVED_S:
-                self._has_told = True
+            has_starved = slots.starved_for_s >= _STARVED_S
+            if has_starved and not self._has_asked:
+                self._has_asked = True
                 self._ask_for_collection()
-            self._wait_until(
-                deadline,
-                0,
-                f"the consumer holds {len(slots.lent)} messages, and no {nbytes} bytes are free",
-                LONG_S if self._has_told else _STARVED_S,
-            )
+            why = f"the consumer holds {len(slots.lent)} messages, and no {nbytes} bytes are free"
+            self._wait_until(deadline, 0, why, LONG_S if has_starved else _STARVED_S)
             slot = slots.take(nbytes)
-        self._starving_since = None
+        slots.starved_since = None
+        self._has_asked = False
         return slot
 
     def _ask_for_collection(self) -> None:

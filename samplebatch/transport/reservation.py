@@ -202,7 +202,8 @@ class Reservation:
         ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
             As `Producer.send` does.
         """
-        self._require_open()
+        if not self._is_open:
+            self._require_open()
         self._producer._own()
         layout, schema = self._layout, self._schema
         rows = self._rooms if rows_used is None else rows_of(rows_used, layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,8 @@ class Slots:
         Whether it was written.
     sent
         Number of messages that were written before it.
+    starved_since
+        When it was first asked how long there has been no slot; None if there is one. The caller sets that.
     """
 
     def __init__(self, start: int, stop: int, back: int) -> None:
@@ -65,6 +68,7 @@ class Slots:
         self.sending = 0
         self.is_sent = False
         self.sent = 0
+        self.starved_since: float | None = None
         self._back = ((back,), (_MOST_BACK,))
         self._returned: list[bytes] = []
         self._taken_nbytes = 0
@@ -93,6 +97,13 @@ class Slots:
                 self.is_settled = True
                 return None
         return start, size
+
+    @property
+    def starved_for_s(self) -> float:
+        """Seconds for which there has been no slot, since this was first asked."""
+        if self.starved_since is None:
+            self.starved_since = time.monotonic()
+        return time.monotonic() - self.starved_since
 
     def collect(self) -> None:
         """Make the slots free that the consumer has given back, and those that no reservation has any more."""
