@@ -362,6 +362,8 @@ class SequenceBatch(RowBatch):
 
         Raises
         ------
+        ArgumentError
+            If `max_seq_len` is no whole number from 0 on.
         SequenceError
             If the batch has no `seq_lens`, or a sequence has more steps than `max_seq_len`.
 
@@ -375,7 +377,7 @@ class SequenceBatch(RowBatch):
         self._require_sequences("right_zero_pad")
         self._refuse_time_major("padding")
         lengths = self._lengths()
-        sequences.check_fit(lengths, whole("max_seq_len", max_seq_len, 1))
+        sequences.check_fit(lengths, whole("max_seq_len", max_seq_len))
         source = self._unpad() if self._flags.zero_padded else self
         rows, length = sequences.padded_rows(lengths, max_seq_len), len(lengths) * max_seq_len
         columns = {}
