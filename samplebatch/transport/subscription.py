@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -77,7 +77,7 @@ class Subscription:
     thread at a time. It maps the memory read-only: a reader cannot spoil what others read.
     """
 
-    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[Recipient]) -> None:
+    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[Recipient] = ()) -> None:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
         self._recipients = recipients
