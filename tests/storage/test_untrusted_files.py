@@ -143,12 +143,13 @@ def test_a_folder_has_no_place_for_objects(mark: Path, tmp_path: Path) -> None:
         buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False))
     (layout,) = folder.glob("layout.*.json")
     plain = json.loads(layout.read_text())
+    del plain["checksum"]
     for dtype in ("O", "|O", "object"):
         plain["columns"]["obs"]["dtype"] = dtype
         layout.write_text(json.dumps(plain))
         (folder / f"{plain['columns']['obs']['file']}.column").write_bytes(pickle.dumps(Mark(mark)).ljust(16)[:16])
         with pytest.raises(FormatError, match="must describe column 'obs'"):
-            ReplayBuffer.open(folder)
+            ReplayBuffer.open(folder, verify=False)
 
 
 def test_a_state_dict_is_values_and_no_pickles(mark: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_state_dict_is_values_and_no_pickles(mark: Path) -> None:
     for name in ("generator", "sampler", "table"):
         buffer = ReplayBuffer(ROWS, ignore_obs_next=True)
         with pytest.raises(SampleBatchError):
-            buffer.load_state_dict({**state, name: pickle.dumps(Mark(mark))})
+            buffer.load_state_dict({**state, name: pickle.dumps(Mark(mark))}, verify=False)
 
 
 # -- HDF5 --------------------------------------------------------------------------------------------------------------
