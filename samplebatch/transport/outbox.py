@@ -81,19 +81,21 @@ class _Parcel:
         self.nbytes = nbytes
         self.kept = kept
         self.words = Words(self.region.array, _WORDS)
-        self.words[_TOKEN] = secrets.randbits(64)
+        # Kept here as well: receivers may write to the words.
+        self._token, self._generation = secrets.randbits(64), 0
         self._next_look_s = 0.0
 
     def seal(self, *, by_path: bool) -> Address:
         """Mark it as sent."""
         words = self.words
-        words[_GENERATION] += 1
+        self._generation += 1
+        words[_TOKEN], words[_GENERATION] = self._token, self._generation
         fence()
         words[_STATE] = _SENT
         self._next_look_s = time.monotonic() + _LOOK_S
         file = self.region.fileno()
         way = f"/proc/{os.getpid()}/fd/{file}" if by_path else reduction.DupFd(file)
-        return Address(way, words[_TOKEN], words[_GENERATION], self.nbytes, self.kept)
+        return Address(way, self._token, self._generation, self.nbytes, self.kept)
 
     def is_abandoned(self) -> bool:
         """Tell whether the process that holds it is dead. Asked again and again, it looks now and then only."""

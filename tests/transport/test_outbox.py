@@ -288,3 +288,17 @@ def test_threads_do_not_disturb_each_other(outbox) -> None:
         thread.join()
     assert not wrong
     assert outbox.unreceived == 0
+
+
+def test_a_receiver_that_spoils_the_words_of_a_parcel_keeps_nobody_from_sending() -> None:
+    outbox = Outbox(keep_nbytes=1 << 20)
+    sent = outbox.send([np.arange(3)])
+    assert sent is not None
+    words = outbox._sent[0].words
+    for word in range(5):
+        words[word] = (1 << 64) - 1 if word != 2 else 0
+    again = outbox.send([np.arange(4)])
+    assert again is not None
+    assert again[0].token == sent[0].token
+    assert np.frombuffer(receive(*again)[0], int).tolist() == [0, 1, 2, 3]
+    outbox.close()
