@@ -135,6 +135,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 """What attributes must be, where buffers have them."""
 
+_OPTIONS = frozenset(("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail"))
+
 
 def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
     """Check that attributes from outside are of the types that buffers give them."""
@@ -152,6 +154,8 @@ def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
         value = own.get(attribute, kinds[0]())
         if type(value) not in kinds or (int in kinds and value is not None and not 0 <= value < 1 << 63):
             raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
+    if not set_up and not own["options"].keys() >= _OPTIONS:
+        raise FormatError(f"the options of a {name} must be those that it was made with, some are missing; damaged")
     order = own.get("_order", [])
     if not isinstance(order, list) or not all(type(place) is int for place in order):
         raise FormatError(f"attribute '_order' of a {name} must list rings, it does not; it is damaged")
