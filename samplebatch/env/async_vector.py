@@ -11,12 +11,11 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_rows
-from samplebatch.env.base import Environments
+from samplebatch.env.base import Environments, Flags, Floats
 from samplebatch.env.environment_processes import EnvironmentProcesses
 from samplebatch.env.gymnasium import check_shared
 from samplebatch.env.infos import Infos, Rows, without_finals
-from samplebatch.env.spaces import Leaf
-from samplebatch.env.transitions import Outcome, Transition
+from samplebatch.env.spaces import Columns, Leaf, column_names
 from samplebatch.errors import EnvironmentSpecError, WorkerError
 
 _RESETS: dict[str, tuple[str, Any] | None] = {
@@ -33,6 +32,10 @@ def put(leaf: Leaf, rows: Rows, values: Leaf) -> Leaf:
         leaf = leaf.astype(np.result_type(leaf.dtype, values.dtype))
     leaf[rows] = values
     return leaf
+
+
+Outcome = tuple[Sequence[Leaf], Floats, Flags, Flags, list[dict[str, Any]]]
+"""New observations by leaf, rewards, flags of termination and truncation, and infos, of k steps."""
 
 
 class Answers(NamedTuple):
@@ -59,6 +62,15 @@ class Answers(NamedTuple):
     ready: Rows
     obs: Sequence[Leaf]
     infos: list[dict[str, Any]]
+    new_names: Sequence[str]
+    """The names of the columns of new observations."""
+
+    def columns(self, rows: Rows) -> Columns:
+        """Return the columns of some of the k steps."""
+        new_obs, *outcome, _ = self.outcome
+        columns = {name: leaf[rows] for name, leaf in zip(self.new_names, new_obs, strict=True)}
+        keys = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
+        return columns | {name: values[rows] for name, values in zip(keys, outcome, strict=True)}
 
 
 class AsyncEnvironments(Environments):
@@ -92,6 +104,7 @@ class AsyncEnvironments(Environments):
     def __init__(self, env: Any) -> None:
         self._processes = EnvironmentProcesses(env)
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
+        self._new_names = column_names(names.NEXT_OBS, self.observations)
         self._reset_by = _RESETS[env.autoreset_mode.value]
         self._shared: list[Leaf] | None = None
         if env.shared_memory:
@@ -220,9 +233,11 @@ class AsyncEnvironments(Environments):
                     following[env] = obs, without_finals(info) if env in ended else info
             ready = np.array(sorted(following), np.intp)
             obs, infos = zip(*[following[env] for env in ready.tolist()], strict=True) if following else ((), ())
-            answers = Answers(envs, outcome, np.array(ended, np.intp), ready, self._leaves(ready, obs), list(infos))
+            answers = Answers(
+                envs, outcome, np.array(ended, np.intp), ready, self._leaves(ready, obs), list(infos), self._new_names
+            )
         else:
-            answers = Answers(envs, outcome, envs[:0], envs, outcome[0], outcome[4])
+            answers = Answers(envs, outcome, envs[:0], envs, outcome[0], outcome[4], self._new_names)
         # Not before the last observations have been read. Of a process that is gone by now, its next use tells.
         with suppress(WorkerError):
             self._begin_anew()
@@ -269,8 +284,8 @@ class AsyncEnvironments(Environments):
         ]
         return [np.concatenate(parts) for parts in zip(*leaves, strict=True)]
 
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step every environment; see `Environments.step`.
+    def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
+        """Step every environment; see `Environments.step_raw`.
 
         Raises
         ------
@@ -290,7 +305,7 @@ class AsyncEnvironments(Environments):
             if not self.under_way:
                 break
             answers = self.wait(self.under_way)
-        return Transition(*made.outcome, made.ended if len(made.ended) else None, None, obs, infos)
+        return (*made.outcome, obs, infos)
 
     def render(self, envs: Rows) -> None:
         """Render environments that are ready.

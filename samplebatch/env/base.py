@@ -4,16 +4,59 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch.column.exact import BOOL, FLOAT, Refuse
-from samplebatch.env.infos import Infos
+from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.spaces import Layout, Leaf
 from samplebatch.env.stepper import EnvironmentStepper
-from samplebatch.env.transitions import Outcomes, Transition
 from samplebatch.errors import EnvironmentSpecError
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+class StepResult(NamedTuple):
+    """Steps of n environments as arrays, a list with an entry a step: what adapters hand to collectors.
+
+    Attributes
+    ----------
+    new_obs
+        By leaf, arrays of shape (n, ...); not yet the last observations of episodes, where these are `finals`.
+    rewards, terminateds, truncateds
+        Arrays of shape (n,): float64, bool and bool.
+    infos
+        The infos by step; steps without any may be missing.
+    autoreset
+        Rows of all steps, one after the other, in which an environment was reset: these are no transitions. None for
+        none.
+    finals
+        Rows, shape (e,), and by leaf the last observations of episodes that ended there, shape (e, ...); None for none.
+    """
+
+    new_obs: Sequence[Sequence[Leaf]]
+    rewards: Sequence[Floats]
+    terminateds: Sequence[Flags]
+    truncateds: Sequence[Flags]
+    infos: dict[int, Any]
+    autoreset: Rows | None
+    finals: tuple[Rows, Sequence[Leaf]] | None
+
+    def ends(self) -> Flags:
+        """Tell of each transition whether its episode ended with it, shape (steps, n)."""
+        ends = ends_of(self.terminateds, self.truncateds)
+        if self.autoreset is not None:
+            ends[self.autoreset] = False
+        return ends.reshape(len(self.rewards), -1)
+
+
+def ends_of(terminateds: Sequence[Flags], truncateds: Sequence[Flags]) -> Flags:
+    """Tell of each step whether an episode ended with it, autoreset steps included; shape (steps * n,)."""
+    ends: Flags = np.concatenate(terminateds) | np.concatenate(truncateds)
+    return ends
 
 
 class Environments(ABC):
@@ -30,7 +73,7 @@ class Environments(ABC):
     observations, actions
         Their layouts.
     resets_later
-        Whether an environment is reset in a void step after its episode ended, not with its last step.
+        Whether an environment is reset in an autoreset step after its episode ended, not with its last step.
     made
         Calls of the environment's `step` since all environments were reset, which errors name.
     """
@@ -66,32 +109,29 @@ class Environments(ABC):
         """
 
     @abstractmethod
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step every environment, given the leaves of the actions, each of shape (n, ...)."""
+    def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
+        """Step every environment, given the leaves of the actions, each of shape (n, ...).
 
-    def advance(self, actions: Sequence[Leaf]) -> Sequence[Any]:
-        """Step every environment, and leave for `settle` what can wait.
-
-        Of what is returned, the third and the fourth part say which episodes were terminated or truncated; a void step
-        may say so, too.
+        What can wait until several steps were made is left for `finish_chunk`. Of the returned parts, only the third
+        and the fourth are for others than this object: whether each environment said that its episode was terminated
+        or truncated, shape (n,). An environment may say so of an autoreset step, too.
         """
-        return self.step(actions)
 
-    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return what to act on after what `advance` returned, and what was said with it."""
-        return step.obs, step.obs_infos
+    def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return the observations to act on after a raw step, and the infos that came with them."""
+        return step[5], step[6]
 
-    def settle(self, steps: Sequence[Any]) -> Outcomes:
-        """Work out what steps that `advance` made led to.
+    def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
+        """Bring raw steps into one form.
 
         Parameters
         ----------
         steps
-            What `advance` returned, of all steps since the last that `step` or `settle` knows of; not empty.
+            All raw steps since the last chunk was finished; not empty.
         """
         new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
         spoken = {place: said for place, said in enumerate(infos) if any(said)}
-        return Outcomes(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
+        return StepResult(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
 
     def close(self) -> None:
         """Let go of what the environments hold."""
@@ -112,12 +152,12 @@ class SingleEnvironment(Environments):
         obs, info = self._stepper.reset(**given)
         return obs, [info]
 
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step the environment; see `Environments.step`."""
+    def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
+        """Step the environment, and reset it if its episode ended; see `Environments.step_raw`."""
         step = self._stepper.step(self.actions.nest([leaf[0] for leaf in actions]))
         new_obs, reward, terminated, truncated, info = step
         outcome = (np.array([reward], FLOAT), np.array([terminated], BOOL), np.array([truncated], BOOL))
         if not step.ended:
-            return Transition(new_obs, *outcome, [info], None, None, new_obs, [info])
+            return (new_obs, *outcome, [info], new_obs, [info])
         obs, said = self._stepper.begin_episode()
-        return Transition(new_obs, *outcome, [info], np.zeros(1, np.intp), None, obs, [said])
+        return (new_obs, *outcome, [info], obs, [said])

@@ -1,12 +1,12 @@
 """Gymnasium's environments, one or many at once, behind one interface.
 
 After an episode has ended, Gymnasium's vector environments go on in one of three ways, which the classes here make one:
-every step is a transition or void, and says both what it led to and what comes next.
+every step is a transition or an autoreset step, and gives both its outcome and the observations to act on next.
 
 ============  ====================================================  ====================================================
 autoreset     what Gymnasium does                                   what is made of it
 ============  ====================================================  ====================================================
-next step     the following step resets; its action is ignored,     that step is void: no transition
+next step     the following step resets; its action is ignored,     it is an autoreset step: no transition
               its reward 0
 same step     resets at once; the last observation and info are     they are put back where they belong
               among the infos
@@ -24,10 +24,9 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_rows, nearest_rows
-from samplebatch.env.base import Environments, SingleEnvironment
+from samplebatch.env.base import Environments, SingleEnvironment, StepResult, ends_of
 from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
 from samplebatch.env.spaces import Layout, Leaf, column_names
-from samplebatch.env.transitions import Outcome, Outcomes, Transition, ends_of
 from samplebatch.errors import EnvironmentSpecError, require
 
 _count = np.count_nonzero
@@ -87,7 +86,7 @@ class VectorEnvironments(Environments):
             leaves[place] = exact.copy() if exact is leaf and self._copies else exact
         return leaves
 
-    def _stepped(self, actions: Sequence[Leaf]) -> Outcome:
+    def _stepped(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
         """Step every environment, and return what it gave: rewards and flags of the usual dtypes, all our own."""
         step = self._step(actions[0] if self._flat else self.actions.nest(actions))
         obs, rewards, terminateds, truncateds, infos = self._exact(*step)
@@ -111,7 +110,7 @@ class VectorEnvironments(Environments):
         for env, obs in enumerate(getattr(inner, "_env_obs", ())):
             self.observations.flatten_one(obs, names.OBS, self.refusing(env))
 
-    def _exact(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> Outcome:
+    def _exact(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
         """Convert a step exactly, or refuse it."""
         shape, refuse = (self.num_envs,), self.refuse
         return (
@@ -122,8 +121,8 @@ class VectorEnvironments(Environments):
             infos,
         )
 
-    def advance(self, actions: Sequence[Leaf]) -> Any:
-        """Step every environment; see `Environments.advance`."""
+    def step_raw(self, actions: Sequence[Leaf]) -> Any:
+        """Step every environment; see `Environments.step_raw`."""
         if not self._raw:
             return self._stepped(actions)
         step = self._step(actions[0])
@@ -143,8 +142,8 @@ class VectorEnvironments(Environments):
         leaves, *outcome = self._exact(*step)
         return (leaves[0], *outcome)
 
-    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return what to act on; see `Environments.next`."""
+    def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return the observations to act on; see `Environments.next_obs`."""
         obs, infos = step[0], step[4]
         return (obs,) if self._raw else obs, self._said(infos) if infos else infos
 
@@ -152,12 +151,12 @@ class VectorEnvironments(Environments):
         """Return of infos that came with a step what a policy is told in the next one."""
         return infos
 
-    def settle(self, steps: Sequence[Any]) -> Outcomes:
-        """Bring what the environment gave into its usual form; see `Environments.settle`."""
+    def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
+        """Bring raw steps into one form; see `Environments.finish_chunk`."""
         obs, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
         spoken = {place: said for place, said in enumerate(infos) if said}
         leaves = [obs] if self._raw else list(zip(*obs, strict=True))
-        return Outcomes(leaves, rewards, terminateds, truncateds, spoken, None, None)
+        return StepResult(leaves, rewards, terminateds, truncateds, spoken, None, None)
 
 
 class NextStepEnvironments(VectorEnvironments):
@@ -186,42 +185,31 @@ class NextStepEnvironments(VectorEnvironments):
         for env in envs:
             inner.parent_pipes[env].recv()
 
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step every environment; see `Environments.step`."""
-        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
-        _refuse_finals(infos)
-        void = self._resetting
-        done = terminateds | truncateds
-        if void is not None:
-            done[void] = False
-        ended = self._resetting = done.nonzero()[0] if _count(done) else None
-        return Transition(obs, rewards, terminateds, truncateds, infos, ended, void, obs, infos)
-
-    def settle(self, steps: Sequence[Any]) -> Outcomes:
-        """Find the steps that were none; see `Environments.settle`.
+    def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
+        """Find the autoreset steps; see `Environments.finish_chunk`.
 
         Raises
         ------
         EnvironmentSpecError
-            As `step` does.
+            If an environment gives last observations among its infos, as one does that resets in the same step.
         """
-        outcomes = super().settle(steps)
-        for said in outcomes.infos.values():
+        result = super().finish_chunk(steps)
+        for said in result.infos.values():
             _refuse_finals(said)
-        ends = ends_of(outcomes.terminateds, outcomes.truncateds).reshape(len(steps), self.num_envs)
+        ends = ends_of(result.terminateds, result.truncateds).reshape(len(steps), self.num_envs)
         # Shifted by one step: an environment is reset in the step after the one that ended its episode.
-        void = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
+        resets = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
         if self._resetting is not None:
-            void[0, self._resetting] = True
-        void[1:] = ends
-        if (ends & void[:-1]).any():
+            resets[0, self._resetting] = True
+        resets[1:] = ends
+        if (ends & resets[:-1]).any():
             # An environment says of its reset, too, that the episode is over.
             for place, over in enumerate(ends):
-                void[place + 1] = over & ~void[place]
-        last = void[-1].nonzero()[0]
+                resets[place + 1] = over & ~resets[place]
+        last = resets[-1].nonzero()[0]
         self._resetting = last if len(last) else None
-        rows = void[:-1].ravel().nonzero()[0]
-        return outcomes._replace(void=rows) if len(rows) else outcomes
+        rows = resets[:-1].ravel().nonzero()[0]
+        return result._replace(autoreset=rows) if len(rows) else result
 
 
 def _refuse_finals(infos: Any) -> None:
@@ -237,43 +225,22 @@ def _refuse_finals(infos: Any) -> None:
 class SameStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the very step in which its episode ended."""
 
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step every environment; see `Environments.step`.
+    def _said(self, infos: Any) -> Infos:
+        return without_finals(infos)
+
+    def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
+        """Find the last observations of episodes, and their infos; see `Environments.finish_chunk`.
 
         Raises
         ------
         EnvironmentSpecError
             If an environment whose episode ended does not give its last observation.
         """
-        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
-        done = terminateds | truncateds
-        if not _count(done):
-            return Transition(obs, rewards, terminateds, truncateds, infos, None, None, obs, infos)
-        ended = done.nonzero()[0]
-        finals = _finals(infos)
-        new_obs = [leaf.copy() for leaf in obs]
-        last = self._last([finals[row] for row in ended.tolist()], ended, [leaf.dtype for leaf in obs])
-        for leaf, values in zip(new_obs, last, strict=True):
-            leaf[ended] = values
-        true, said = with_finals(infos, ended, self.num_envs), without_finals(infos)
-        return Transition(new_obs, rewards, terminateds, truncateds, true, ended, None, obs, said)
-
-    def _said(self, infos: Any) -> Infos:
-        return without_finals(infos)
-
-    def settle(self, steps: Sequence[Any]) -> Outcomes:
-        """Find the last observations of episodes, and what was said with them; see `Environments.settle`.
-
-        Raises
-        ------
-        EnvironmentSpecError
-            As `step` does.
-        """
-        outcomes = super().settle(steps)
-        rows = ends_of(outcomes.terminateds, outcomes.truncateds).nonzero()[0]
+        result = super().finish_chunk(steps)
+        rows = ends_of(result.terminateds, result.truncateds).nonzero()[0]
         if not len(rows):
-            return outcomes
-        infos = outcomes.infos
+            return result
+        infos = result.infos
         places, envs = np.divmod(rows, self.num_envs)
         finals = [_finals(infos.get(place))[env] for place, env in zip(places.tolist(), envs.tolist(), strict=True)]
         for place in dict.fromkeys(places.tolist()):
@@ -281,8 +248,8 @@ class SameStepEnvironments(VectorEnvironments):
                 infos[place] = with_finals(infos[place], envs[places == place], self.num_envs)
             else:
                 del infos[place]
-        dtypes = [np.result_type(*{array.dtype for array in arrays}) for arrays in outcomes.new_obs]
-        return outcomes._replace(finals=(rows, self._last(finals, envs, dtypes)))
+        dtypes = [np.result_type(*{array.dtype for array in arrays}) for arrays in result.new_obs]
+        return result._replace(finals=(rows, self._last(finals, envs, dtypes)))
 
     def _last(self, values: Sequence[Any], envs: Rows, dtypes: Sequence[np.dtype[Any]]) -> Sequence[Leaf]:
         """Take last observations of single environments apart, one array a leaf, in the dtypes of all others."""
@@ -314,29 +281,23 @@ def _finals(infos: Any) -> Any:
 class DisabledEnvironments(VectorEnvironments):
     """A vector environment that resets nothing by itself; environments whose episode ended are reset at once."""
 
-    def step(self, actions: Sequence[Leaf]) -> Transition:
-        """Step every environment; see `Environments.step`."""
+    def step_raw(self, actions: Sequence[Leaf]) -> Any:
+        """Step every environment, and reset those whose episode ended; see `Environments.step_raw`."""
         obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
         done = terminateds | truncateds
         if not _count(done):
-            return Transition(obs, rewards, terminateds, truncateds, infos, None, None, obs, infos)
-        ended = done.nonzero()[0]
+            return obs, rewards, terminateds, truncateds, infos, obs, infos
         begun, said = self.env.reset(options={"reset_mask": done})
-        begun = self._own(begun)
-        said = replaced(infos, said, ended, self.num_envs)
-        return Transition(obs, rewards, terminateds, truncateds, infos, ended, None, begun, said)
+        said = replaced(infos, said, done.nonzero()[0], self.num_envs)
+        return obs, rewards, terminateds, truncateds, infos, self._own(begun), said
 
-    def advance(self, actions: Sequence[Leaf]) -> Any:
-        """Step every environment; see `Environments.advance`."""
-        return self.step(actions)
+    def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return the observations to act on; see `Environments.next_obs`."""
+        return Environments.next_obs(self, step)
 
-    def next(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return what to act on; see `Environments.next`."""
-        return Environments.next(self, step)
-
-    def settle(self, steps: Sequence[Any]) -> Outcomes:
-        """Return what the steps led to; see `Environments.settle`."""
-        return Environments.settle(self, steps)
+    def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
+        """Bring raw steps into one form; see `Environments.finish_chunk`."""
+        return Environments.finish_chunk(self, steps)
 
 
 def check_shared(observations: Layout) -> None:

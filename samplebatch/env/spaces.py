@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, node
+from samplebatch.batch.tree import Structure
 from samplebatch.column.exact import Refuse, exact_rows
 from samplebatch.errors import require
 
@@ -39,6 +40,8 @@ class Layout:
         The leaves' names: dotted paths, or "" for a space that is a leaf itself.
     spaces
         The leaves' spaces.
+    structure
+        How the leaves are put together; see `samplebatch.batch.tree`.
     choices
         The first and the number of the values of a discrete space, else None.
 
@@ -62,6 +65,7 @@ class Layout:
         found = list(self._walk(space, ""))
         self.names: tuple[str, ...] = tuple(name for name, _ in found)
         self.spaces: tuple[Any, ...] = tuple(leaf for _, leaf in found)
+        self.structure = self._structure_of(space)
         self.plain = self.names == ("",) and self.is_numeric(space)
         discrete = isinstance(space, kinds.Discrete)
         self.choices: tuple[int, int] | None = (int(space.start), int(space.n)) if discrete else None
@@ -73,6 +77,14 @@ class Layout:
             return
         for key, part in parts:
             yield from self._walk(part, f"{path}.{key}" if path else str(key))
+
+    def _structure_of(self, space: Any) -> Structure:
+        parts = self._parts(space)
+        if parts is None:
+            return None
+        if isinstance(space, self._tuple):
+            return [self._structure_of(part) for _, part in parts]
+        return {str(key): self._structure_of(part) for key, part in parts}
 
     def _parts(self, space: Any) -> list[tuple[Any, Any]] | None:
         known = self._known

@@ -15,8 +15,8 @@ from samplebatch.env.pettingzoo import AgentGroup
 from samplebatch.env.seeds import seed_number
 from samplebatch.env.spaces import Layout, Leaf, column_names
 from samplebatch.errors import EnvironmentSpecError, SampleBatchError
-from samplebatch.policy.choices import Chooser
-from samplebatch.policy.state import put, taken
+from samplebatch.policy.actor import Actor
+from samplebatch.policy.state import put, take
 
 _MASK = "action_mask"
 
@@ -109,7 +109,7 @@ class PolicyAgents(AgentActor):
     seed
         Seed of the draws, where the policy is a space.
     exploration_noise
-        As for `Chooser`.
+        As for `Actor`.
     """
 
     def __init__(self, policy: Any, seed: np.random.SeedSequence, *, exploration_noise: Noise = False) -> None:
@@ -117,7 +117,7 @@ class PolicyAgents(AgentActor):
         self._noise = exploration_noise
         self._seed = seed
         self._states = _States()
-        self._chooser: Chooser | None = None
+        self._actor: Actor | None = None
 
     def forget(self, env_id: int) -> None:
         """Forget what agents of an environment carry, in which an episode begins."""
@@ -125,32 +125,32 @@ class PolicyAgents(AgentActor):
 
     def act(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
         """Ask the policy for an action of each agent."""
-        chooser = self._chooser
-        if chooser is None:
-            chooser = self._chooser = self._made(groups[0])
+        actor = self._actor
+        if actor is None:
+            actor = self._actor = self._make_actor(groups[0])
         layout = self._observations
         observations = _stacked(groups, layout) if seen is None or not layout.plain else [seen]
         if layout.plain and observations[0].shape[1:] != layout.spaces[0].shape:
             raise _wrong_shape(groups, layout.spaces[0].shape)
         count = len(observations[0])
         infos: Any = None
-        if chooser.takes_batch:
+        if actor.takes_batch:
             # Agents need not tell the same of themselves: an array of dicts.
             infos = np.fromiter([info or {} for group in groups for info in group.infos], object, count)
-        choice = chooser.choose(observations, infos, self._states.of(groups, count), count)
-        if choice.state is not None:
-            self._states.keep([key for group in groups for key in group.keys], choice.state)
-        layout, columns = self._actions, choice.columns
+        result = actor.act(observations, infos, self._states.of(groups, count), count)
+        if result.state is not None:
+            self._states.keep([key for group in groups for key in group.keys], result.state)
+        layout, columns = self._actions, result.columns
         for name in self._seen_names:
             del columns[name]
         if layout.plain:
-            return AgentActions(list(choice.actions[0]), columns)
+            return AgentActions(list(result.actions[0]), columns)
         leaves = [columns.pop(name) for name in self._action_names]
-        taken_apart = (choice.actions, leaves)
+        taken_apart = (result.actions, leaves)
         actions, own = ([layout.nest([leaf[row] for leaf in of]) for row in range(count)] for of in taken_apart)
         return AgentActions(actions, {names.ACTIONS: own, **columns})
 
-    def _made(self, first: AgentGroup) -> Chooser:
+    def _make_actor(self, first: AgentGroup) -> Actor:
         environment, agent = first.adapter.environment, first.agents[0]
         space_of = getattr(environment, "observation_space", None)
         if space_of is None:
@@ -163,9 +163,7 @@ class PolicyAgents(AgentActor):
         self._actions = actions = Layout(action_space)
         self._action_names = column_names(names.ACTIONS, actions)
         self._seen_names = column_names(names.OBS, observations)
-        return Chooser(
-            self._policy, observations, actions, action_space, seed=self._seed, exploration_noise=self._noise
-        )
+        return Actor(self._policy, observations, actions, action_space, seed=self._seed, exploration_noise=self._noise)
 
 
 class _States:
@@ -190,7 +188,7 @@ class _States:
                 rows.append(row)
         joined: Any = None
         for state, places, rows in sources.values():
-            joined = put(joined, np.array(places), taken(state, np.array(rows)), count)
+            joined = put(joined, np.array(places), take(state, np.array(rows)), count)
         return joined
 
     def keep(self, keys: Sequence[tuple[int, Any]], state: Any) -> None:

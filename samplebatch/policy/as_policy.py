@@ -45,7 +45,7 @@ _OBSERVATION_NAMES = frozenset({"o", "s", "x", "input", "inputs"})
 _ndarray = np.ndarray
 
 
-class Actor(ABC):
+class PolicyAdapter(ABC):
     """A policy that can be asked for actions, whatever it is.
 
     Parameters
@@ -159,14 +159,14 @@ class Actor(ABC):
         return {"act": self._actions(sampled), "dist": distribution, "action_logp": logp}
 
 
-class BatchActor(Actor):
+class BatchPolicy(PolicyAdapter):
     """A policy that is called on batches: Tianshou's contract."""
 
     def _note(self) -> str:
         return f"the policy was called on a Batch: its first parameter is {self._first!r}, not 'obs'"
 
 
-class ObservationActor(Actor):
+class ObservationPolicy(PolicyAdapter):
     """A function of observations."""
 
     takes_batch = False
@@ -175,7 +175,7 @@ class ObservationActor(Actor):
         return f"the policy was called on observations: its first parameter is {self._first!r}, not 'batch'"
 
 
-class _Ungraded(Actor):
+class _Ungraded(PolicyAdapter):
     """A torch module, asked without gradients."""
 
     def __init__(self, policy: Callable[..., Any], layout: Layout | None) -> None:
@@ -191,15 +191,15 @@ class _Ungraded(Actor):
             return super()._sampled(distribution)
 
 
-class BatchModuleActor(_Ungraded, BatchActor):
+class BatchModulePolicy(_Ungraded, BatchPolicy):
     """A torch module that is called on batches, as Tianshou's policies are."""
 
 
-class ModuleActor(_Ungraded, ObservationActor):
+class ModulePolicy(_Ungraded, ObservationPolicy):
     """A torch module, or function of tensors, that is called on tensors of observations."""
 
     def decide(self, given: Any, state: Any = None) -> Decision:
-        """Ask for actions, given observations; see `Actor.decide`."""
+        """Ask for actions, given observations; see `PolicyAdapter.decide`."""
         parameters = getattr(self.policy, "parameters", None)
         device, dtype = "cpu", None
         for parameter in parameters() if parameters is not None else ():
@@ -212,7 +212,7 @@ class ModuleActor(_Ungraded, ObservationActor):
 
 def as_policy(
     policy: Any, action_space: Any = None, *, seed: int | np.random.SeedSequence | np.random.Generator | None = None
-) -> Actor:
+) -> PolicyAdapter:
     """Make one kind of callable, from batch and state to a `Decision`, of anything that can be asked for actions.
 
     Parameters
@@ -242,11 +242,11 @@ def as_policy(
     >>> as_policy(spaces.Discrete(2), seed=3)(batch)["act"]
     array([1, 0])
     """
-    if isinstance(policy, Actor):
+    if isinstance(policy, PolicyAdapter):
         return policy
     layout = None if action_space is None else Layout(action_space)
     if _is_a(policy, "gymnasium", "Space"):
-        return BatchActor(RandomPolicy(policy, seed=seed), layout)
+        return BatchPolicy(RandomPolicy(policy, seed=seed), layout)
     if not callable(policy):
         raise PolicySpecError(
             f"a policy must be callable, a torch module or a space, got a {type(policy).__name__}; "
@@ -256,10 +256,10 @@ def as_policy(
     parameters, _ = _parameters(policy)
     given = _takes(parameters[0]) if parameters else ""
     if module:
-        return BatchModuleActor(policy, layout) if given == "batch" else ModuleActor(policy, layout)
+        return BatchModulePolicy(policy, layout) if given == "batch" else ModulePolicy(policy, layout)
     if given == "tensor":
-        return ModuleActor(policy, layout)
-    return ObservationActor(policy, layout) if given == "observations" else BatchActor(policy, layout)
+        return ModulePolicy(policy, layout)
+    return ObservationPolicy(policy, layout) if given == "observations" else BatchPolicy(policy, layout)
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:

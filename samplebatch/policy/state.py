@@ -15,12 +15,12 @@ from samplebatch.env.infos import Rows
 from samplebatch.errors import PolicySpecError
 
 
-def begun_anew(state: Any, rows: Rows) -> Any:
+def zero_rows(state: Any, rows: Rows) -> Any:
     """Return a state that is zero in some rows, where episodes begin; None stays None.
 
     Examples
     --------
-    >>> begun_anew((np.ones((3, 1)), np.ones(3)), np.array([1]))[1]
+    >>> zero_rows((np.ones((3, 1)), np.ones(3)), np.array([1]))[1]
     array([1., 0., 1.])
     """
 
@@ -59,7 +59,7 @@ def zeros_like(state: Any) -> Any:
     return _mapped(state, lambda leaf: leaf * 0)
 
 
-def taken(state: Any, rows: Rows) -> Any:
+def take(state: Any, rows: Rows) -> Any:
     """Return some rows of a state; None stays None."""
     return _mapped(state, lambda leaf: None if leaf is None else leaf[rows])
 

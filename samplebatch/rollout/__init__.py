@@ -34,7 +34,7 @@ _HOMES = {
     "Incident": "samplebatch.workers.summary",
     "as_policy": "samplebatch.policy.as_policy",
     "RandomPolicy": "samplebatch.policy.random",
-    "ActionMap": "samplebatch.policy.choices",
+    "ActionMap": "samplebatch.policy.actor",
     "load_policy": "samplebatch.policy.file",
     "environment_factory": "samplebatch.env.registry",
     "environment_kind": "samplebatch.env.registry",
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from samplebatch.env.registry import environment_kind as environment_kind
     from samplebatch.env.registry import known_environments as known_environments
     from samplebatch.env.registry import make_environment as make_environment
+    from samplebatch.policy.actor import ActionMap as ActionMap
     from samplebatch.policy.as_policy import as_policy as as_policy
-    from samplebatch.policy.choices import ActionMap as ActionMap
     from samplebatch.policy.file import load_policy as load_policy
     from samplebatch.policy.random import RandomPolicy as RandomPolicy
     from samplebatch.rollout.advantages import GAE as GAE

@@ -13,14 +13,12 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.env.async_vector import Answers, AsyncEnvironments, put
 from samplebatch.env.infos import Infos, Rows, batch_of, rows_of
-from samplebatch.env.transitions import Outcome
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.choices import ActionMap
+from samplebatch.policy.actor import ActionMap, ActResult
 from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.rollout.collector import Collector
-from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
-from samplebatch.rollout.pending_choices import PendingChoices
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.rollout.vector_recorder import StepHook
 
@@ -121,7 +119,7 @@ class AsyncCollector(Collector):
             raise ValueError(f"timeout_s must not be negative, got {timeout_s}")
         self._wait_num = wait_num or (1 if timeout_s is None else self.num_envs)
         self._timeout_s = timeout_s
-        self._pending = PendingChoices(self.num_envs, whole=on_step_hook is not None)
+        self._pending: dict[int, tuple[ActResult, int]] = {}
         self._ready = np.zeros(self.num_envs, np.bool_)
         self._said: list[dict[str, Any]] = []
 
@@ -150,7 +148,7 @@ class AsyncCollector(Collector):
         """
         self._ready[:] = False
         while not self._closed and self._environments.under_way:
-            self._take_down(self._environments.wait(self.num_envs))
+            self._record(self._environments.wait(self.num_envs))
         self._pending.clear()
         returned = super().reset_env(gym_reset_kwargs)
         # What was returned shall stay as it is.
@@ -200,10 +198,7 @@ class AsyncCollector(Collector):
         return super().collect(n_step, n_episode, random, render, reset_before_collect, gym_reset_kwargs)
 
     def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
-        steps = self._recorder.steps
-        if self.buffer is None:
-            steps.reserve(wanted + self.num_envs)
-        while steps.kept < wanted:
+        while self._recorder.recorded < wanted:
             self._turn(None, random=random, render=render)
 
     def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
@@ -220,7 +215,7 @@ class AsyncCollector(Collector):
         environments = self._environments
         self._send(running, random=random)
         answers = environments.wait(self._wait_num, self._timeout_s, running)
-        self._take_down(answers)
+        self._record(answers)
         if render is not None:
             environments.render(answers.ready)
             if render > 0:
@@ -231,40 +226,41 @@ class AsyncCollector(Collector):
         envs = (self._ready if running is None else self._ready & running).nonzero()[0]
         if not len(envs):
             return
-        obs, chooser = [leaf[envs] for leaf in self._obs or ()], self._chooser
+        obs, actor = [leaf[envs] for leaf in self._obs or ()], self._actor
         if random:
-            choice = chooser.draw(obs, len(envs))
+            result = actor.draw(obs, len(envs))
         else:
             info = None
-            if chooser.takes_batch:
+            if actor.takes_batch:
                 said = [self._said[env] for env in envs.tolist()]
                 info = batch_of(said) if any(said) else node(Batch, {})
                 info.__dict__["env_id"] = envs
-            choice = chooser.choose(obs, info, policy_state.taken(self._state, envs), len(envs))
-        self._pending.put(choice, envs)
-        if choice.state is not None:
-            self._state = policy_state.put(self._state, envs, choice.state, self.num_envs)
+            result = actor.act(obs, info, policy_state.take(self._state, envs), len(envs))
+        self._pending.update({env: (result, row) for row, env in enumerate(envs.tolist())})
+        if result.state is not None:
+            self._state = policy_state.put(self._state, envs, result.state, self.num_envs)
         elif self._state is not None:
-            self._state = policy_state.begun_anew(self._state, envs)
+            self._state = policy_state.zero_rows(self._state, envs)
         self._ready[envs] = False
-        self._environments.send(choice.actions, envs)
+        self._environments.send(result.actions, envs)
 
-    def _take_down(self, answers: Answers) -> None:
-        """Take down what environments did, and remember what to act on."""
-        envs = answers.envs
-        for choice, places in self._pending.take(envs):
-            outcome = answers.outcome if len(places) == len(envs) else _of_rows(answers.outcome, places)
-            self._recorder.record(choice, outcome, envs[places])
+    def _record(self, answers: Answers) -> None:
+        """Record steps of environments with the decisions that waited for them, and keep what to act on."""
+        together: dict[int, tuple[ActResult, list[int], list[int]]] = {}
+        for place, env in enumerate(answers.envs.tolist()):
+            result, row = self._pending.pop(env)
+            _, places, rows = together.setdefault(id(result), (result, [], []))
+            places.append(place)
+            rows.append(row)
+        for result, places, rows in together.values():
+            act = result.take(np.array(rows))
+            columns = act.columns | answers.columns(np.array(places))
+            infos = [answers.outcome[4][place] for place in places]
+            self._recorder.record(columns, {0: infos} if any(infos) else {}, answers.envs[places], act=act)
         if answers.obs and self._obs is not None:
             self._obs = [put(leaf, answers.ready, seen) for leaf, seen in zip(self._obs, answers.obs, strict=True)]
         for env, said in zip(answers.ready.tolist(), answers.infos, strict=True):
             self._said[env] = said
         if len(answers.ended):
-            self._state = policy_state.begun_anew(self._state, answers.ended)
+            self._state = policy_state.zero_rows(self._state, answers.ended)
         self._ready[answers.ready] = True
-
-
-def _of_rows(outcome: Outcome, rows: Rows) -> Outcome:
-    new_obs, rewards, terminateds, truncateds, infos = outcome
-    said = [infos[row] for row in rows.tolist()]
-    return [leaf[rows] for leaf in new_obs], rewards[rows], terminateds[rows], truncateds[rows], said

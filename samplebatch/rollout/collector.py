@@ -8,26 +8,25 @@ from typing import Any, Self
 
 import numpy as np
 
-from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.env.gymnasium import as_environments
 from samplebatch.env.infos import Infos, Rows, batch_of
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
-from samplebatch.env.spaces import Leaf
+from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.choices import ActionMap, Choice, Chooser
+from samplebatch.policy.actor import ActionMap, Actor, ActResult
 from samplebatch.rollout.collect_statistics import CollectStats
-from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.vector_recorder import Recorder, StepHook
+from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
 
-_MOST_TURNS = 256
-_MOST_NBYTES = 1 << 25
-"""Steps of all environments, and bytes of observations, after which these are taken down at the latest."""
+_MAX_CHUNK = 256
+_MAX_CHUNK_NBYTES = 1 << 25
+"""Steps of all environments, and bytes of observations, in a chunk: they are recorded together."""
 
 _count = np.count_nonzero
 
@@ -136,7 +135,7 @@ class Collector:
         self._seeds: Sequence[int] | None = [
             seed_number(seeds_at(env_seeds, env_id)) for env_id in self._env_ids.tolist()
         ]
-        self._chooser = Chooser(
+        self._actor = Actor(
             policy,
             environments.observations,
             environments.actions,
@@ -146,8 +145,8 @@ class Collector:
             seed=action_seeds,
             hidden=None if buffer is None else "policy.hidden_state",
         )
-        self._recorder = Recorder(
-            self.num_envs,
+        self._recorder = VectorRecorder(
+            self._env_ids,
             environments.observations,
             environments.actions,
             buffer,
@@ -289,15 +288,13 @@ class Collector:
             # Nobody knows how far the environments got.
             self._obs = None
             raise
-        steps_kept = self._recorder.steps.kept
+        recorded = self._recorder.recorded
         batch, returns, lens = self._recorder.take(self._unroll_id)
-        if batch is not None:
-            batch[names.ENV_ID] = self._env_ids[0] + batch[names.ENV_ID]
         if batch is not None and self._hooks:
             batch = postprocess(batch, self._hooks)
         self._unroll_id += 1
         stats = CollectStats.of(
-            steps=steps_kept, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
+            steps=recorded, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
         )
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
@@ -305,81 +302,66 @@ class Collector:
         return stats
 
     def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
-        steps = self._recorder.steps
-        if self.buffer is None:
-            steps.reserve(wanted + 2 * self.num_envs)
-        while steps.kept < wanted:
-            self._go_on(-((steps.kept - wanted) // self.num_envs), None, random=random, render=render)
+        recorder = self._recorder
+        while recorder.recorded < wanted:
+            left = -((recorder.recorded - wanted) // self.num_envs)
+            self._collect_chunk(left, None, random=random, render=render)
 
     def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
         quota = EpisodeQuota(self.num_envs, wanted)
         while quota.left:
-            self._go_on(_MOST_TURNS, quota, random=random, render=render)
+            self._collect_chunk(_MAX_CHUNK, quota, random=random, render=render)
         if self.num_envs > 1:
             # They are in the middle of episodes that do not count.
             self._obs = None
 
-    def _go_on(self, turns: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
-        """Step all environments, at most so many times and as long as there are episodes to finish."""
+    def _collect_chunk(self, limit: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
+        """Step all environments, at most so often and as long as there are episodes to finish, and record the steps."""
         obs_nbytes = sum([leaf.nbytes for leaf in self._obs or ()])
-        turns = min(turns, _MOST_TURNS, _MOST_NBYTES // (2 * obs_nbytes + 1))
-        # A state may have to begin anew after any step.
-        if turns < 2 or render is not None or self._state is not None or self._recorder.looks_at_each_step:
-            self._step(self._choose(random=random), quota, render=render)
-        else:
-            self._run(turns, quota, random=random)
-
-    def _run(self, turns: int, quota: EpisodeQuota | None, *, random: bool) -> None:
-        """Step all environments, at most so many times, before anything is taken down; until a state is carried."""
-        choose, advance, following = self._choose, self._environments.advance, self._environments.next
-        columns, steps = [], []
-        choice = None
-        ended, enough = 0, 0 if quota is None else quota.left
+        limit = min(limit, _MAX_CHUNK, max(1, _MAX_CHUNK_NBYTES // (2 * obs_nbytes + 1)))
+        if render is not None or self._state is not None or self._recorder.looks_at_each_step:
+            # A state may have to begin afresh after any step.
+            limit = 1
+        columns: list[Columns] = []
+        steps: list[Any] = []
+        result: ActResult | None = None
         try:
-            for _ in range(turns):
-                choice = choose(random=random)
-                if choice.state is not None:
-                    break
-                step = advance(choice.actions)
-                columns.append(choice.columns)
+            for _ in range(limit):
+                result = self._act(random=random)
+                step = self._environments.step_raw(result.actions)
+                columns.append(result.columns)
                 steps.append(step)
-                self._obs, self._infos = following(step)
+                self._obs, self._infos = self._environments.next_obs(step)
                 if self.count_steps is not None:
                     self._count_made(step[2], step[3])
-                if quota is not None and (_count(step[2]) or _count(step[3])):
-                    ended += int(_count((step[2] | step[3]) & quota.running))
-                    if ended >= enough:
-                        break
+                if result.state is not None or (quota is not None and quota.is_spent_by(step[2], step[3])):
+                    break
         finally:
-            # What was done is taken down, even if the policy or an environment has failed by now.
+            # Steps that were made are recorded, even if the policy or an environment has failed by now.
             if steps:
-                outcomes = self._environments.settle(steps)
-                beyond = None if quota is None else quota.spend(outcomes.ends())
-                self._recorder.extend(columns, outcomes, joined(outcomes.void, beyond))
-        if choice is not None and choice.state is not None:
-            self._step(choice, quota, render=None)
-
-    def _step(self, choice: Choice, quota: EpisodeQuota | None, *, render: float | None) -> None:
-        """Step all environments once, and take down what they did."""
-        step = self._environments.step(choice.actions)
-        beyond = None
-        if quota is not None:
-            ends = np.zeros((1, self.num_envs), np.bool_)
-            if step.ended is not None:
-                ends[0, step.ended] = True
-            beyond = quota.spend(ends)
-        self._recorder.record(choice, step[:5], None, joined(step.void, beyond))
-        self._obs, self._infos, state = step.obs, step.obs_infos, choice.state
-        if self.count_steps is not None:
-            self._count_made(step.terminateds, step.truncateds)
-        if state is not None:
-            begun = step.void if self._environments.resets_later else step.ended
-            state = state if begun is None else policy_state.begun_anew(state, begun)
-        self._state = state
+                self._finish_chunk(columns, steps, quota, result)
         if render is not None:
             self.env.render()
             if render > 0:
                 time.sleep(render)
+
+    def _finish_chunk(
+        self, columns: list[Columns], steps: list[Any], quota: EpisodeQuota | None, act: ActResult | None
+    ) -> None:
+        chunk = self._environments.finish_chunk(steps)
+        ends = chunk.ends()
+        beyond = None if quota is None else quota.spend(ends)
+        self._recorder.record_chunk(columns, chunk, _union(chunk.autoreset, beyond), act)
+        state = None if act is None else act.state
+        if state is not None:
+            begun = ends[-1]
+            if self._environments.resets_later:
+                begun = np.zeros(self.num_envs, np.bool_)
+                if chunk.autoreset is not None:
+                    rows = chunk.autoreset - (len(steps) - 1) * self.num_envs
+                    begun[rows[rows >= 0]] = True
+            state = policy_state.zero_rows(state, begun.nonzero()[0]) if begun.any() else state
+        self._state = state
 
     def _count_made(self, terminateds: Any, truncateds: Any) -> None:
         """Count the steps that were just made; where an environment was reset instead, there is none."""
@@ -388,18 +370,18 @@ class Collector:
         # Of these, the next step is a reset; that itself ends nothing.
         self._to_reset = int(_count(terminateds | truncateds)) if self._environments.resets_later else 0
 
-    def _choose(self, *, random: bool) -> Choice:
-        obs, chooser = self._obs or (), self._chooser
+    def _act(self, *, random: bool) -> ActResult:
+        obs, actor = self._obs or (), self._actor
         if random:
-            return chooser.draw(obs, self.num_envs)
+            return actor.draw(obs, self.num_envs)
         info = None
-        if chooser.takes_batch:
+        if actor.takes_batch:
             info = node(Batch, {}) if not self._infos else batch_of(self._infos)
             info.__dict__["env_id"] = self._env_ids
-        return chooser.choose(obs, info, self._state, self.num_envs)
+        return actor.act(obs, info, self._state, self.num_envs)
 
 
-def joined(rows: Rows | None, others: Rows | None) -> Rows | None:
+def _union(rows: Rows | None, others: Rows | None) -> Rows | None:
     """Join rows of two kinds, ascending; None stands for none."""
     if rows is None or others is None:
         return others if rows is None else rows

@@ -171,7 +171,13 @@ class _PolicyRows:
     def _join(self, name: str, order: Rows | None, columns: dict[str, Column], nested: dict[str, Structure]) -> None:
         """Join the blocks of a column, or of the leaves of a nested one, in stream order."""
         blocks = self._blocks[name]
-        joined = _join_values(name, blocks) if name in self._lists else _join_any(name, blocks)
+        if name in self._lists:
+            joined = _join_values(name, blocks)
+        elif len(blocks) == 1 and order is not None:
+            # The gather copies it.
+            joined = blocks[0]
+        else:
+            joined = _join_any(name, blocks)
         if isinstance(joined, NestedRows):
             nested[name] = joined.structure
             parts = [*zip(leaf_names(name, joined.structure), joined.leaves, strict=True)]

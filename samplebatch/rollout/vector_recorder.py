@@ -1,8 +1,8 @@
-"""Recorder: takes steps of environments down, in a buffer or for a batch, and keeps count of their episodes."""
+"""VectorRecorder: steps of vector environments, counted by episode and recorded for a batch or in a buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,30 +13,32 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.conversions import as_sample_batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.infos import Infos, Rows, batch_of, batch_of_steps, rows_of
-from samplebatch.env.spaces import Columns, Layout, Leaf, column_names
-from samplebatch.env.transitions import Outcome, Outcomes
+from samplebatch.env.base import StepResult
+from samplebatch.env.infos import Infos, Rows, batch_of_steps, rows_of
+from samplebatch.env.spaces import Columns, Layout, column_names
+from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import TO_FLAT, TO_NESTED
-from samplebatch.policy.choices import Choice
+from samplebatch.policy.actor import ActResult
+from samplebatch.rollout.episodes import EpisodeCount
 from samplebatch.rollout.hooks import EpisodeHook, call_on_buffer, call_on_rows
-from samplebatch.rollout.rows import GrowingRows, other_columns
-from samplebatch.rollout.steps import Steps
+from samplebatch.rollout.recorder import Block, Recorder, Streams
+from samplebatch.rollout.stacking import NestedRows, join_blocks
 
 StepHook = Callable[[Batch, Batch], Any]
-"""Called with every step of the environments: on what was decided (`act`, `act_normalized`, `policy_entry`, `dist`,
+"""Called with every step of the environments: on the decision (`act`, `act_normalized`, `policy_entry`, `dist`,
 `hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
 
 _OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
-"""What is to be known of steps to count their episodes."""
+_EMPTY: dict[str, Any] = {}
 
 
-class Recorder:
-    """Takes down what happens in n environments.
+class VectorRecorder:
+    """Steps of n environments of one agent each; collectors write them and take a batch, or find them in a buffer.
 
     Parameters
     ----------
-    num_envs
-        How many environments there are.
+    env_ids
+        The `env_id` of each environment.
     observations, actions
         The layouts of the spaces.
     buffer
@@ -46,15 +48,15 @@ class Recorder:
 
     Attributes
     ----------
-    steps
-        The steps taken down since the last `take`; where they go to a buffer, their rewards and flags.
+    recorded
+        Steps since the last `take`.
     looks_at_each_step
-        Whether hooks want to see steps one by one.
+        Whether hooks are called on every single step.
     """
 
     def __init__(
         self,
-        num_envs: int,
+        env_ids: npt.NDArray[np.int64],
         observations: Layout,
         actions: Layout,
         buffer: Any = None,
@@ -62,139 +64,153 @@ class Recorder:
         on_step: StepHook | None = None,
         on_episode: EpisodeHook | None = None,
     ) -> None:
+        self._env_ids = env_ids
         self._buffer = buffer
         self._on_step, self._on_episode = on_step, on_episode
-        self._new_names = column_names(names.NEXT_OBS, observations)
-        layouts = {names.OBS: observations, names.NEXT_OBS: observations, names.ACTIONS: actions}
         self._actions = actions
-        self._all = np.arange(num_envs)
-        self.steps = Steps(num_envs, layouts)
-        # Buffers need not look at the ids of rows that go to every ring in order.
-        self._every_ring = None if getattr(buffer, "buffer_num", None) == num_envs else self._all
-        self._waiting = GrowingRows()
-        self._plain = buffer is None and on_step is None
+        self._new_names = column_names(names.NEXT_OBS, observations)
+        self._layouts = {names.OBS: observations, names.NEXT_OBS: observations, names.ACTIONS: actions}
+        self._recorder = Recorder()
+        self._episodes = EpisodeCount(len(env_ids))
         self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
+        self._start()
 
-    def record(self, choice: Choice, outcome: Outcome, envs: Rows | None = None, drop: Rows | None = None) -> None:
-        """Take down a step of some environments.
+    def _start(self) -> None:
+        self.recorded = 0
+        self._returns: list[npt.NDArray[np.float64]] = []
+        self._lens: list[npt.NDArray[np.int64]] = []
 
-        Parameters
-        ----------
-        choice
-            What was decided before it.
-        outcome
-            What it led to.
-        envs
-            The environments that made it, shape (k,); None for all.
-        drop
-            Rows that do not count; None for none.
-        """
-        values = self._values(choice.columns, outcome)
-        _, rewards, _, _, infos = outcome
-        if self._plain:
-            self.steps.append(values, infos, envs, drop)
-            return
-        rows = None
-        if drop is not None:
-            rows = np.delete(np.arange(len(rewards)), drop)
-            if not len(rows):
-                return
-            values = {name: column[rows] for name, column in values.items()}
-            if infos:
-                every = rows_of(infos, len(rewards))
-                infos = [every[row] for row in rows.tolist()]
-            envs = (self._all if envs is None else envs)[rows]
-        if self._on_step is None:
-            self._add(nested(values, infos), envs)
-            return
-        transitions = nested(values, infos)
-        said = decided(choice, self._actions)
-        self._on_step(said if rows is None else said[rows], transitions)
-        if self._buffer is None:
-            self.steps.append(flat(transitions), infos, envs)
-        else:
-            self._add(transitions, envs)
-
-    def _values(self, columns: Columns, outcome: Outcome) -> Columns:
-        """Complete the columns of a step by what it led to."""
-        new_obs, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], _ = outcome
-        for name, leaf in zip(self._new_names, new_obs, strict=True):
-            columns[name] = leaf
-        return columns
-
-    def extend(self, decided_on: Sequence[Columns], outcomes: Outcomes, drop: Rows | None) -> None:
-        """Take down several steps of all environments, where no hook wants to see them one by one.
+    def record_chunk(
+        self,
+        columns: Sequence[Columns],
+        result: StepResult,
+        drop: Rows | None,
+        act: ActResult | None = None,
+    ) -> None:
+        """Record steps of all environments.
 
         Parameters
         ----------
-        decided_on
-            What was known before each.
-        outcomes
-            What they led to.
+        columns
+            The columns that were known before each step.
+        result
+            The steps.
         drop
             Rows of all of them, one step after the other, that do not count; None for none.
+        act
+            The decision, where a hook looks at each step.
 
         Raises
         ------
-        ColumnMismatchError, ColumnLengthError
-            If the columns of the steps differ too much to be joined; see `GrowingRows.append`.
+        ColumnMismatchError
+            If the columns of the steps differ too much to be joined.
         """
-        known = decided_on[0]
-        parts: dict[str, Sequence[Leaf]] = {}
-        try:
-            for name in known:
-                parts[name] = [columns[name] for columns in decided_on]
-        except KeyError:
-            raise other_columns(decided_on) from None
-        if max(map(len, decided_on)) > len(known):
-            raise other_columns(decided_on)
-        parts.update(zip(self._new_names, outcomes.new_obs, strict=True))
-        parts.update(zip(_OUTCOMES, outcomes[1:4], strict=True))
-        rows, leaves = outcomes.finals or (self._all, ())
-        later = {name: (rows, leaf) for name, leaf in zip(self._new_names, leaves, strict=False)}
-        if self._buffer is None:
-            self.steps.extend(parts, outcomes.infos, drop, later)
-            return
-        waiting, n = self._waiting, len(self._all)
-        waiting.clear()
-        waiting.extend(parts, n)
-        columns, envs = waiting.columns(), np.broadcast_to(self._all, (len(decided_on), n)).ravel()
-        for name, (where, values) in later.items():
-            columns[name][where] = values
-        infos = batch_of_steps(outcomes.infos, len(decided_on), n)
+        steps, count = len(columns), len(self._env_ids)
+        known = columns[0].keys()
+        for own in columns:
+            if own.keys() != known:
+                odd = next(iter(own.keys() ^ known))
+                raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+        data = {name: join_blocks(name, [own[name] for own in columns]) for name in known}
+        outcomes = (*zip(self._new_names, result.new_obs, strict=True), *zip(_OUTCOMES, result[1:4], strict=True))
+        data |= {name: join_blocks(name, blocks) for name, blocks in outcomes}
+        if result.finals is not None:
+            rows, leaves = result.finals
+            for name, leaf in zip(self._new_names, leaves, strict=True):
+                if leaf.dtype != data[name].dtype and not leaf.dtype.hasobject:
+                    data[name] = data[name].astype(np.result_type(leaf, data[name]))
+                data[name][rows] = leaf
+        envs = np.arange(count) if steps == 1 else np.resize(np.arange(count), steps * count)
+        self.record(data, result.infos, envs, steps=steps, drop=drop, act=act)
+
+    def record(
+        self,
+        columns: Columns,
+        infos: Mapping[int, Infos],
+        envs: Rows,
+        *,
+        steps: int = 1,
+        drop: Rows | None = None,
+        act: ActResult | None = None,
+    ) -> None:
+        """Record rows of steps.
+
+        Parameters
+        ----------
+        columns
+            Arrays of shape (k, ...), the rows of a step after those of the one before.
+        infos
+            Infos by step; steps without any may be missing.
+        envs
+            The place of each row's environment, shape (k,).
+        steps
+            How many steps these are, all of equally many rows.
+        drop
+            Rows that do not count; None for none.
+        act
+            The decision, where a hook looks at each step.
+        """
+        kept = None
         if drop is not None:
-            kept = np.delete(np.arange(waiting.rows), drop)
+            kept = np.delete(np.arange(len(envs)), drop)
             if not len(kept):
                 return
             # Clipping is what makes NumPy skip a second look at every index.
             columns = {name: column.take(kept, 0, None, "clip") for name, column in columns.items()}
-            envs = envs[kept]
-            infos = infos[kept] if infos.__dict__ else infos
-        transitions = nested(columns, {})
-        transitions.__dict__["info"] = infos
-        self._buffer.add(transitions, buffer_ids=envs)
-        self.steps.append({name: columns[name] for name in _OUTCOMES}, {}, envs)
-
-    def _add(self, transitions: Batch, envs: Rows | None) -> None:
-        """Add transitions to the buffer, and count them."""
-        added = self._buffer.add(transitions, buffer_ids=self._every_ring if envs is None else envs)
-        flat_names = {name: transitions.__dict__[TO_NESTED[name]] for name in _OUTCOMES}
-        self.steps.append(flat_names, {}, envs)
-        if self._on_episode is None:
+        count, own = len(envs) // steps, envs if kept is None else envs[kept]
+        self.recorded += len(own)
+        if self._buffer is None:
+            if self._on_step is not None and act is not None:
+                transitions = nested(columns, _infos_of_batch(infos, steps, count, kept))
+                self._on_step(_decision(act, self._actions, kept), transitions)
+                columns = flat(transitions)
+            self._keep(columns, _info_rows(infos, steps, count, kept), own)
             return
-        ended, lens = self.steps.count()
-        if len(ended):
-            row_of = {env: row for row, env in enumerate((self._all if envs is None else envs).tolist())}
-            for env, length in zip(ended.tolist(), lens.tolist(), strict=True):
-                row = row_of[env]
-                call_on_buffer(self._on_episode, self._buffer, int(added[3][row]), int(added[0][row]), length)
+        transitions = nested(columns, _infos_of_batch(infos, steps, count, kept))
+        if self._on_step is not None and act is not None:
+            self._on_step(_decision(act, self._actions, kept), transitions)
+        # A buffer need not look at the ids of rows that go to every ring in order.
+        in_order = kept is None and steps == 1 and count == len(self._env_ids) == getattr(self._buffer, "buffer_num", 0)
+        added = self._buffer.add(transitions, buffer_ids=None if in_order else own)
+        self._call_on_ended(added, own, *self._count(columns, own)[2:])
+
+    def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows) -> None:
+        """Record rows for a batch."""
+        eps_id, t, *_ = self._count(columns, envs)
+        blocks: dict[str, Block] = dict(columns)
+        for top, layout in self._layouts.items():
+            if layout.structure is not None:
+                leaves = [columns[name] for name in column_names(top, layout)]
+                blocks = {name: block for name, block in blocks.items() if name.partition(".")[0] != top}
+                blocks[top] = NestedRows(layout.structure, leaves)
+        streams = Streams(eps_id, self._env_ids[envs], np.zeros(len(envs), np.int64))
+        self._recorder.append(names.DEFAULT_POLICY_ID, blocks, streams, t, infos)
+
+    def _count(self, columns: Columns, envs: Rows) -> tuple[Any, Any, Any, Any]:
+        """Count rows; return the episode and the time of each, and whose episodes ended after how many steps."""
+        done = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS]
+        counted = self._episodes.add(envs, done, columns[names.REWARDS])
+        self._returns.append(counted.returns)
+        self._lens.append(counted.lens)
+        eps_id, t = np.empty_like(counted.eps_id), np.empty_like(counted.t)
+        eps_id[counted.rows], t[counted.rows] = counted.eps_id, counted.t
+        return eps_id, t, counted.ended, counted.lens
+
+    def _call_on_ended(self, added: Any, envs: Rows, ended: Any, lens: Any) -> None:
+        """Call the episode hook on those that ended in the buffer with the added rows, of one step."""
+        if self._on_episode is None or not len(ended):
+            return
+        row_of = {env: row for row, env in enumerate(envs.tolist())}
+        for env, length in zip(ended.tolist(), lens.tolist(), strict=True):
+            row = row_of[env]
+            call_on_buffer(self._on_episode, self._buffer, int(added[3][row]), int(added[0][row]), length)
 
     def begin(self) -> None:
         """Start an episode in every environment; those under way do not go on.
 
         In a buffer, the last step of each of these becomes truncated.
         """
-        self.steps.begin()
+        self._episodes.begin()
         if self._buffer is None or not len(self._buffer):
             return
         last = self._buffer.unfinished_index()
@@ -203,17 +219,39 @@ class Recorder:
             self._buffer.done[last] = True
 
     def take(self, unroll_id: int) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start anew."""
-        batch, returns, lens = self.steps.take(batch=self._buffer is None, agent_index=0, unroll_id=unroll_id)
-        if batch is not None and self._on_episode is not None:
+        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start afresh."""
+        returns = np.concatenate(self._returns or [np.empty(0)])
+        lens = np.concatenate(self._lens or [np.empty(0, np.int64)])
+        self._start()
+        if self._buffer is not None:
+            return None, returns, lens
+        batches = self._recorder.take({names.UNROLL_ID: unroll_id})
+        batch = batches.get(names.DEFAULT_POLICY_ID, SampleBatch())
+        if self._on_episode is not None:
             call_on_rows(self._on_episode, batch)
         return batch, returns, lens
 
 
-def nested(values: Columns, infos: Infos) -> Batch:
+def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> list[Any] | None:
+    """List the infos of rows; None if all are empty."""
+    if not infos:
+        return None
+    rows: list[Any] = [_EMPTY] * (steps * count)
+    for step, said in infos.items():
+        rows[step * count : (step + 1) * count] = rows_of(said, count)
+    return rows if kept is None else [rows[row] for row in kept.tolist()]
+
+
+def _infos_of_batch(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> Batch:
+    """Put the infos of rows together as a batch."""
+    batch = batch_of_steps(infos, steps, count) if infos else node(Batch, {})
+    return batch if kept is None or not batch.__dict__ else batch[kept]
+
+
+def nested(values: Columns, infos: Batch) -> Batch:
     """Put columns together as Tianshou's transitions: `obs`, `act`, `rew`, ..., the parts of nested ones in batches.
 
-    >>> nested({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, {})
+    >>> nested({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, Batch())
     Batch(
         rew: array([1.]),
         policy: Batch(
@@ -234,7 +272,7 @@ def nested(values: Columns, infos: Infos) -> Batch:
         for key in folders:
             folder = folder.setdefault(key, node(Batch, {})).__dict__
         folder[leaf] = value
-    data["info"] = batch_of(infos) if infos else node(Batch, {})
+    data["info"] = infos
     return node(Batch, data)
 
 
@@ -245,16 +283,17 @@ def flat(transitions: Batch) -> Columns:
     return {name: np.asarray(columns.column(name).values) for name in columns.column_names}
 
 
-def decided(choice: Choice, actions: Layout) -> Batch:
-    """Make what the step hook gets to see of a decision."""
-    decision = choice.decision
-    return node(
+def _decision(act: ActResult, actions: Layout, rows: Rows | None) -> Batch:
+    """Make the batch of a decision that the step hook is called on."""
+    decision = act.decision
+    batch = node(
         Batch,
         {
             "act": decision["act"],
-            "act_normalized": actions.batch(choice.actions),
+            "act_normalized": actions.batch(act.actions),
             "policy_entry": Batch(decision.get("policy") or {}),
             "dist": decision.get("dist"),
             "hidden_state": decision.get("state"),
         },
     )
+    return batch if rows is None else batch[rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import gyms
@@ -25,18 +25,47 @@ def ladders(kind: type[Any], mode: str, lengths: list[int], **given: Any) -> Vec
     return SyncVectorEnv(makers, autoreset_mode=mode)
 
 
+class Step(NamedTuple):
+    """One step of all environments: new observations, outcomes, whose episode ended or who was reset, what is next."""
+
+    new_obs: list[Any]
+    rewards: Any
+    terminateds: Any
+    truncateds: Any
+    infos: Any
+    ended: list[int]
+    autoreset: list[int]
+    obs: Any
+    obs_infos: Any
+
+
+def step_once(environments: Environments, actions: Any) -> Step:
+    """Make a chunk of one step."""
+    raw = environments.step_raw(actions)
+    obs, obs_infos = environments.next_obs(raw)
+    chunk = environments.finish_chunk([raw])
+    new_obs = [leaves[0].copy() for leaves in chunk.new_obs]
+    if chunk.finals is not None:
+        for leaf, values in zip(new_obs, chunk.finals[1], strict=True):
+            leaf[chunk.finals[0]] = values
+    ended = chunk.ends()[0].nonzero()[0].tolist()
+    autoreset = [] if chunk.autoreset is None else chunk.autoreset.tolist()
+    outcome = chunk.rewards[0], chunk.terminateds[0], chunk.truncateds[0], chunk.infos.get(0, {})
+    return Step(new_obs, *outcome, ended, autoreset, obs, obs_infos)
+
+
 def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
-    """Step, and list the transitions that are none but void: (number, episode, step) before and after, and the rest."""
+    """Step, and list the transitions: (number, episode, step) before and after, and the rest."""
     obs, infos = environments.reset()
     found = []
     said = rows_of(infos, environments.num_envs)
     for _ in range(steps):
         before, said_before = obs[0], said
-        step = environments.step([np.zeros(environments.num_envs, int)])
+        step = step_once(environments, [np.zeros(environments.num_envs, int)])
         rows = rows_of(step.infos, environments.num_envs)
         for row in range(environments.num_envs):
-            if step.void is None or row not in step.void:
-                over = step.ended is not None and row in step.ended
+            if row not in step.autoreset:
+                over = row in step.ended
                 assert over == (step.terminateds[row] or step.truncateds[row])
                 found.append(
                     (
@@ -100,12 +129,12 @@ def test_a_reset_after_the_end_of_an_episode_is_the_only_one(mode: str, memory: 
     environments = as_environments(vector)
     environments.reset()
     for _ in range(2):
-        step = environments.step([np.zeros(2, int)])
-    assert step.ended is not None
+        step = step_once(environments, [np.zeros(2, int)])
+    assert step.ended
     obs, _ = environments.reset()
     assert obs[0][:, 2].tolist() == [0, 0]
-    step = environments.step([np.zeros(2, int)])
-    assert step.void is None
+    step = step_once(environments, [np.zeros(2, int)])
+    assert not step.autoreset
     assert step.new_obs[0][:, 1:].tolist() == [[obs[0][0, 1], 1], [obs[0][1, 1], 1]]
     environments.close()
 
@@ -131,7 +160,7 @@ def test_arrays_are_not_overwritten_by_a_vector_environment_that_reuses_its_own(
     makers = [lambda n=n: gyms.Ladder(n, 3) for n in range(2)]
     environments = as_environments(SyncVectorEnv(makers, copy=False))
     obs, _ = environments.reset()
-    step = environments.step([np.zeros(2, int)])
+    step = step_once(environments, [np.zeros(2, int)])
     assert obs[0][:, 2].tolist() == [0, 0]
     assert step.new_obs[0][:, 2].tolist() == [1, 1]
 
@@ -147,15 +176,15 @@ def test_wrapped_and_custom_vector_environments() -> None:
     wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(ladders(gyms.Ladder, "SameStep", [2, 3]))
     environments = as_environments(wrapped)
     environments.reset()
-    environments.step([np.zeros(2, int)])
-    step = environments.step([np.zeros(2, int)])
+    step_once(environments, [np.zeros(2, int)])
+    step = step_once(environments, [np.zeros(2, int)])
     assert [sorted(row) for row in rows_of(step.infos, 2)] == [["episode"], []]
     custom = as_environments(gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point"))
     obs, _ = custom.reset(seeds=[5, 6, 7])
     again, _ = custom.reset(seeds=[5, 9, 9])
     assert obs[0].tolist() == again[0].tolist()
     held = obs[0].copy()
-    custom.step([np.ones(3, int)])
+    step_once(custom, [np.ones(3, int)])
     assert (obs[0] == held).all()
 
 
@@ -180,7 +209,7 @@ def test_a_missing_final_observation_is_refused() -> None:
     environments = as_environments(Forgetful(ladders(gyms.Ladder, "SameStep", [1, 2])))
     environments.reset()
     with pytest.raises(EnvironmentSpecError, match="final_obs"):
-        environments.step([np.zeros(2, int)])
+        step_once(environments, [np.zeros(2, int)])
 
 
 def test_what_is_no_environment_is_refused() -> None:

@@ -38,8 +38,8 @@ COLUMNS = (
     "infos",
     "eps_id",
     "env_id",
-    "t",
     "agent_index",
+    "t",
     "unroll_id",
 )
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from samplebatch import VectorReplayBuffer
 from samplebatch.rollout.collector import Collector
-from samplebatch.rollout.episode_quota import EpisodeQuota
+from samplebatch.rollout.episodes import EpisodeQuota
 
 
 def stay(obs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""EpisodeCount: which episode each step belongs to, how far it is in it, and how episodes ended."""
+"""Episodes of vector environments: counted from their steps, and begun until there are enough."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
+_count = np.count_nonzero
 
 
-class Counted(NamedTuple):
-    """What is known of k steps, those of an environment together and in order of time.
+class CountedSteps(NamedTuple):
+    """Steps with their episodes, those of an environment together and in order of time.
 
     Attributes
     ----------
@@ -41,7 +42,7 @@ class Counted(NamedTuple):
 
 
 class EpisodeCount:
-    """Counts the episodes of n environments, whose steps come in whatever portions.
+    """The episodes of n environments, counted from steps that come in chunks of any size.
 
     Parameters
     ----------
@@ -70,27 +71,23 @@ class EpisodeCount:
         self._returns[:] = 0.0
         self._eps_id = episode_ids(len(self._t))
 
-    def add(self, env_id: Ints, done: Flags, rewards: Floats, rows: Rows | None = None) -> Counted:
+    def add(self, env_id: Ints, done: Flags, rewards: Floats) -> CountedSteps:
         """Count steps, which are given in order of time.
 
         Parameters
         ----------
         env_id
-            The environment that made each step, shape (m,).
+            The environment that made each step, shape (k,).
         done
-            Whether its episode ended with it, shape (m,).
+            Whether its episode ended with it, shape (k,).
         rewards
-            What it brought, shape (m,).
-        rows
-            Those that count, shape (k,), ascending; None for all.
+            Its reward, shape (k,).
         """
-        order = by_stream(env_id if rows is None else env_id[rows])
-        if rows is not None:
-            order = rows[order]
+        order = by_stream(env_id)
         count = len(order)
         env_id, done = env_id[order], done[order]
         if not count:
-            return Counted(order, env_id, env_id, env_id, env_id, np.empty(0), env_id)
+            return CountedSteps(order, env_id, env_id, env_id, env_id, np.empty(0), env_id)
         # A run is what one environment did of one episode.
         new_env = np.empty(count, np.bool_)
         new_env[0] = True
@@ -114,7 +111,7 @@ class EpisodeCount:
         self._eps_id[env_newest] = np.where(goes_on, ids[newest], episode_ids(len(env_newest)))
 
         by_time = order[stops[over] - 1].argsort()
-        return Counted(
+        return CountedSteps(
             order,
             env_id,
             ids.repeat(lengths),
@@ -133,3 +130,76 @@ def episode_ids(count: int) -> Ints:
     (1000, True)
     """
     return np.frombuffer(os.urandom(8 * count), np.int64) & np.int64((1 << 63) - 1)
+
+
+class EpisodeQuota:
+    """The episodes that a collection begins: as many as wanted, each kept to its end.
+
+    To count the episodes that end first would prefer short ones.
+
+    Parameters
+    ----------
+    num_envs
+        How many environments there are, each of them in an episode or at the beginning of one.
+    wanted
+        How many episodes are wanted.
+
+    Attributes
+    ----------
+    running
+        Environments in an episode that counts, shape (num_envs,).
+
+    Examples
+    --------
+    >>> quota = EpisodeQuota(2, wanted=3)
+    >>> quota.spend(np.array([[True, False], [True, False], [False, False]]))
+    array([4])
+    >>> quota.running, quota.left
+    (array([False,  True]), 1)
+    """
+
+    def __init__(self, num_envs: int, wanted: int) -> None:
+        self.running: Flags = np.arange(num_envs) < wanted
+        self._to_begin = wanted - int(self.running.sum())
+        self._seen_ends = 0
+
+    @property
+    def left(self) -> int:
+        """How many episodes have yet to end."""
+        return self._to_begin + int(np.count_nonzero(self.running))
+
+    def is_spent_by(self, terminateds: Flags, truncateds: Flags) -> bool:
+        """Tell whether no episode may be left to end, counting the ends of raw steps since the last `spend`.
+
+        Autoreset steps that say so, too, are counted along: then there may be some left.
+        """
+        if _count(terminateds) or _count(truncateds):
+            self._seen_ends += int(_count((terminateds | truncateds) & self.running))
+        return self._seen_ends >= self.left
+
+    def spend(self, ends: Flags) -> Rows | None:
+        """Take notice of steps of all environments.
+
+        Parameters
+        ----------
+        ends
+            Whether an episode ended with each, shape (steps, num_envs).
+
+        Returns
+        -------
+        Rows of all steps, one after the other, that do not count; None for none.
+        """
+        steps = len(ends)
+        self._seen_ends = 0
+        # The first step of each environment that does not count.
+        first = np.where(self.running, steps, 0)
+        for step, env in np.argwhere(ends).tolist():
+            if not self.running[env]:
+                continue
+            if self._to_begin:
+                self._to_begin -= 1
+            else:
+                self.running[env] = False
+                first[env] = step + 1
+        beyond = (np.arange(steps)[:, None] >= first).ravel().nonzero()[0]
+        return beyond if len(beyond) else None

@@ -1,4 +1,4 @@
-"""Chooser: what is done next in each environment, and what is to be kept of how that was decided."""
+"""Actor: a policy with exploration noise and an action map, asked once for many environments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.distributions import get_sliced_dist
 from samplebatch.batch.nested.functions import to_numpy
 from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
+from samplebatch.env.infos import Rows
 from samplebatch.env.spaces import Columns, Layout, Leaf, column_names
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy import state as policy_state
@@ -28,8 +30,8 @@ _new_tuple = tuple.__new__
 """Makes a named tuple without a call of Python code."""
 
 
-class Choice(NamedTuple):
-    """What is done next in n environments.
+class ActResult(NamedTuple):
+    """Actions of n environments, and the columns of the decision.
 
     Attributes
     ----------
@@ -48,8 +50,20 @@ class Choice(NamedTuple):
     state: Any
     decision: Decision
 
+    def take(self, rows: Rows) -> ActResult:
+        """Take some rows; the state is left out."""
+        said, dist = self.decision.get("policy"), self.decision.get("dist")
+        decision = {
+            "act": self.decision["act"][rows],
+            "policy": Batch(said)[rows] if said else None,
+            "dist": None if dist is None else get_sliced_dist(dist, rows),
+            "state": policy_state.take(self.decision.get("state"), rows),
+        }
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return ActResult(columns, [leaf[rows] for leaf in self.actions], None, decision)
 
-class Chooser:
+
+class Actor:
     """Asks a policy for actions, or draws them, adds noise and maps them to what the environments take.
 
     Parameters
@@ -90,7 +104,7 @@ class Chooser:
         hidden: str | None = None,
     ) -> None:
         policy_seed, draw_seed = (seed or np.random.SeedSequence()).spawn(2)
-        self.actor = as_policy(policy, action_space, seed=policy_seed)
+        self.policy = as_policy(policy, action_space, seed=policy_seed)
         self._random = RandomPolicy(action_space, seed=draw_seed)
         self._observations, self._layout = observations, actions
         self._obs_names = column_names(names.OBS, observations)
@@ -98,7 +112,7 @@ class Chooser:
         self._action_names = column_names(names.ACTIONS, actions)
         self._shapes = [space.shape if actions.is_numeric(space) else None for space in actions.spaces]
         self._noise = _noise_of(policy, exploration_noise)
-        self.takes_batch = self.actor.takes_batch or self._noise is not None
+        self.takes_batch = self.policy.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
         self._unmap: Callable[[Any], Any] | None = getattr(policy, "map_action_inverse", None)
         if map_action is not None:
@@ -106,7 +120,7 @@ class Chooser:
             self._unmap = None
         self._hidden = hidden
 
-    def choose(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> Choice:
+    def act(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> ActResult:
         """Ask the policy what to do.
 
         Parameters
@@ -131,10 +145,10 @@ class Chooser:
         if self.takes_batch:
             given = node(Batch, {"obs": given, "info": info})
         if self._noise is None:
-            decision = self.actor.decide(given, state)
+            decision = self.policy.decide(given, state)
             act = decision["act"]
         else:
-            decision = self.actor(given, state)
+            decision = self.policy(given, state)
             act = decision["act"] = to_numpy(self._noise(decision["act"], given))
         leaves = [act] if plain else self._layout.flatten(act)
         for leaf in leaves:
@@ -165,14 +179,14 @@ class Chooser:
                 raise PolicySpecError(
                     f"column {name!r} must have rows of shape {shape}, as the action space has, got {leaf.shape[1:]}"
                 )
-        return _new_tuple(Choice, (columns, mapped, after, decision))
+        return _new_tuple(ActResult, (columns, mapped, after, decision))
 
-    def draw(self, obs: Sequence[Leaf], rows: int) -> Choice:
+    def draw(self, obs: Sequence[Leaf], rows: int) -> ActResult:
         """Draw actions at random."""
         drawn = self._random.sample(rows)
         leaves = self._layout.flatten(drawn)
         kept = leaves if self._unmap is None else self._layout.flatten(to_numpy(self._unmap(drawn)))
-        return Choice(self._columns(obs, kept), leaves, None, {"act": drawn})
+        return ActResult(self._columns(obs, kept), leaves, None, {"act": drawn})
 
     def _check_numbers(self, leaves: Sequence[Leaf]) -> None:
         """Refuse actions that are no real numbers where the space has numbers."""
