@@ -12,9 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
 from samplebatch.column.decoding import decode
 from samplebatch.column.encoding import encode
 from samplebatch.column.interface import Column, Header, Indices
+from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.column.object_size import object_nbytes
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 
@@ -198,18 +201,42 @@ class ObjectColumn(Column):
 
     @classmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> ObjectColumn:
-        try:
-            _, length, form, nulls = header
-            if not buffers:
-                array = pa.nulls(length) if nulls else pa.Array.from_buffers(pa.struct([]), length, [None])
-            else:
-                (buffer,) = buffers
-                array = pa.ipc.open_stream(pa.py_buffer(buffer)).read_next_batch().column(0)
-        except (pa.ArrowException, OSError, StopIteration, TypeError, ValueError, OverflowError, IndexError) as error:
-            raise FormatError(f"a column of objects must have a header that fits its buffers: {error}") from error
-        if len(array) != length:
-            raise FormatError(f"a column of objects must have the {length} rows of its header, got {len(array)}")
+        array, form = _dumped(header, buffers)
         return cls(decode(array, form, "objects", allow_pickle=allow_pickle))
+
+    @staticmethod
+    def check_dumped(header: Header, buffers: Sequence[Any], name: str, bound: MemoryBound) -> None:
+        """Take the memory that `load` would make of a header and buffers from a bound; nothing is made yet.
+
+        Raises
+        ------
+        CapacityError
+            If it is more than is left; names the column.
+        FormatError
+            If header and buffers do not agree, or the buffers are compressed, as `dump` never leaves them.
+        """
+        for buffer in buffers:
+            if decompressed_stream_nbytes(pa.py_buffer(buffer)):
+                raise FormatError(f"column {name!r} must have objects that are not compressed, and they are")
+        array, _ = _dumped(header, buffers)
+        bound.take(object_nbytes(array), f"column {name!r}")
+
+
+def _dumped(header: Header, buffers: Sequence[Any]) -> tuple[pa.Array, Any]:
+    """View what `ObjectColumn.dump` made of objects: an Arrow array, and their form."""
+    try:
+        _, length, form, nulls = header
+        if not buffers:
+            array = pa.nulls(length) if nulls else pa.Array.from_buffers(pa.struct([]), length, [None])
+        else:
+            (buffer,) = buffers
+            array = pa.ipc.open_stream(pa.py_buffer(buffer)).read_next_batch().column(0)
+        array.validate()
+    except (pa.ArrowException, OSError, StopIteration, TypeError, ValueError, OverflowError, IndexError) as error:
+        raise FormatError(f"a column of objects must have a header that fits its buffers: {error}") from error
+    if len(array) != length:
+        raise FormatError(f"a column of objects must have the {length} rows of its header, got {len(array)}")
+    return array, form
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -19,9 +19,9 @@ import pyarrow as pa
 from samplebatch.batch.arrow import from_policy_table, from_table, metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.arrow_bodies import decompressed_nbytes
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import ColumnTypeError, FormatError
-from samplebatch.storage.arrow_bodies import decompressed_nbytes
 from samplebatch.storage.damage import damage_named
 from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
 

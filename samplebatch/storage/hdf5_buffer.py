@@ -29,8 +29,8 @@ from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
+from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
 from samplebatch.errors import FormatError, require
-from samplebatch.storage.arrow_bodies import decompressed_stream_nbytes
 from samplebatch.storage.arrow_file import file_bytes
 from samplebatch.storage.damage import buffer_damage_named
 from samplebatch.storage.file_checksums import HDF5, add_checksums, check_whole

@@ -13,10 +13,11 @@ from samplebatch.batch.frame import load_columns
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
+from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
-from samplebatch.errors import SampleBatchError, UntrustedPickleError
+from samplebatch.errors import CapacityError, SampleBatchError, UntrustedPickleError
 from samplebatch.names import SEQ_LENS
 from samplebatch.transport import tree_frame
 from samplebatch.transport.frame import AnyBatch
@@ -73,7 +74,8 @@ def decode(
         If they do not agree; or another of `DAMAGE`.
     """
     entries = note.get(LOOSE) or [()] * len(schema.parts)
-    loose = [Loosened(own, cut, allow_pickle=allow_pickle) for own in entries]
+    bound = MemoryBound("the message", root.nbytes)
+    loose = [Loosened(own, cut, bound, allow_pickle=allow_pickle) for own in entries]
     if schema.kind == NESTED_BATCH:
         return tree_frame.build(schema.parts[0], plan.parts[0], root, loose[0])
     flags = [flags_of(own) for own in note[FLAGS]] if FLAGS in note else [DEFAULT] * len(schema.parts)
@@ -90,9 +92,10 @@ def decode(
 class Loosened:
     """The loose columns of one part, put together one after the other."""
 
-    def __init__(self, entries: Iterable[Any], cut: Cut, *, allow_pickle: bool = False) -> None:
+    def __init__(self, entries: Iterable[Any], cut: Cut, bound: MemoryBound, *, allow_pickle: bool = False) -> None:
         self._entries = iter(entries)
         self._cut = cut
+        self._bound = bound
         self._allow_pickle = allow_pickle
 
     def entry(self) -> Any:
@@ -106,6 +109,12 @@ class Loosened:
         if header[0] == ObjectColumn.kind:
             # Objects may keep what they are made from, and are not to hold the slot.
             buffers = [buffer.copy() for buffer in buffers]
+            try:
+                ObjectColumn.check_dumped(header, buffers, name, self._bound)
+            except CapacityError as error:
+                raise CapacityError(
+                    f"column {name!r} must have objects for which its message has bytes; send fewer rows at a time"
+                ) from error
         try:
             return load_columns([(name, len(buffers), header)], buffers, allow_pickle=self._allow_pickle)[name]
         except UntrustedPickleError as error:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, broadcast, channel, gather
+from samplebatch.column.interface import Header
 from samplebatch.column.objects import ObjectColumn
-from samplebatch.errors import UntrustedPickleError
+from samplebatch.errors import CapacityError, FormatError, UntrustedPickleError
 from tests.malice import NESTINGS, ROWS, MaliciousColumn
 
 
@@ -62,3 +64,47 @@ def test_what_is_committed_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
         reservation.commit(extra={"note": [{}] * ROWS})
         with pytest.raises(UntrustedPickleError, match="column 'note' holds pickled objects"):
             consumer.recv(timeout_s=5)
+
+
+class BombColumn(ObjectColumn):
+    """Objects that take more memory than their message has bytes for."""
+
+    def __init__(self, header: Header, buffers: list[Any]) -> None:
+        super().__init__(np.array([None, None]))
+        self.dumped = header, buffers
+
+    def dump(self) -> tuple[Header, list[Any]]:
+        return self.dumped
+
+
+def stream(array: pa.Array, compression: str | None = None) -> list[Any]:
+    """Write an array as `ObjectColumn.dump` does, compressed if asked for."""
+    batch = pa.record_batch([array], ["values"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+    return [sink.getvalue()]
+
+
+ROWS_WITHOUT_BYTES = 1 << 33
+BOMBS = {
+    "None": (("object", ROWS_WITHOUT_BYTES, '{"kind":"none"}', True), []),
+    "empty dicts": (("object", ROWS_WITHOUT_BYTES, '{"kind":"dict"}', False), []),
+    "nulls in a stream": (("object", 1 << 30, '{"kind":"none"}', False), stream(pa.nulls(1 << 30))),
+    "compressed": (
+        ("object", 1 << 20, '{"kind":"int"}', False),
+        stream(pa.array(np.zeros(1 << 20, np.int64)), "zstd"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["SampleBatch", "Batch"])
+@pytest.mark.parametrize("name", BOMBS)
+def test_objects_take_no_more_memory_than_their_message_allows(name: str, kind: str) -> None:
+    column = BombColumn(*BOMBS[name])
+    plain = SampleBatch._of({"note": column})
+    producer, consumer = channel(1 << 18, allow_pickle=True)
+    with producer, consumer:
+        producer.send(plain if kind == "SampleBatch" else Batch(x=np.zeros(2), info=Batch(note=column)))
+        with pytest.raises((CapacityError, FormatError), match="note"):
+            consumer.recv()
