@@ -29,7 +29,7 @@ ALLOWED = {
     "pickle.Unpickler": {"storage/stub_unpickler.py": "one that finds stubs in place of classes"},
     "torch.load": {"policy/file.py": "with weights only, unless the caller allows more"},
     "torch.export.load": {"policy/file.py": "if the caller allows it"},
-    "exec": {"buffer/direct.py": "a function of constant text and numbers: names and values are variables"},
+    "exec": {"buffer/fast_add.py": "a function of constant text and numbers: names and values are variables"},
 }
 """Calls that run code or read it, and the only modules that make them."""
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from samplebatch.buffer.columns import Columns, leaves_of
-from samplebatch.buffer.finals import NAME
-from samplebatch.buffer.priorities import Prioritized
+from samplebatch.buffer.final_observations import NAME
 from samplebatch.buffer.ring import Rings
-from samplebatch.buffer.samplers import Sampler, Uniform
+from samplebatch.buffer.samplers import Prioritized, Sampler, Uniform
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
 from samplebatch.column.convert import as_column

@@ -12,17 +12,16 @@ import numpy as np
 from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.description import checked, described_of, make, rowless
-from samplebatch.buffer.filling import Filling
 from samplebatch.buffer.journal import WEIGHTS, FolderJournal, MappedStores, adopt, unpacked
 from samplebatch.buffer.mapped import MappedFolder
-from samplebatch.buffer.priorities import Prioritized
-from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.rows import Rows
+from samplebatch.buffer.samplers import Prioritized, Sampler
 from samplebatch.buffer.state_checksums import check_state, with_checksums
 from samplebatch.buffer.table import Table
 from samplebatch.errors import ColumnMismatchError, FormatError, RingError, StorageError
 
 
-class Durable(Filling):
+class Durable(Rows):
     """Rows that can be kept: in a folder while they come, or in files."""
 
     _rng: np.random.Generator

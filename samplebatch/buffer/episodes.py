@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from samplebatch.arguments import whole
-from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.ring import Flags, Ints, Rings
-from samplebatch.buffer.rows import Rows
-from samplebatch.buffer.spans import shifted
-from samplebatch.errors import EmptyBufferError
 
 
 class Episodes(NamedTuple):
@@ -85,81 +80,64 @@ def episodes_of(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
     return Episodes(shifted(rings, ends, 1 - length), length, finished, whole)
 
 
-if TYPE_CHECKING:
-    _Base = Rows
-else:
-    # At run time no base, so that buffers derive from `Rows` along one way.
-    _Base = object
+_FIRST_LOOK = 32
+"""Steps that are looked at first; each further look takes twice as many, of those whose episode runs on."""
 
 
-class EpisodeSampling(_Base):
-    """Rows that can be had by whole episodes."""
+def steps_after(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
+    """Count the steps that follow each in its episode, as far as the ring has them.
 
-    if TYPE_CHECKING:
-        _rng: np.random.Generator
+    Parameters
+    ----------
+    rings, done
+        Of a table.
+    slots
+        Slots of rows, shape (k,).
+    limit
+        The most to count.
 
-    def sample_episodes(self, n: int | None, *, unfinished: bool = False) -> tuple[list[Batch], list[Ints]]:
-        """Draw whole episodes with replacement, each as likely as any other.
+    Examples
+    --------
+    >>> rings, done = Rings([4]), np.array([False, True, False, False])
+    >>> for end in (0, 1, 0, 0, 0):
+    ...     added = rings.advance(None, np.array([end]), np.zeros(1))
+    >>> steps_after(rings, np.array([False, True, False, False]), np.array([1, 2, 3, 0]), 9)
+    array([0, 2, 1, 0])
+    """
+    return _run(rings, done, slots, limit, forward=True)
 
-        An episode is whole if all of its steps are there. Of the oldest one in a ring whose first rows have been
-        written over, nothing tells, so it is left out.
 
-        Parameters
-        ----------
-        n
-            How many; 0 for all in time order, ring by ring, None for all in random order, a negative number for none.
-        unfinished
-            Whether those that run on may be drawn, too.
+def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
+    """Count the steps that come before each in its episode, as far as the ring has them; see `steps_after`."""
+    return _run(rings, done, slots, limit, forward=False)
 
-        Returns
-        -------
-        episodes
-            Their rows in time order, as `buf[...]` gives them: slices of one copy.
-        indices
-            Where the rows are, an array for each episode.
 
-        Raises
-        ------
-        ArgumentError
-            If `n` is no whole number.
-        EmptyBufferError
-            If there is no episode to draw from.
+def shifted(rings: Rings, slots: Ints, by: Ints) -> Ints:
+    """Return the slots so many steps later in their rings, or earlier for negative numbers.
 
-        Examples
-        --------
-        >>> from samplebatch import ReplayBuffer
-        >>> buf = ReplayBuffer(8)
-        >>> for i in range(7):
-        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i in (2, 5), truncated=False, obs_next=i + 1))
-        >>> episodes, indices = buf.sample_episodes(0)
-        >>> [episode.obs.tolist() for episode in episodes], indices[1]
-        ([[0, 1, 2], [3, 4, 5]], array([3, 4, 5]))
-        """
-        if n is not None:
-            whole("n", n, None)
-        with self._table.lock:
-            slots, ends = self._drawn_episodes(n, unfinished=unfinished)
-            if not len(slots):
-                return [], []
-            rows, indices = self._rows(slots), slots - self._start
-        cuts = [slice(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
-        return [rows[cut] for cut in cuts], [indices[cut] for cut in cuts]
+    Shapes are broadcast. The rings must have rows there.
+    """
+    ring = rings.ring_of(slots)
+    base, size = rings.bases[ring], rings.sizes_of_all()[ring]
+    moved: Ints = base + (slots - base + by) % size
+    return moved
 
-    def _drawn_episodes(self, n: int | None, *, unfinished: bool) -> tuple[Ints, Ints]:
-        """Draw episodes, and return the slots of their steps and where each begins among them."""
-        table = self._table
-        if "obs" not in table.columns.tree:
-            candidates = np.zeros(0, np.intp)
-        else:
-            found = episodes_of(table.rings, table.done, self._ring)
-            candidates = np.flatnonzero(found.whole if unfinished else found.whole & found.finished)
-        chosen = candidates[:0]
-        if n is None:
-            chosen = self._rng.permutation(candidates)
-        elif n == 0:
-            chosen = candidates
-        elif n > 0:
-            if not len(candidates):
-                raise EmptyBufferError("a buffer must have a whole episode to draw from, it has none; add more steps")
-            chosen = candidates[self._rng.integers(0, len(candidates), n)]
-        return found.slots(table.rings, chosen) if len(chosen) else (chosen, chosen)
+
+def _run(rings: Rings, done: Flags, slots: Ints, limit: int, *, forward: bool) -> Ints:
+    ring = rings.ring_of(slots)
+    base, size = rings.bases[ring], rings.sizes_of_all()[ring]
+    place, last = slots - base, rings.last_index[ring] - base
+    found = np.full(len(slots), limit, np.intp)
+    left = np.arange(len(slots))
+    seen, width = 0, _FIRST_LOOK
+    while len(left) and seen < limit:
+        steps = np.arange(seen, min(seen + width, limit))
+        at = place[left, None] + (steps if forward else -1 - steps)
+        at %= size[left, None]
+        # Whether the step is its episode's last, and so is followed, or what comes after it preceded, by none.
+        over = done[at + base[left, None]] | (at == last[left, None])
+        ended = over.any(1)
+        found[left[ended]] = seen + over[ended].argmax(1)
+        left = left[~ended]
+        seen, width = seen + len(steps), 2 * width
+    return found

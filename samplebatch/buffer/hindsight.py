@@ -17,11 +17,10 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.columns import taken
-from samplebatch.buffer.n_step import check_window, nstep_columns
-from samplebatch.buffer.reading import final_rows
+from samplebatch.buffer.episodes import shifted, steps_after
+from samplebatch.buffer.gather import check_window, final_rows, nstep_columns
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.spans import shifted, steps_after
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.column.casting import cast_exactly

@@ -19,7 +19,7 @@ from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.buffer.checkpoint import State, check_rings
 from samplebatch.buffer.columns import Columns, Tree
 from samplebatch.buffer.dense_store import DenseStore, TorchStore
-from samplebatch.buffer.finals import OWNER
+from samplebatch.buffer.final_observations import OWNER
 from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.store import Slots, Store, as_rows
 from samplebatch.buffer.stores import Stores

@@ -15,14 +15,13 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.checkpoint import State, generator_of, generator_state
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
-from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, fragment_of, rows_as_added
+from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, Tail, fragment_of, rows_as_added
+from samplebatch.buffer.gather import check_window, nstep_columns
 from samplebatch.buffer.locks import new_lock
-from samplebatch.buffer.n_step import check_window, nstep_columns
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.state_checksums import check_state, with_checksums
-from samplebatch.buffer.streams import Tail
 from samplebatch.errors import (
     ColumnTypeError,
     EmptyBufferError,

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.batch.nested.tensors import array_of
-from samplebatch.buffer.priorities import Prioritized, exponent
 from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.samplers import Prioritized, exponent
 from samplebatch.buffer.sum_tree import SegmentTree
 from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError, RowIndexError

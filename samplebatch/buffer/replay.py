@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.values import complete_rows
 from samplebatch.buffer.durable import Durable
-from samplebatch.buffer.filling import given_rows, values_given
-from samplebatch.buffer.n_step import check_window, nstep_columns
-from samplebatch.buffer.reading import rows_at
+from samplebatch.buffer.gather import ORDER, rows_at
 from samplebatch.buffer.ring import Added, Ints
-from samplebatch.buffer.samplers import Sampler, Uniform, whole_stacks
-from samplebatch.buffer.sequences import SequenceSampling
+from samplebatch.buffer.samplers import Sampler, Uniform
+from samplebatch.buffer.sampling import Sampling
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Table
-from samplebatch.errors import RingError
+from samplebatch.buffer.writing import given_rows, values_given
+from samplebatch.errors import ColumnMismatchError, RingError
 
 _INTP = np.dtype(np.intp)
 _zeros = np.zeros
 
 
-class ReplayBuffer(SequenceSampling, Durable):
+class ReplayBuffer(Sampling, Durable):
     """The newest steps of an environment.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
@@ -239,136 +239,118 @@ class ReplayBuffer(SequenceSampling, Durable):
         with self._table.lock:
             self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
 
-    # Sampling
+    # Filling
 
-    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> tuple[Batch, Ints]:
-        """Draw rows; see `sample_indices`.
+    def set_batch(self, batch: Batch | Mapping[str, Any]) -> None:
+        """Put rows into all slots; which of them count stays as it is.
 
         Parameters
         ----------
-        batch_size
-            How many, as `sample_indices` takes it.
-        n_step
-            The most steps that each row stands for. The rows then have two columns more: `returns`, the discounted sum
-            of the rewards of up to so many steps of the episode, and `discount`, by which an estimate at `obs_next`,
-            now the observation after the last of them, is to be multiplied: `gamma` to the number of the steps, or 0
-            where the last is terminated. None: each row is a step.
-        gamma
-            The discount of a step.
-
-        Returns
-        -------
         batch
-            The rows, as `buf[indices]` gives them.
-        indices
-            Where they are.
+            Rows for every slot, `maxsize` of them, under the usual names.
 
         Raises
         ------
-        EmptyBufferError
-            If there is no row to draw from.
-        ArgumentError
-            If `batch_size` is no whole number, `n_step` none from 1 on, or `gamma` none from 0 to 1. Nothing is drawn
-            then.
-        ColumnNotFoundError
-            If rows are to stand for several steps, and have no next observations. Nothing is drawn then.
-
-        Examples
-        --------
-        >>> buf = ReplayBuffer(8)
-        >>> for i in range(5):
-        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 4, truncated=False, obs_next=i + 1))
-        >>> batch, indices = buf.sample(0, n_step=3, gamma=0.5)
-        >>> batch.returns, batch.discount, batch.obs_next
-        (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
+        ColumnMismatchError
+            If there are other names.
+        ColumnLengthError, ColumnTypeError
+            If the rows are not as many as the slots, or a column cannot hold them; names it. Nothing has changed then.
         """
+        held = values_given(batch, {})
+        unknown = [name for name in held if name not in ORDER]
+        if unknown:
+            raise ColumnMismatchError(
+                f"rows must have the usual names, got {unknown[0]!r}; there are {', '.join(ORDER)}"
+            )
         with self._table.lock:
-            check_window(self._table, n_step, gamma)
-            slots = self._drawn(batch_size)
-            rows = self._rows(slots)
-            if n_step is not None:
-                rows.__dict__.update(nstep_columns(self._table, slots, n_step, gamma, self.stack_num))
-        return rows, slots - self._start if self._start else slots
+            self._table.fill(held, self._start, self._start + self.maxsize)
 
-    def sample_indices(self, batch_size: int | None) -> Ints:
-        """Draw indices of rows with replacement.
+    def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
+        """Put values into one column.
 
         Parameters
         ----------
-        batch_size
-            How many; 0 for all in time order, None for all in random order, a negative number for none.
+        seq
+            The values; as many as slots, or as the index asks for.
+        key
+            The column's name, which may be new.
+        index
+            As between brackets; None for all slots.
+        default_value
+            What the other slots of a new column hold; None for zeros.
 
         Raises
         ------
-        EmptyBufferError
-            If there is no row to draw from.
-        ArgumentError
-            If `batch_size` is no whole number.
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If the column cannot take the values; names it. Nothing has changed then.
+        RowIndexError
+            If an index lies outside.
         """
+        slots = np.arange(self._start, self._start + self.maxsize) if index is None else self._slots(index).reshape(-1)
         with self._table.lock:
-            return self._drawn(batch_size) - self._start
+            self._table.set_column(key, seq, slots, default_value)
 
-    def _drawn(self, batch_size: int | None) -> Ints:
-        if batch_size is not None:
-            batch_size = whole("batch_size", batch_size, None)
-        frames = self.stack_num if self.options["sample_avail"] else 1
-        if batch_size is not None and batch_size > 0:
-            sampler = self._sampler
-            if type(sampler) is Uniform:
-                sampler.frames = frames
-            return sampler.draw(self._table, self._ring, batch_size, self._rng)
-        if batch_size is not None and batch_size < 0:
-            return _zeros(0, _INTP)
-        every = whole_stacks(self._table, self._ring, frames)
-        return every if batch_size == 0 else self._rng.permutation(every)
+    @classmethod
+    def from_data(
+        cls,
+        obs: Any,
+        act: Any,
+        rew: Any,
+        terminated: Any,
+        truncated: Any,
+        done: Any,
+        obs_next: Any,
+        **options: Any,
+    ) -> Self:
+        """Make a full buffer of rows that are there already, in time order, such as those of a data set.
 
-    def minibatches(
-        self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False
-    ) -> Iterator[tuple[Batch, Ints]]:
-        """Go over all rows in batches, each row once an epoch.
-
-        Parameters
-        ----------
-        batch_size
-            Rows in a batch.
-        epochs
-            How often to go over the rows.
-        shuffle
-            Whether to draw a new order for each epoch; otherwise they come in time order.
-        drop_last
-            Whether to leave out a last batch with fewer rows.
-
-        Yields
-        ------
-        The rows and their indices, as `sample` returns them.
+        Arrays that lie as columns do are kept, not copied: adding steps later overwrites them. Options are those of the
+        class, the size aside.
 
         Raises
         ------
-        ArgumentError
-            If `batch_size` is no whole number from 1 on, or `epochs` none from 0 on.
+        ColumnLengthError, ColumnTypeError
+            If a column has not as many rows as `obs`, or is nothing that can be stored; names it.
 
         Examples
         --------
-        >>> buf = ReplayBuffer(8)
-        >>> for i in range(5):
-        ...     added = buf.add(Batch(obs=i, act=0, rew=0, terminated=False, truncated=False))
-        >>> [batch.obs.tolist() for batch, _ in buf.minibatches(2, shuffle=False)]
-        [[0, 1], [2, 3], [4]]
+        >>> from samplebatch import ReplayBuffer
+        >>> obs, flags, never = np.arange(3), np.array([False, False, True]), np.zeros(3, bool)
+        >>> buf = ReplayBuffer.from_data(obs, np.zeros(3), np.ones(3), flags, never, flags, obs + 1)
+        >>> len(buf), buf.next([0, 1, 2])
+        (3, array([1, 2, 2]))
         """
-        whole("batch_size", batch_size, 1)
-        for _ in range(whole("epochs", epochs)):
-            every = self.sample_indices(None if shuffle else 0)
-            for start in range(0, len(every), batch_size):
-                indices = every[start : start + batch_size]
-                if len(indices) == batch_size or not drop_last:
-                    yield self[indices], indices
+        rows = {"obs": obs, "act": act, "rew": rew, "terminated": terminated, "truncated": truncated}
+        size = len(obs)
+        buffer = cls(size, **options)
+        if size:
+            held = {name: value if name == "obs" else np.asarray(value) for name, value in rows.items()}
+            held |= {"done": np.asarray(done), "obs_next": obs_next}
+            buffer._table.fill(values_given(held, {}), 0, size, keep=True)
+            buffer._sampler.added(buffer._table.rings.append(0, size))
+        return buffer
 
-    def split(
-        self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
-    ) -> Iterator[Batch]:
-        """Go over all rows in batches of a size; see `Batch.split`. The order is the buffer's own draw by default."""
-        rows: Batch = self[:]
-        return rows.split(size, shuffle, merge_last, rng=self._rng if rng is None else rng)
+    def dropnull(self) -> None:
+        """Remove all rows in which anything is NaN, NaT or None; the others move together, in time order."""
+        with self._table.lock:
+            for ring in range(self._table.rings.n) if self._ring is None else (self._ring,):
+                self._drop_null_rows(ring)
+
+    def _drop_null_rows(self, ring: int) -> None:
+        slots = self._table.rings.chronological(ring)
+        if not len(slots):
+            return
+        rows = Batch(given_rows(rows_at(self._table, slots, 1)))
+        whole = complete_rows(rows, len(slots))
+        if not whole.all():
+            kept = slots[whole]
+            known = self._sampler.live(kept)
+            self._table.reset([ring], keep_statistics=True)
+            if len(kept):
+                places = np.flatnonzero(whole)
+                gaps = np.flatnonzero(np.diff(places) > 1)
+                moved = self._table.append(ring, rows[places].__dict__, len(kept), gaps)
+                self._sampler.moved(moved, known)
 
     # Carrying on elsewhere
 

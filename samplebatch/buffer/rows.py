@@ -13,7 +13,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, format_tree, node
 from samplebatch.batch.nested.values import any_null, nulls
 from samplebatch.buffer.columns import first_row
-from samplebatch.buffer.reading import column_at, nbytes_of, rows_at, rows_in, shown_slots, slots_in
+from samplebatch.buffer.gather import column_at, nbytes_of, rows_at, rows_in, shown_slots, slots_in
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Range

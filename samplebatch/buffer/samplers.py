@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from math import isnan, log
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.sum_tree import SumTree
 from samplebatch.buffer.table import Table
-from samplebatch.errors import EmptyBufferError
+from samplebatch.errors import EmptyBufferError, PriorityError
 
 _ROUNDS = 3
 """Rounds of drawing and looking before all rows are looked at."""
@@ -110,3 +114,165 @@ def whole_stacks(table: Table, ring: int | None, frames: int) -> Ints:
     if frames < 2 or not len(every):
         return every
     return every[table.rings.has_frames(every, frames, table.done)]
+
+
+Floats = npt.NDArray[np.float64]
+
+EPSILON: Final = float(np.finfo(np.float32).eps)
+"""Added to every priority, so that a row whose error was 0 is drawn again some time."""
+
+
+class Prioritized(Sampler):
+    r"""Prioritized experience replay (arXiv:1511.05952), proportional.
+
+    A row of priority p is drawn with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. Its importance
+    weight makes up for being drawn more often than others: :math:`(w / p_{min})^{-\beta}`, with the smallest priority
+    seen so far, divided by the largest such weight among the rows that are read together if weights are normalized.
+    That is Tianshou's formula; after the division it is the paper's, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
+
+    Parameters
+    ----------
+    capacity
+        How many slots the table has.
+    alpha
+        From 0, all rows equally likely, on.
+    beta
+        From 0, all importance weights equal, on.
+    weight_norm
+        Whether to divide importance weights by the largest.
+    stratified
+        Whether each of n draws has an n-th of the whole to itself, which lowers the variance.
+
+    Attributes
+    ----------
+    largest, smallest
+        The extremes of all priorities so far, of which 1 is the first. A new row enters with the largest.
+    mirror
+        An array of the capacity's length that gets every weight as well, such as one in a file; None for none.
+
+    Raises
+    ------
+    PriorityError
+        If alpha or beta is negative or no number.
+    """
+
+    listens: ClassVar[bool] = True
+
+    def __init__(
+        self, capacity: int, alpha: float, beta: float, *, weight_norm: bool = True, stratified: bool = False
+    ) -> None:
+        self.alpha = exponent("alpha", alpha)
+        self.beta = exponent("beta", beta)
+        self.weight_norm = bool(weight_norm)
+        self.stratified = bool(stratified)
+        self.largest = self.smallest = 1.0
+        self.tree = SumTree(capacity)
+        self.mirror: Floats | None = None
+
+    def _set(self, slots: Ints, weights: Any) -> None:
+        self.tree.set(slots, weights)
+        self._reflect(slots)
+
+    def _reflect(self, slots: Ints) -> None:
+        if self.mirror is not None:
+            self.mirror[slots] = self.tree.get(slots)
+
+    def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
+        """Draw the slots of `count` rows with replacement; see `Sampler.draw`."""
+        rings = table.rings
+        if not (len(rings) if ring is None else rings.sizes_of_all()[ring]):
+            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+        start, stop = (0, rings.capacity) if ring is None else map(int, rings.edges[ring : ring + 2])
+        return self.tree.draw(count, rng, start, stop, stratified=self.stratified)
+
+    def added(self, slots: Ints) -> None:
+        """Give new rows the largest priority so far."""
+        self._set(slots, self.largest**self.alpha)
+
+    def removed(self, slots: Ints) -> None:
+        """Let rows that are no longer there not be drawn."""
+        self._set(slots, 0.0)
+
+    def moved(self, slots: Ints, state: dict[str, Any]) -> None:
+        """Give rows the weights they had where they were."""
+        self._set(slots, state["weights"])
+
+    def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
+        """Return the importance weights of rows, and the generations of their slots."""
+        weights = self.importance(slots)
+        if self.weight_norm and weights.size:
+            largest = weights.max()
+            if largest > 0.0:
+                weights /= largest
+        return {names.WEIGHT: weights, names.GENERATION: table.rings.generation(slots)}
+
+    def importance(self, slots: Ints) -> Floats:
+        """Return the importance weights of rows, not normalized: 0 for slots without a row, shape of the slots."""
+        weights: Floats = self.tree.get(slots)
+        missing = None
+        if np.count_nonzero(weights) < weights.size:
+            missing = weights == 0.0
+            weights[missing] = 1.0
+        weights /= self.smallest
+        np.power(weights, -self.beta, out=weights)
+        if missing is not None:
+            weights[missing] = 0.0
+        return weights
+
+    def update(self, slots: Ints, priorities: Floats) -> None:
+        """Give rows new priorities, C-contiguous and shape (n,) both; on duplicate slots the last one wins.
+
+        Raises
+        ------
+        PriorityError
+            If a priority is NaN or too large. Nothing has changed then.
+        """
+        if not len(slots):
+            return
+        sizes = np.abs(priorities)
+        sizes += EPSILON
+        smallest, largest = float(sizes.min()), float(sizes.max())
+        if not largest < np.inf or self.alpha * log(largest) > log(self.tree.limit):
+            found = "NaN" if isnan(largest) else f"{largest:g}"
+            raise PriorityError(
+                f"the sum of priorities to the power of alpha must be finite, got a priority of {found}"
+            )
+        self.tree.put(slots, sizes**self.alpha)
+        self._reflect(slots)
+        self.largest = max(self.largest, largest)
+        self.smallest = min(self.smallest, smallest)
+
+    def live(self, slots: Ints) -> dict[str, Any]:
+        """Return what the sampler knows of itself and of slots, shape (n,); see `Sampler.live`."""
+        return {
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "weight_norm": self.weight_norm,
+            "stratified": self.stratified,
+            "largest": self.largest,
+            "smallest": self.smallest,
+            "weights": self.tree.get(slots),
+        }
+
+    @classmethod
+    def revived(cls, capacity: int, slots: Ints, state: dict[str, Any]) -> Self:
+        """Make a sampler of what `live` returned; see `Sampler.revived`."""
+        names = ("weight_norm", "stratified")
+        sampler = cls(capacity, state["alpha"], state["beta"], **{name: state[name] for name in names})
+        sampler.largest, sampler.smallest = float(state["largest"]), float(state["smallest"])
+        sampler.tree.set(slots, state["weights"])
+        return sampler
+
+
+def exponent(name: str, value: float) -> float:
+    """Return an exponent, if it is a number from 0.
+
+    >>> exponent("beta", 1)
+    1.0
+    >>> exponent("beta", -1)
+    Traceback (most recent call last):
+    samplebatch.errors.PriorityError: beta must be a number from 0, got -1
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0.0 <= value < np.inf:
+        raise PriorityError(f"{name} must be a number from 0, got {value!r}")
+    return float(value)

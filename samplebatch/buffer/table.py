@@ -9,14 +9,13 @@ import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.columns import Columns, Ready
-from samplebatch.buffer.direct import Way, way_for
-from samplebatch.buffer.finals import OWNER, Finals
+from samplebatch.buffer.fast_add import Way, way_for
+from samplebatch.buffer.final_observations import OWNER, FinalObservations
 from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
-from samplebatch.buffer.series import Series
-from samplebatch.buffer.step import FLAGS, numbers, rows_at, stored_values
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
+from samplebatch.buffer.writing import FLAGS, Series, numbers, rows_at, stored_values
 from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,
@@ -91,7 +90,9 @@ class Table:
         self.way_of_one: Way | None = None
         self.way_of_all: Way | None = None
         self._no_way: tuple[Any, ...] = ()
-        self.finals = None if keeps_next else Finals(self.rings.n, self.rings.capacity, stores, self.forget_ways)
+        self.finals = (
+            None if keeps_next else FinalObservations(self.rings.n, self.rings.capacity, stores, self.forget_ways)
+        )
 
     @property
     def done(self) -> Flags:

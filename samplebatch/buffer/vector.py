@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.buffer.filling import given_rows, values_given
-from samplebatch.buffer.reading import rows_at
+from samplebatch.buffer.gather import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
+from samplebatch.buffer.writing import given_rows, values_given
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RingError, StorageError
 
 _INTP = np.dtype(np.intp)

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from samplebatch.buffer import checkpoint
 from samplebatch.buffer.checkpoint import State
-from samplebatch.buffer.priorities import Prioritized
-from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.samplers import Prioritized, Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table

@@ -6,15 +6,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.buffer.columns import copied, leaves_of, taken
-from samplebatch.buffer.finals import patched
+from samplebatch.buffer.final_observations import patched
 from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.store import Range
 from samplebatch.buffer.table import Table
 from samplebatch.column import threads
-from samplebatch.errors import ColumnNotFoundError, near_names
+from samplebatch.errors import ColumnNotFoundError, near_names, no_such_column
+from samplebatch.returns import nstep_of_rings
 
 ORDER: Final = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
 """The names that rows have, in this order, whether or not they were given; others follow."""
@@ -204,3 +206,55 @@ def nbytes_of(table: Table) -> int:
     """Return the bytes that the slots of all columns occupy, final observations included."""
     total = table.columns.nbytes
     return total if table.finals is None else total + sum(s.nbytes for _, s in leaves_of(table.finals.columns.tree))
+
+
+def check_window(table: Table, n_step: int | None, gamma: float) -> None:
+    """Check, before anything is drawn, that rows can stand for several steps; `n_step` is None for one.
+
+    Raises
+    ------
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+    ColumnNotFoundError
+        If there are rows, and no next observations.
+    """
+    fraction("gamma", gamma)
+    if n_step is not None:
+        whole("n_step", n_step, 1)
+        tree = table.columns.tree
+        if table.keeps_next and tree and "obs_next" not in tree:
+            raise no_such_column("obs_next", tree)
+
+
+def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
+    """Return what rows have beside their own values if they stand for several steps.
+
+    A window ends early with its episode, however that ended, and with the newest step of the ring.
+
+    Parameters
+    ----------
+    table, slots
+        The rows, shape (n,).
+    n_step
+        The most steps of a window.
+    gamma
+        The discount of a step.
+    stack
+        How many steps to stack where observations are read.
+
+    Returns
+    -------
+    dict
+        `returns`, the discounted sum of the rewards, of their shape; `discount`, gamma to the number of steps, 0 where
+        the last one is terminated, shape (n,); `obs_next`, the observation after the last step.
+
+    Raises
+    ------
+    ArgumentError
+        As `check_window` does.
+    """
+    rings, tree = table.rings, table.columns.tree
+    flags = tree["terminated"].values, table.done
+    found = nstep_of_rings(tree["rew"].values, *flags, rings.edges, rings.last_index, slots, n_step, gamma)
+    obs_next = column_at(table, "obs_next", found.last, stack)
+    return {"returns": found.returns, "discount": found.discount, "obs_next": obs_next}

@@ -29,7 +29,7 @@ _SPARE = 16
 _count = np.count_nonzero
 
 
-class Finals:
+class FinalObservations:
     """The observation after the newest step of each ring, and after each truncation.
 
     Row k is overwritten by every step of ring k; at a truncation it is copied to a row of its own, which is free

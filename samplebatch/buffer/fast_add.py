@@ -15,7 +15,7 @@ import numpy as np
 
 from samplebatch.batch.nested.node import KINDS, NODE
 from samplebatch.buffer.dense_store import DenseStore
-from samplebatch.buffer.finals import Finals
+from samplebatch.buffer.final_observations import FinalObservations
 from samplebatch.buffer.object_store import ObjectStore
 from samplebatch.buffer.ring import Added
 from samplebatch.buffer.store import Store
@@ -229,7 +229,7 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
     )
 
 
-def _keep_all(finals: Finals, slots: Any, terminated: Any, truncated: Any) -> None:
+def _keep_all(finals: FinalObservations, slots: Any, terminated: Any, truncated: Any) -> None:
     """Keep the observations after a step of every ring that are final."""
     finals.owners[: len(slots)] = slots + 1
     cut = truncated & ~terminated

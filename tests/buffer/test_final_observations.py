@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
-from samplebatch.buffer.finals import Finals
+from samplebatch.buffer.final_observations import FinalObservations
 from samplebatch.buffer.stores import Stores
 
 
-def finals(rings: int = 2, slots: int = 20) -> Finals:
-    return Finals(rings, slots, Stores(), lambda: None)
+def finals(rings: int = 2, slots: int = 20) -> FinalObservations:
+    return FinalObservations(rings, slots, Stores(), lambda: None)
 
 
-def write(kept: Finals, rings: list[int], slots: list[int], cut: list[bool]) -> None:
+def write(kept: FinalObservations, rings: list[int], slots: list[int], cut: list[bool]) -> None:
     rows = np.array(slots) * 10
     ready = kept.fit({"a": rows}, len(rows), single=False)
     kept.release(np.array(slots))
     kept.write(ready, np.array(rings), np.array(slots), np.array(cut))
 
 
-def found(kept: Finals, slots: list[int], rings: list[int]) -> list[int | None]:
+def found(kept: FinalObservations, slots: list[int], rings: list[int]) -> list[int | None]:
     rows, there = kept.find(np.array(slots), np.array(rings))
     values = kept.take(rows).a.tolist()
     return [value if known else None for value, known in zip(values, there.tolist(), strict=True)]

@@ -1,0 +1,272 @@
+"""The values of a step as a buffer stores them: whatever was given, flags are bool and rewards float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node, values_of
+from samplebatch.batch.nested.tensors import array_of
+from samplebatch.buffer.ring import Added, Flags, Ints, Rings
+from samplebatch.column.casting import as_flags
+from samplebatch.errors import (
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    near_names,
+)
+
+FLAGS: Final = ("terminated", "truncated")
+"""The flags that a step is given with; `done` is made of them."""
+
+_MAX_FRAMES = 16
+"""What is longer is no stack of frames, where the rest of the shape is that of an image."""
+
+_REQUIRED = ("obs", "act", "rew", *FLAGS)
+
+
+def values_given(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of what is to be added: a batch, a dict, or columns by name."""
+    if batch is None:
+        return Batch(columns).__dict__
+    if columns:
+        raise ColumnTypeError(
+            f"a step is given as a batch or by columns, got both; put {next(iter(columns))!r} into the batch"
+        )
+    return batch.__dict__ if isinstance(batch, Batch) else Batch(batch).__dict__
+
+
+def given_rows(rows: dict[str, Any]) -> dict[str, Any]:
+    """Leave out names that have no values."""
+    return {name: value for name, value in rows.items() if KINDS[type(value)] != NODE or value.__dict__}
+
+
+def stored_values(held: Mapping[str, Any], n: int, *, single: bool, last_frame: bool) -> dict[str, Any]:
+    """Return the values to be stored of n rows, or of a single one without a leading axis.
+
+    `done` alone stands for `terminated`. With `last_frame`, observations are stacks of frames of which the newest is
+    taken.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If a column is missing that every step must have; names it.
+    ColumnLengthError, ColumnMismatchError, ColumnTypeError
+        If rewards or flags are no numbers, or not one a row; names the column.
+
+    Examples
+    --------
+    >>> stored_values({"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False)["done"]
+    array(True)
+    """
+    values = dict(held)
+    if "terminated" not in values and "truncated" not in values and "done" in values:
+        # The older form took any number but 0 for true.
+        values["terminated"] = numbers(values["done"], "done", () if single else (n,), np.float64) != 0.0
+        values["truncated"] = np.zeros(() if single else n, np.bool_)
+    for name in _REQUIRED:
+        if name not in values:
+            raise ColumnNotFoundError(f"a step must have column {name!r}; {near_names(name, held)}")
+    lead = () if single else (n,)
+    values["rew"] = numbers(values["rew"], "rew", lead, np.float64)
+    for name in FLAGS:
+        values[name] = numbers(values[name], name, lead, np.bool_).reshape(lead)
+    values["done"] = np.asarray(values["terminated"] | values["truncated"])
+    if last_frame:
+        for name in ("obs", "obs_next"):
+            if name in values:
+                values[name] = newest_frame(values[name], name, single=single)
+    return values
+
+
+def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
+    """Convert rewards or flags to numbers of a kind.
+
+    Parameters
+    ----------
+    lead
+        The number of rows, in a tuple; an empty one for a single row without a leading axis.
+
+    Raises
+    ------
+    ColumnLengthError
+        If there are not as many rows; names the column.
+    ColumnMismatchError
+        If there are several flags a row, or one that is neither 0 nor 1; names the column.
+    ColumnTypeError
+        If they are no real numbers; names the column.
+
+    Examples
+    --------
+    >>> numbers([1, 0], "terminated", (2,), np.bool_)
+    array([ True, False])
+    """
+    array = array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
+    if array.shape[: len(lead)] != lead:
+        found = array.shape[0] if array.ndim else "a single number"
+        raise ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {found}")
+    if kind is np.bool_ and array.size != (lead[0] if lead else 1):
+        raise ColumnMismatchError(f"column {name!r} must have one flag a row, got shape {array.shape[len(lead) :]}")
+    return as_flags(array, name) if kind is np.bool_ else array.astype(kind, copy=False)
+
+
+def newest_frame(value: Any, path: str, *, single: bool) -> Any:
+    """Take the last frame of stacked observations, of one row or of each.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If observations are no stacks, or images whose first axis is one of pixels; names the column.
+    """
+    names = values_of(value)
+    if names is not None:
+        return node(
+            Batch, {name: newest_frame(inner, f"{path}.{name}", single=single) for name, inner in names.items()}
+        )
+    shape = np.shape(value) if single else np.shape(value)[1:]
+    if _has_pixels_first(shape, getattr(value, "dtype", None)):
+        raise ColumnMismatchError(
+            f"column {path!r} must have its frames along the first axis for only the last to be saved, got rows of "
+            f"shape {shape}, which are images; move the axis of frames to the front, or give the newest as a stack of 1"
+        )
+    try:
+        return value[-1] if single else value[:, -1]
+    except (TypeError, IndexError) as error:
+        raise ColumnMismatchError("observations must be stacks of frames for only the last to be saved") from error
+
+
+def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Tell whether rows look like images with channels last, or without any, rather than like stacks of frames."""
+    if not shape or shape[0] <= _MAX_FRAMES:
+        return False
+    return (len(shape) == 3 and shape[-1] <= _MAX_FRAMES) or (len(shape) == 2 and dtype == np.uint8)
+
+
+def rows_at(values: Any, index: Any) -> Any:
+    """Take rows of values; a name without values has them all."""
+    return values if KINDS[type(values)] == NODE and not values.__dict__ else values[index]
+
+
+_INTP = np.dtype(np.intp)
+
+
+class Series:
+    """Where k steps go that are given in order of time, and what follows for the episodes of their rings.
+
+    Parameters
+    ----------
+    rings
+        The rings, which are looked at, and not changed before `advance`.
+    numbers
+        The ring of each step, shape (k,).
+
+    Attributes
+    ----------
+    slots
+        The slot of each step, shape (k,).
+    lasting
+        The steps that no later one is written over, shape (l,), ascending; None for all.
+    rings, newest
+        The rings that get steps, ascending, and the newest step of each.
+
+    Examples
+    --------
+    >>> rings = Rings([2, 2])
+    >>> series = Series(rings, np.array([0, 0, 1, 0]))
+    >>> series.slots, series.lasting, series.newest
+    (array([0, 1, 2, 0]), array([1, 2, 3]), array([3, 2]))
+    >>> series.advance(np.array([False, True, False, False]), np.array([1.0, 2.0, 4.0, 8.0]))
+    (array([0, 1, 2, 0]), array([0., 3., 0., 0.]), array([0, 2, 0, 0]), array([0, 0, 2, 0]))
+    """
+
+    def __init__(self, rings: Rings, numbers: Ints) -> None:
+        self._all = rings
+        # NumPy sorts short integers by radix, in linear time.
+        key = numbers.astype(np.uint16) if rings.n <= 1 << 16 else numbers
+        self._order: Ints = key.argsort(kind="stable")
+        self._ring: Ints = numbers[self._order]
+        self._counts = np.bincount(numbers, minlength=rings.n)
+        self._stops = np.cumsum(self._counts)
+        # Steps of the ring before each.
+        self._rank = np.arange(len(numbers)) - (self._stops - self._counts)[self._ring]
+        cursors, maxsizes = rings.cursors_of_all(), rings.maxsizes
+        places = (cursors[self._ring] + self._rank) % maxsizes[self._ring]
+        self.slots: Ints = np.empty(len(numbers), _INTP)
+        self.slots[self._order] = rings.bases[self._ring] + places
+        self.rings: Ints = self._counts.nonzero()[0]
+        self.newest: Ints = self._order[self._stops[self.rings] - 1]
+        self.lasting: Ints | None = None
+        if (self._counts > maxsizes).any():
+            self.lasting = np.sort(self._order[self._rank >= (self._counts - maxsizes)[self._ring]])
+
+    def advance(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
+        """Count the steps as written; see `Rings.advance`.
+
+        Parameters
+        ----------
+        done
+            Whether an episode ended with each, shape (k,).
+        rew
+            Rewards, shape (k, ...).
+        """
+        rings, order, ring = self._all, self._order, self._ring
+        state = rings.state()
+        done, rew, slots = done[order], rew[order], self.slots[order]
+        written = state["writes"][ring] + self._rank
+        # A run is what a ring gets of one episode.
+        opens = self._rank == 0
+        begins = opens.copy()
+        begins[1:] |= done[:-1]
+        starts = begins.nonzero()[0]
+        lasts = np.append(starts[1:], len(ring)) - 1
+        run = begins.cumsum() - 1
+        goes_on, ring_of = opens[starts], ring[starts]
+        began = np.where(goes_on, state["began"][ring_of], written[starts])
+        first_slots = np.where(goes_on, state["starts"][ring_of], slots[starts])
+        totals = _sums(np.where(_as_wide(goes_on, rew), state["returns"][ring_of], 0.0), rew, run)
+        lengths = written[lasts] + 1 - began
+        ended = done[lasts]
+
+        returns, lens, firsts = np.zeros(rew.shape), np.zeros(len(ring), _INTP), np.empty(len(ring), _INTP)
+        closing = order[lasts[ended]]
+        returns[closing] = totals[ended]
+        lens[closing] = lengths[ended]
+        firsts[order] = first_slots[run]
+
+        # What the last run of each ring leaves behind.
+        final = np.append(goes_on[1:], True)
+        changed, over = ring_of[final], ended[final]
+        state["writes"] += self._counts
+        state["cursors"] = (state["cursors"] + self._counts) % np.maximum(rings.maxsizes, 1)
+        state["sizes"] = np.minimum(state["sizes"] + self._counts, rings.maxsizes)
+        state["began"][changed] = np.where(over, state["writes"][changed], began[final])
+        begun = rings.bases[changed] + state["cursors"][changed]
+        state["starts"][changed] = np.where(over, begun, first_slots[final])
+        state["returns"][changed] = np.where(_as_wide(over, rew), 0.0, totals[final])
+        alike = all(len(set(state[name].tolist())) == 1 for name in ("cursors", "sizes", "writes"))
+        state["together"] = rings.n == 1 or (bool(rings.even) and alike)
+        rings.restore(state)
+        return self.slots, returns, lens, firsts
+
+
+def _sums(before: npt.NDArray[np.float64], rew: npt.NDArray[np.float64], run: Ints) -> npt.NDArray[np.float64]:
+    """Add up the rewards of each run one after the other, as they would be if they came one by one."""
+    count = len(before)
+    runs = np.concatenate([np.arange(count), run])
+    values = np.concatenate([before, rew]).reshape(len(runs), -1)
+    sums = np.zeros((count, values.shape[1]))
+    for place, column in enumerate(values.T):
+        sums[:, place] = np.bincount(runs, column, minlength=count)
+    return sums.reshape(before.shape)
+
+
+def _as_wide(flags: Flags, like: npt.NDArray[Any]) -> Flags:
+    """Give flags axes for the shape of a row."""
+    return flags.reshape(len(flags), *(1,) * (like.ndim - 1))
