@@ -15,6 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 WORTHWHILE = 2 << 20
 """Bytes from which sharing a copy pays; below, handing it over costs more than it gains."""
@@ -159,3 +163,34 @@ def pieces(rows: int, nbytes: int) -> Iterator[slice]:
     step = max(1, -(-rows * PIECE_NBYTES // nbytes)) if nbytes else max(1, rows)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
+
+
+def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
+    """Copy each source to its target, which has its dtype and shape.
+
+    Parameters
+    ----------
+    targets, sources
+        As many of one as of the other.
+    nbytes
+        Bytes of all of them together, about.
+
+    Examples
+    --------
+    >>> targets = [np.zeros(2), np.zeros(1, int)]
+    >>> copy_all(targets, [np.ones(2), np.array([3])], nbytes=24)
+    >>> targets
+    [array([1., 1.]), array([3])]
+    """
+    if nbytes < WORTHWHILE:
+        for target, source in zip(targets, sources, strict=True):
+            target[...] = source
+        return
+    jobs: list[Job] = []
+    for target, source in zip(targets, sources, strict=True):
+        if target.ndim:
+            parts = [(target[part], source[part]) for part in pieces(len(target), target.nbytes)]
+            jobs += [(to.nbytes, partial(np.copyto, to, own)) for to, own in parts]
+        else:
+            target[...] = source
+    share(jobs)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from samplebatch.env.exit_status import how_it_ended
 from samplebatch.errors import EnvironmentSpecError, WorkerError, require
-from samplebatch.transport.poller import Poller
+from samplebatch.transport.peers import Poller
 
 _LOOK_EVERY_S = 1.0
 """How often a process that does not answer is looked at."""

@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.errors import FormatError
-from samplebatch.transport import process
-from samplebatch.transport.process import Identity
+from samplebatch.transport.peers import Identity, is_alive
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import aligned
-from samplebatch.transport.words import NBYTES, Words, fence
+from samplebatch.transport.shared_counters import NBYTES, Words, fence
 
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 _MAGIC: Final = int.from_bytes(b"SBBOARD1", "little")
@@ -158,7 +157,7 @@ class Board:
         fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
         try:
             writer = self.writer
-            if words[_PUBLISHES] and (writer == own or process.is_alive(writer)):
+            if words[_PUBLISHES] and (writer == own or is_alive(writer)):
                 return writer
             words[_PUBLISHES] = 0
             words[_STARTED] = own.started

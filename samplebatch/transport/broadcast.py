@@ -6,7 +6,7 @@ from multiprocessing import reduction
 from typing import Any, Final
 
 from samplebatch.transport.board import FEWEST_SLOTS, MOST_SLOTS, Board
-from samplebatch.transport.handover import Recipient
+from samplebatch.transport.peers import Recipient
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription

@@ -7,9 +7,9 @@ from multiprocessing import reduction
 from typing import Any, Final
 
 from samplebatch.column.memory import ALIGNMENT
+from samplebatch.transport.channel_end import FREE, HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.end import FREE, HEADER_NBYTES
-from samplebatch.transport.handover import Recipient
+from samplebatch.transport.peers import Recipient
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 

@@ -17,8 +17,7 @@ from samplebatch.errors import (
     SampleBatchError,
     WorkerError,
 )
-from samplebatch.transport.deadline import deadline_of
-from samplebatch.transport.end import (
+from samplebatch.transport.channel_end import (
     CLOSED,
     CONSUMER,
     FAILURE_NBYTES,
@@ -31,10 +30,13 @@ from samplebatch.transport.end import (
     End,
     this_process,
 )
-from samplebatch.transport.frame import AnyBatch
-from samplebatch.transport.handover import Recipient
+from samplebatch.transport.decode import Opener
+from samplebatch.transport.encode import AnyBatch
 from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Returns, pack_ident
-from samplebatch.transport.message import (
+from samplebatch.transport.peers import Poller, Recipient, deadline_of
+from samplebatch.transport.region import Region
+from samplebatch.transport.release import is_released, release
+from samplebatch.transport.wire import (
     BATCH,
     CHECKED_NBYTES,
     END,
@@ -46,12 +48,8 @@ from samplebatch.transport.message import (
     Message,
     unpack,
     unpack_fields,
+    unpack_note,
 )
-from samplebatch.transport.note import unpack_note
-from samplebatch.transport.opening import Opener
-from samplebatch.transport.poller import Poller
-from samplebatch.transport.region import Region
-from samplebatch.transport.release import is_released, release
 
 _FLUSH_S = 0.005
 """Seconds after which slots that the pipe did not take are offered again."""

@@ -17,11 +17,10 @@ from samplebatch.errors import (
     SampleBatchError,
     WorkerError,
 )
+from samplebatch.transport.channel_end import LONG_S
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.deadline import deadline_of
-from samplebatch.transport.end import LONG_S
-from samplebatch.transport.frame import AnyBatch
-from samplebatch.transport.poller import Poller
+from samplebatch.transport.encode import AnyBatch
+from samplebatch.transport.peers import Poller, deadline_of
 
 _monotonic = time.monotonic
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from samplebatch.transport import end
+from samplebatch.transport.channel_end import this_process
 
 HELLO_IDENT: Final = (1 << 64) - 1
 GOODBYE_IDENT: Final = (1 << 64) - 2
@@ -76,7 +76,7 @@ class Returns:
 
     def open(self, descriptor: int) -> None:
         """Give slots back through a pipe, which belongs to this object from here on, and in this process."""
-        self._process = end.this_process[0]
+        self._process = this_process[0]
         self.descriptor = descriptor
 
     def gone(self, tie: Tie) -> None:
@@ -85,7 +85,7 @@ class Returns:
 
     def give(self, ident: int) -> None:
         """Give back the slots of a message."""
-        if self._process != end.this_process[0]:
+        if self._process != this_process[0]:
             # A forked child has copies of leases that are its parent's.
             return
         self._pending.append(ident)

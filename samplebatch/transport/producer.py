@@ -15,10 +15,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.column.threads import copy_all
 from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, SampleBatchError
-from samplebatch.transport.copying import copy_all
-from samplebatch.transport.deadline import deadline_of
-from samplebatch.transport.end import (
+from samplebatch.transport.arena import Slot, Slots
+from samplebatch.transport.channel_end import (
     CLOSED,
     CONSUMER,
     FAILURE_NBYTES,
@@ -32,10 +32,13 @@ from samplebatch.transport.end import (
     described,
     this_process,
 )
-from samplebatch.transport.frame import AnyBatch, Encoder
-from samplebatch.transport.handover import Recipient
-from samplebatch.transport.layout import Layout, Like, rows_of
-from samplebatch.transport.message import (
+from samplebatch.transport.encode import AnyBatch, Encoder, halves
+from samplebatch.transport.peers import Recipient, deadline_of
+from samplebatch.transport.region import Region
+from samplebatch.transport.reservation import Reservation
+from samplebatch.transport.reservation_spec import Layout, Like, rows_of
+from samplebatch.transport.schema import Plan, Schema
+from samplebatch.transport.wire import (
     BATCH,
     DEFINES,
     END,
@@ -46,14 +49,12 @@ from samplebatch.transport.message import (
     VERSION,
     pack,
     pack_body,
+    pack_note,
     pack_sum,
+    put,
+    size_of,
+    written,
 )
-from samplebatch.transport.note import pack_note, put, size_of, written
-from samplebatch.transport.region import Region
-from samplebatch.transport.reservation import Reservation
-from samplebatch.transport.schema import Plan, Schema
-from samplebatch.transport.slots import Slot, Slots
-from samplebatch.transport.split import halves
 
 _WATCH_S = 0.05
 """Seconds after which it is noticed at the latest that the consumer's process has died while slots are still free."""
@@ -395,10 +396,8 @@ class Producer(End):
         return ChannelClosedError("the consumer must be open to be sent anything, and it has closed its end")
 
     def _too_large(self, nbytes: int, hint: str) -> CapacityError:
-        return CapacityError(
-            f"a batch must fit in the channel's arena of {self._slots.arena.nbytes} bytes, and it takes {nbytes}; "
-            f"{hint}"
-        )
+        most = self._slots.arena.nbytes
+        return CapacityError(f"a batch must fit in the channel's arena of {most} bytes, and it takes {nbytes}; {hint}")
 
     # -- the end of it -------------------------------------------------------------------------------------------------
 

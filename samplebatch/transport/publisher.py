@@ -15,16 +15,15 @@ from zlib import crc32
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.threads import copy_all
 from samplebatch.errors import CapacityError, ChannelClosedError, ColumnTypeError, OwnershipError
 from samplebatch.transport import weights
 from samplebatch.transport.board import Board
-from samplebatch.transport.copying import copy_all
-from samplebatch.transport.frame import Encoder, Frame, bytes_of
-from samplebatch.transport.handover import Given, Recipient, arguments_of
-from samplebatch.transport.note import ROWS, SCHEMA, pack_note
-from samplebatch.transport.process import Identity
+from samplebatch.transport.encode import Encoder, Frame, bytes_of
+from samplebatch.transport.peers import Given, Identity, Recipient, arguments_of
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import aligned
+from samplebatch.transport.wire import ROWS, SCHEMA, pack_note
 
 WEIGHTS: Final = "w"
 """In the note of a publication: whether it is weights and no batch."""

@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from multiprocessing import reduction
@@ -18,7 +19,6 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from samplebatch.errors import FormatError, SharedMemoryError
-from samplebatch.transport import limits
 
 _STEP_NBYTES = 64 << 20
 """Bytes reserved by one call, so that a signal that interrupts it costs little."""
@@ -34,6 +34,11 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if sys.plat
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _HAS_POPULATE = sys.platform == "linux"
 _NAMED_FOLDER = "/dev/shm"
+
+_MEMINFO = "/proc/meminfo"
+_GROUPS = "/proc/self/cgroup"
+_MOUNT = "/sys/fs/cgroup"
+_MOST_NBYTES = 1 << 16
 
 _system = ctypes.CDLL(None, use_errno=True)
 _mmap = _system.mmap
@@ -56,7 +61,7 @@ class _Mapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         address = _mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
         if address is None or address == _MAP_FAILED:
-            raise _no_memory(nbytes, ctypes.get_errno(), limits.free_nbytes())
+            raise _no_memory(nbytes, ctypes.get_errno(), free_nbytes())
         self.address: int = address
         self.nbytes = nbytes
         self._unmap = partial(_munmap, address, nbytes)
@@ -309,7 +314,7 @@ def _is_sealed(descriptor: int) -> bool:
 def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
     """Give a file its size and all of its pages."""
     if nbytes > _UNASKED_NBYTES:
-        free = _free_nbytes(named=named)
+        free = _obtainable_nbytes(named=named)
         if free is not None and nbytes > free:
             raise _no_memory(nbytes, errno.ENOSPC, free)
     try:
@@ -320,11 +325,11 @@ def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT, errno.EINVAL):
             raise
-        raise _no_memory(nbytes, error.errno, _free_nbytes(named=named)) from error
+        raise _no_memory(nbytes, error.errno, _obtainable_nbytes(named=named)) from error
 
 
-def _free_nbytes(*, named: bool) -> int | None:
-    found = [limits.free_nbytes(), limits.free_in_folder(_NAMED_FOLDER) if named else None]
+def _obtainable_nbytes(*, named: bool) -> int | None:
+    found = [free_nbytes(), free_in_folder(_NAMED_FOLDER) if named else None]
     return min((nbytes for nbytes in found if nbytes is not None), default=None)
 
 
@@ -334,3 +339,85 @@ def _no_memory(nbytes: int, number: int | None, free: int | None) -> SharedMemor
     return SharedMemoryError(
         f"{nbytes} bytes of shared memory must be free, and {left}{why}; ask for less, or raise the limit"
     )
+
+
+def free_nbytes() -> int | None:
+    """Return the bytes of memory that may still be taken, or None where the system does not tell.
+
+    The kernel reserves pages of shared memory one by one, and where they run out it kills a process rather than refuse.
+    So whoever reserves much of it asks here first. It is an estimate, which others may have spent a moment later.
+    Memory that only caches files counts as free.
+
+    Examples
+    --------
+    >>> free = free_nbytes()
+    >>> free is None or free > 0
+    True
+    """
+    found = [nbytes for nbytes in (_machine(), *_control_groups()) if nbytes is not None]
+    return max(0, min(found)) if found else None
+
+
+def _machine() -> int | None:
+    try:
+        fields = dict(line.split(":", 1) for line in _text(_MEMINFO).splitlines())
+        return int(fields["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _control_groups() -> Iterator[int | None]:
+    """Yield what is left in each group that bounds the process, of both versions of the interface."""
+    try:
+        lines = _text(_GROUPS).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            for mount in (_MOUNT, f"{_MOUNT}/unified"):
+                yield from _levels(mount, path, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            yield from _levels(f"{_MOUNT}/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+def _levels(mount: str, path: str, limit: str, usage: str, prefix: str) -> Iterator[int | None]:
+    # In a container the path may be the host's, which is not mounted; the container's own group is at the top.
+    names = path.strip("/").split("/") if path.strip("/") else []
+    for depth in range(len(names), -1, -1):
+        level = "/".join([mount, *names[:depth]])
+        yield _left(f"{level}/{limit}", f"{level}/{usage}", f"{level}/memory.stat", prefix)
+
+
+def _left(limit: str, usage: str, statistics: str, prefix: str) -> int | None:
+    try:
+        most = _text(limit).strip()
+        if most == "max":
+            return None
+        taken = int(_text(usage))
+        fields = dict(line.split(" ", 1) for line in _text(statistics).splitlines())
+        files = sum(int(fields[f"{prefix}{which}_file"]) for which in ("active", "inactive"))
+        return int(most) - taken + files
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _text(path: str) -> str:
+    """Read one of the kernel's small files, in one piece and without the layers that other files need."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, _MOST_NBYTES).decode()
+    finally:
+        os.close(descriptor)
+
+
+def free_in_folder(folder: str) -> int | None:
+    """Return the free bytes of the file system that a folder is on, or None where there is no such folder.
+
+    >>> free_in_folder("/no/such/folder")
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize

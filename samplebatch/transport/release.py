@@ -22,7 +22,7 @@ from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import LeaseError, ReleasedError
-from samplebatch.transport.frame import AnyBatch, bytes_of
+from samplebatch.transport.encode import AnyBatch, bytes_of
 from samplebatch.transport.lease import Lease
 
 _BYTE = np.dtype(np.uint8)

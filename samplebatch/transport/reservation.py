@@ -22,16 +22,16 @@ from samplebatch.errors import (
     near_names,
     no_such_column,
 )
-from samplebatch.transport.decoding import fixed_column
-from samplebatch.transport.layout import Completed, Layout, complete, rows_of
-from samplebatch.transport.note import ENV_STEPS, FLAGS, LOOSE, plain_flags
+from samplebatch.transport.decode import fixed_column
+from samplebatch.transport.reservation_spec import Completed, Layout, complete, rows_of
 from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, Place, Plan, Schema
+from samplebatch.transport.wire import ENV_STEPS, FLAGS, LOOSE, plain_flags
 
 _BYTE = np.dtype(np.uint8)
 
 if TYPE_CHECKING:
+    from samplebatch.transport.arena import Slot
     from samplebatch.transport.producer import Producer
-    from samplebatch.transport.slots import Slot
 
 
 class Held(np.ndarray[tuple[int], np.dtype[np.uint8]]):

@@ -15,7 +15,7 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested import interchange
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.transport.outbox import Address, Outbox, Span, receive
+from samplebatch.transport.shared_queue import Address, Outbox, Span, receive
 
 WORTHWHILE: Final = 128 << 10
 """Bytes of columns from which a batch goes through shared memory; smaller ones are as fast in the pickle."""

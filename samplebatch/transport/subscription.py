@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.column import memory
+from samplebatch.column.threads import copy_all
 from samplebatch.errors import (
     ChannelClosedError,
     ChannelTimeoutError,
@@ -25,15 +26,12 @@ from samplebatch.errors import (
 )
 from samplebatch.transport import weights
 from samplebatch.transport.board import Board, Content
-from samplebatch.transport.copying import copy_all
-from samplebatch.transport.deadline import deadline_of
-from samplebatch.transport.decoding import DAMAGE, decode
-from samplebatch.transport.handover import Recipient
-from samplebatch.transport.note import ROWS, SCHEMA, count_of, unpack_note
-from samplebatch.transport.process import Watch
+from samplebatch.transport.decode import DAMAGE, decode
+from samplebatch.transport.peers import Recipient, Watch, deadline_of
 from samplebatch.transport.publisher import WEIGHTS
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import NESTED_BATCH, Plan, Rows, Schema, aligned
+from samplebatch.transport.wire import ROWS, SCHEMA, count_of, unpack_note
 
 _LOOK_S = 0.1
 """Seconds after which it is noticed at the latest that the publisher's process has died."""

@@ -21,8 +21,8 @@ from samplebatch.errors import (
     WorkerError,
 )
 from samplebatch.transport.channel import channel
+from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.end import HEADER_NBYTES
 from samplebatch.transport.subscription import Subscription
 from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerBoard
 from samplebatch.workers.ended import Ended

@@ -23,7 +23,7 @@ from samplebatch.errors import ArgumentError, WorkerError
 from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.transport.broadcast import broadcast
-from samplebatch.transport.poller import Poller
+from samplebatch.transport.peers import Poller
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.subscription import Subscription
 from samplebatch.workers.counters import WorkerBoard

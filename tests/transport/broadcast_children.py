@@ -14,8 +14,8 @@ from samplebatch import SampleBatch, broadcast
 from samplebatch.errors import EndOfStreamError, PeerDiedError, SampleBatchError
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.region import Region
+from samplebatch.transport.shared_counters import Words
 from samplebatch.transport.subscription import Subscription
-from samplebatch.transport.words import Words
 
 TORN = 3
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from samplebatch import broadcast, channel
 from samplebatch.transport.board import Board
-from samplebatch.transport.end import CONSUMER, HEADER_NBYTES, PRODUCER
+from samplebatch.transport.channel_end import CONSUMER, HEADER_NBYTES, PRODUCER
 from samplebatch.transport.lease import pack_ident
-from samplebatch.transport.message import MESSAGE_NBYTES, Message, pack, unpack
-from samplebatch.transport.outbox import Outbox, receive
+from samplebatch.transport.shared_queue import Outbox, receive
 from samplebatch.transport.subscription import Subscription
+from samplebatch.transport.wire import MESSAGE_NBYTES, Message, pack, unpack
 from tests.fuzz.mutations import mutate, mutate_tree
 from tests.transport.rewrites import BATCHES, perform, uses_of
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from samplebatch import SampleBatch, enable_shared_pickling
 from samplebatch.transport.region import Region
-from samplebatch.transport.words import Words
+from samplebatch.transport.shared_counters import Words
 
 
 def echo(inbox: Any, outbox: Any) -> None:

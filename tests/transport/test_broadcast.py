@@ -42,9 +42,9 @@ from samplebatch.errors import (
 )
 from samplebatch.transport import subscription as subscription_module
 from samplebatch.transport.board import MOST_SLOTS, Board
-from samplebatch.transport.process import Identity
+from samplebatch.transport.peers import Identity
 from samplebatch.transport.region import Region
-from samplebatch.transport.words import Words
+from samplebatch.transport.shared_counters import Words
 from tests.batch.every_kind import with_every_kind
 
 START_METHODS = ["fork", "forkserver", "spawn"]

@@ -33,8 +33,8 @@ from samplebatch.errors import (
     WorkerError,
 )
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.message import HELLO, pack
 from samplebatch.transport.producer import Producer
+from samplebatch.transport.wire import HELLO, pack
 from tests.batch.every_kind import in_sequences, with_every_kind
 from tests.transport.channel_children import (
     AnyBatch,
@@ -708,7 +708,7 @@ def test_no_descriptor_is_left() -> None:
 
 
 def test_many_schemas_are_told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samplebatch.transport.frame._MOST_SCHEMAS", 4)
+    monkeypatch.setattr("samplebatch.transport.encode._MOST_SCHEMAS", 4)
     producer, consumer = channel(1 << 20)
     with producer, consumer:
         order = np.random.default_rng(0).integers(0, 9, 100).tolist()
@@ -870,7 +870,7 @@ class TestOtherSystems:
 
     @pytest.fixture(autouse=True)
     def plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("samplebatch.transport.poller._HAS_EPOLL", False)
+        monkeypatch.setattr("samplebatch.transport.peers._HAS_EPOLL", False)
         monkeypatch.delattr(os, "pidfd_open", raising=False)
 
     def test_batches_arrive(self, ends: tuple[Producer, Consumer]) -> None:

@@ -18,7 +18,7 @@ import pytest
 import region_children
 
 from samplebatch.errors import FormatError, SharedMemoryError
-from samplebatch.transport import limits, region
+from samplebatch.transport import region
 from samplebatch.transport.region import Region
 
 START_METHODS = ["fork", "forkserver", "spawn"]
@@ -239,14 +239,14 @@ def test_an_empty_region_is_refused(nbytes) -> None:
 
 
 def test_more_than_the_machine_has_is_refused(make) -> None:
-    free = limits.free_nbytes()
+    free = region.free_nbytes()
     with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=rf"^{1 << 50} bytes .* and \d+ are free"):
         make(1 << 50)
     assert free is None or free < 1 << 50
 
 
 def test_more_than_a_limit_allows_is_refused(make, monkeypatch) -> None:
-    monkeypatch.setattr(limits, "free_nbytes", lambda: 3 * MIB)
+    monkeypatch.setattr(region, "free_nbytes", lambda: 3 * MIB)
     with leaks.nothing_left():
         make(3 * MIB).close()
         with pytest.raises(
@@ -267,7 +267,7 @@ def test_what_the_kernel_refuses_is_an_error_that_names_the_size(make) -> None:
 
 
 def test_where_nobody_tells_what_is_free_the_error_says_so(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "free_nbytes", lambda: None)
+    monkeypatch.setattr(region, "free_nbytes", lambda: None)
     monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.ENOSPC))
     with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=r"how much is free is not known .*No space left"):
         Region.create(MIB)
@@ -293,7 +293,7 @@ from samplebatch.transport import region
 from samplebatch.transport.region import Region
 full = sys.argv[1]
 if full == "told":
-    region._free_nbytes = lambda **_: None
+    region._obtainable_nbytes = lambda **_: None
 Region._create(600_000, named=True).memory[599_999] = 1
 kept = Region._create(600_000, named=True)
 try:

@@ -24,9 +24,9 @@ from pickling_children import checked, is_whole
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, disable_shared_pickling, enable_shared_pickling
 from samplebatch.errors import PeerDiedError
 from samplebatch.transport import shared_pickling
-from samplebatch.transport.outbox import MOST_PARCELS
 from samplebatch.transport.region import Region
-from samplebatch.transport.words import Words
+from samplebatch.transport.shared_counters import Words
+from samplebatch.transport.shared_queue import MOST_PARCELS
 from tests.batch.every_kind import with_every_kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

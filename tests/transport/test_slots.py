@@ -10,8 +10,8 @@ from itertools import count
 import numpy as np
 import pytest
 
+from samplebatch.transport.arena import Slots
 from samplebatch.transport.lease import pack_ident
-from samplebatch.transport.slots import Slots
 
 ARENA_NBYTES = 64 << 20
 

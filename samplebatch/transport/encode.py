@@ -1,12 +1,16 @@
-"""Frame: a batch as what a channel carries, a schema, arrays that go to places that it determines, and a note.
+"""Encoding: a batch taken apart into a schema, arrays that go to places that it determines, and a note.
 
 Nothing is pickled but Python objects that Arrow cannot hold, and those only if the channel allows it.
+
+Of a nested batch the leaves come in the order in which one meets them. An array or tensor is a fixed column, one
+without an axis of rows too. All other leaves are loose: plain values stand in the note, whole columns and arrays of
+objects are written as an `ObjectColumn` writes them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,18 +19,20 @@ import numpy.typing as npt
 from samplebatch.batch.flags import DEFAULT
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, Node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column, Header
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
-from samplebatch.errors import ColumnTypeError, UntrustedPickleError
-from samplebatch.transport import tree_frame
-from samplebatch.transport.note import ENV_STEPS, FLAGS, LOOSE, plain_flags
+from samplebatch.errors import ColumnTypeError, DeviceError, SampleBatchError, UntrustedPickleError
 from samplebatch.transport.schema import (
+    GRADIENT,
     MULTI_AGENT_BATCH,
     NESTED_BATCH,
     SAMPLE_BATCH,
+    SCALAR,
+    WHOLE,
     Fixed,
     Loose,
     Part,
@@ -34,11 +40,22 @@ from samplebatch.transport.schema import (
     Schema,
     frozen,
 )
+from samplebatch.transport.wire import (
+    COLUMN,
+    ENV_STEPS,
+    FLAGS,
+    LOOSE,
+    OBJECTS,
+    PLAIN,
+    VALUE,
+    plain_flags,
+)
 
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
 """What a channel carries."""
 
 _MOST_SCHEMAS = 1024
+_FIXED_KINDS = "biufcSUmM"
 _ndarray = np.ndarray
 
 
@@ -178,7 +195,7 @@ class Encoder:
             return self._of_multi_agent(batch)
         if isinstance(batch, Batch):
             taken = Taken(allow_pickle=self._allow_pickle)
-            structure = tree_frame.take(batch, taken)
+            structure = take_tree(batch, taken)
             schema = self.intern(NESTED_BATCH, (("", tuple(taken.key), structure),))
             note = {LOOSE: [taken.loose]} if taken.loose else {}
             return Frame(schema, (taken.rows,), taken.arrays, note, taken.buffers)
@@ -279,3 +296,114 @@ class Encoder:
 
 def _column(key: tuple[Any, ...]) -> Fixed | Loose:
     return Loose(*key) if len(key) == 1 else Fixed(*key)
+
+
+def take_tree(source: Node, taken: Taken, prefix: str = "") -> tuple[Any, ...]:
+    """Take a tree apart, and return its structure: pairs of a name and, unless it is a leaf, what stands under it.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a leaf cannot be sent; names it.
+    UntrustedPickleError
+        If a leaf has to be pickled and that is not allowed; names it.
+    DeviceError
+        If a tensor is not in host memory; names it.
+    """
+    structure: list[tuple[str, Any]] = []
+    for name, value in source.__dict__.items():
+        kind = KINDS[type(value)]
+        if kind == NODE:
+            structure.append((name, take_tree(value, taken, f"{prefix}{name}.")))
+            continue
+        if type(value) is _ndarray and value.dtype.kind in _FIXED_KINDS:
+            _take_array(value, taken, "")
+        elif kind == TENSOR:
+            _take_tensor(value, taken, prefix + name)
+        elif isinstance(value, np.generic) and value.dtype.kind in _FIXED_KINDS and not isinstance(value, (str, bytes)):
+            _take_array(np.asarray(value), taken, SCALAR)
+        else:
+            taken.key.append(("",))
+            taken.loose.append(_take_loose(value, taken, prefix + name))
+        structure.append((name, None))
+    return tuple(structure)
+
+
+def _take_array(values: npt.NDArray[Any], taken: Taken, form: str, torch: str | None = None) -> None:
+    taken.arrays.append(values)
+    if values.ndim:
+        taken.counts.append(len(values))
+    elif form != SCALAR:
+        form = WHOLE + form
+    taken.key.append(("", values.dtype.newbyteorder("="), values.shape[1:], torch, form))
+
+
+def _take_tensor(tensor: Any, taken: Taken, path: str) -> None:
+    import torch
+
+    if tensor.device.type != "cpu":
+        raise DeviceError(f"column {path!r} must be in host memory to be sent, it is on {tensor.device}; move it first")
+    if tensor.grad_fn is not None:
+        raise ColumnTypeError(f"column {path!r} is the result of a computation with gradients; detach() it first")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise ColumnTypeError(f"column {path!r} must be a dense tensor to be sent, got one of layout {tensor.layout}")
+    dense = tensor.detach().contiguous().resolve_conj().resolve_neg()
+    (_, dtype_name, _), (values,) = TorchColumn(dense).dump()
+    _take_array(values, taken, GRADIENT if tensor.requires_grad else "", dtype_name)
+
+
+def _take_loose(value: Any, taken: Taken, path: str) -> list[Any]:
+    if type(value) in PLAIN:
+        return [VALUE, value]
+    if isinstance(value, Column):
+        return [COLUMN, None, *taken.dump(path, value)]
+    if type(value) is _ndarray and value.dtype.kind in "OT":
+        column = ObjectColumn(value.reshape(-1))
+        return [OBJECTS, value.shape, *taken.dump(path, column)]
+    return [OBJECTS, None, *taken.dump(path, ObjectColumn(_alone(value)))]
+
+
+def _alone(value: Any) -> npt.NDArray[Any]:
+    """Make an array of one object, whatever it is."""
+    row = np.empty(1, object)
+    row[0] = value
+    return row
+
+
+def halves(batch: AnyBatch) -> Sequence[AnyBatch]:
+    """Return views of the first and the second half of a batch; none if it cannot be split.
+
+    Sequences are not cut. A `MultiAgentBatch` is split between environment steps, for which it needs `eps_id` and `t`.
+
+    Examples
+    --------
+    >>> [part["a"].tolist() for part in halves(SampleBatch(a=[1, 2, 3]))]
+    [[1], [2, 3]]
+    >>> halves(SampleBatch(a=[1]))
+    []
+    """
+    parts: Sequence[AnyBatch]
+    try:
+        if isinstance(batch, Batch):
+            rows = len(batch)
+            parts = [batch[: rows // 2], batch[rows // 2 :]] if rows > 1 else []
+        elif isinstance(batch, MultiAgentBatch):
+            parts = batch.timeslices(max(1, (len(batch) + 1) // 2))
+        else:
+            parts = _of_rows(batch)
+    except (SampleBatchError, TypeError):
+        return []
+    return parts if len(parts) > 1 else []
+
+
+def _of_rows(batch: SampleBatch) -> list[SampleBatch]:
+    if not batch._has_sequences:
+        return [batch[: len(batch) // 2], batch[len(batch) // 2 :]] if len(batch) > 1 else []
+    lengths = batch._lengths()
+    if len(lengths) < 2:
+        return []
+    # Between the two sequences where the steps are closest to being halved; slices begin where sequences do.
+    ends = lengths.cumsum()
+    middle = min(len(ends) - 2, int(ends.searchsorted(batch.count / 2)))
+    cut = int(ends[middle])
+    return [batch[:cut], batch[cut:]] if 0 < cut < batch.count else []

@@ -9,11 +9,11 @@ import threading
 import time
 
 import pytest
-import words_children
+import shared_counters_children
 
-from samplebatch.transport import words
+from samplebatch.transport import shared_counters
 from samplebatch.transport.region import Region
-from samplebatch.transport.words import Words, fence
+from samplebatch.transport.shared_counters import Words, fence
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 """Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 def way(request, monkeypatch):
     """Wait with the kernel's help, and without."""
     if request.param == "naps":
-        monkeypatch.setattr(words, "_FUTEX", None)
+        monkeypatch.setattr(shared_counters, "_FUTEX", None)
     return request.param
 
 
@@ -95,7 +95,7 @@ def test_all_who_wait_are_woken(region) -> None:
 def test_a_child_process_is_woken(region) -> None:
     context = multiprocessing.get_context("forkserver")
     shared = Words(region.array, 2)
-    process = context.Process(target=words_children.answer, args=(region.read_only(), region))
+    process = context.Process(target=shared_counters_children.answer, args=(region.read_only(), region))
     process.start()
     for turn in range(1, 101):
         shared[0] = turn
@@ -107,7 +107,7 @@ def test_a_child_process_is_woken(region) -> None:
 
 
 def test_a_fork_in_the_midst_of_a_fence_leaves_the_child_its_own() -> None:
-    with words._lock:
+    with shared_counters._lock:
         child = os.fork()
         if not child:
             signal.alarm(20)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samplebatch.transport import limits
+from samplebatch.transport import region
 
 GIB = 1 << 30
 STAT = "anon 5\nactive_file {active}\ninactive_file {inactive}\n"
@@ -15,9 +15,9 @@ STAT = "anon 5\nactive_file {active}\ninactive_file {inactive}\n"
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
     """Put files in place of the kernel's; a machine with 8 GiB free."""
-    monkeypatch.setattr(limits, "_MEMINFO", str(tmp_path / "meminfo"))
-    monkeypatch.setattr(limits, "_GROUPS", str(tmp_path / "cgroup"))
-    monkeypatch.setattr(limits, "_MOUNT", str(tmp_path / "mount"))
+    monkeypatch.setattr(region, "_MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(region, "_GROUPS", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(region, "_MOUNT", str(tmp_path / "mount"))
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:  {8 * GIB >> 10} kB\n")
     return tmp_path
 
@@ -30,36 +30,36 @@ def group(folder: Path, limit: str, usage: int, *, cached: int = 0) -> None:
 
 
 def test_without_groups_the_machine_is_the_limit(kernel) -> None:
-    assert limits.free_nbytes() == 8 * GIB
+    assert region.free_nbytes() == 8 * GIB
     (kernel / "cgroup").write_text("0::/\n")
-    assert limits.free_nbytes() == 8 * GIB
+    assert region.free_nbytes() == 8 * GIB
 
 
 def test_the_tightest_group_above_is_the_limit(kernel) -> None:
     (kernel / "cgroup").write_text("0::/outer/inner\n")
     group(kernel / "mount" / "outer", str(4 * GIB), 3 * GIB)
     group(kernel / "mount" / "outer" / "inner", str(2 * GIB), 0)
-    assert limits.free_nbytes() == GIB
+    assert region.free_nbytes() == GIB
     group(kernel / "mount" / "outer", "max", 3 * GIB)
-    assert limits.free_nbytes() == 2 * GIB
+    assert region.free_nbytes() == 2 * GIB
 
 
 def test_cached_files_count_as_free(kernel) -> None:
     (kernel / "cgroup").write_text("0::/one\n")
     group(kernel / "mount" / "one", str(2 * GIB), 2 * GIB - 100, cached=1000)
-    assert limits.free_nbytes() == 1100
+    assert region.free_nbytes() == 1100
 
 
 def test_a_group_over_its_limit_leaves_nothing(kernel) -> None:
     (kernel / "cgroup").write_text("0::/one\n")
     group(kernel / "mount" / "one", "1000", 2000)
-    assert limits.free_nbytes() == 0
+    assert region.free_nbytes() == 0
 
 
 def test_in_a_container_the_group_at_the_top_counts(kernel) -> None:
     (kernel / "cgroup").write_text("0::/host/only\n")
     group(kernel / "mount", str(GIB), 0)
-    assert limits.free_nbytes() == GIB
+    assert region.free_nbytes() == GIB
 
 
 def test_the_first_version_of_the_interface(kernel) -> None:
@@ -69,16 +69,16 @@ def test_the_first_version_of_the_interface(kernel) -> None:
     (folder / "memory.limit_in_bytes").write_text("5000\n")
     (folder / "memory.usage_in_bytes").write_text("1000\n")
     (folder / "memory.stat").write_text("total_active_file 10\ntotal_inactive_file 20\n")
-    assert limits.free_nbytes() == 4030
+    assert region.free_nbytes() == 4030
 
 
 def test_a_system_that_tells_nothing(kernel) -> None:
     (kernel / "meminfo").unlink()
-    assert limits.free_nbytes() is None
+    assert region.free_nbytes() is None
 
 
 def test_free_in_folder(tmp_path) -> None:
-    free = limits.free_in_folder(str(tmp_path))
+    free = region.free_in_folder(str(tmp_path))
     assert free is not None
     assert free > 0
-    assert limits.free_in_folder(str(tmp_path / "absent")) is None
+    assert region.free_in_folder(str(tmp_path / "absent")) is None

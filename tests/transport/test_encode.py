@@ -14,13 +14,12 @@ import pytest
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
 from samplebatch.errors import ColumnTypeError, DeviceError, FormatError, SampleBatchError
+from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.end import HEADER_NBYTES
-from samplebatch.transport.frame import Encoder
-from samplebatch.transport.message import BATCH, FAILURE, HELLO, MESSAGE_NBYTES, pack, unpack
-from samplebatch.transport.note import unpack_note, written
+from samplebatch.transport.encode import Encoder
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.schema import Fixed, Loose, Schema, aligned
+from samplebatch.transport.wire import BATCH, FAILURE, HELLO, MESSAGE_NBYTES, pack, unpack, unpack_note, written
 from tests.batch.every_kind import in_sequences, with_every_kind
 
 

@@ -1,14 +1,18 @@
-"""Note: what a message says beside its 64 bytes, as JSON, in the slot behind the columns.
+"""Wire: the messages of a channel's pipe, 64 bytes each, and the note that a message may have in its slot.
 
-The numbers of rows where they differ, flags, the headers of loose columns, whose buffers follow it, and a schema that
-the consumer does not know yet. Most messages have none.
+A message is written by one call and is shorter than what the system writes at once, so it is there as a whole or not at
+all: its arrival is the commit mark of everything that it refers to.
+
+A note says as JSON what those 64 bytes do not: the numbers of rows where they differ, flags, the headers of loose
+columns, whose buffers follow it, and a schema that the consumer does not know yet. Most messages have none.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import astuple
-from typing import Any, Final
+from struct import Struct
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -18,12 +22,117 @@ from samplebatch.batch.flags import Flags
 from samplebatch.errors import FormatError
 from samplebatch.transport.schema import Rows, Schema, aligned
 
+BATCH: Final = 1
+FAILURE: Final = 2
+END: Final = 3
+HELLO: Final = 4
+STARVED: Final = 5
+"""Says that the producer has waited for a slot for a while: the consumer may have batches that are garbage."""
+
+MESSAGE_NBYTES: Final = 64
+
+DEFINES: Final = 1
+"""Bit of the flags: the note defines the schema under its number."""
+
+MAGIC: Final = b"SBMS"
+VERSION: Final = 1
+CHECKED_NBYTES: Final = 60
+"""Bytes of a message that its checksum is of; the checksum follows."""
+
+pack_body = Struct("<4sBBHIQQQQIIQ").pack
+pack_sum = Struct("<I").pack
+unpack_fields = Struct("<4sBBHIQQQQIIQI").unpack
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Attributes
+    ----------
+    kind
+        `BATCH`, `FAILURE`, `END`, `HELLO` or `STARVED`.
+    flags
+        `DEFINES` or nothing.
+    schema
+        Number of the schema.
+    ident
+        Number of the message, by which its slots are given back; each is greater than the one before.
+    start, nbytes
+        Where the slot begins, counted from the beginning of the arena, and its size.
+    note_start, note_nbytes, note_sum
+        Where the note lies, its size, 0 if there is none, and its checksum.
+    rows
+        Rows of every fixed column, if the note does not say.
+    """
+
+    kind: int
+    flags: int
+    schema: int
+    ident: int
+    start: int
+    nbytes: int
+    note_start: int
+    note_nbytes: int
+    note_sum: int
+    rows: int
+
+
+def pack(
+    kind: int,
+    flags: int = 0,
+    schema: int = 0,
+    ident: int = 0,
+    start: int = 0,
+    nbytes: int = 0,
+    note_start: int = 0,
+    note_nbytes: int = 0,
+    note_sum: int = 0,
+    rows: int = 0,
+) -> bytes:
+    """Pack a message, with a checksum.
+
+    >>> len(pack(HELLO)), unpack(pack(BATCH, ident=7, rows=3)).rows
+    (64, 3)
+    """
+    body = pack_body(MAGIC, VERSION, kind, flags, schema, ident, start, nbytes, note_start, note_nbytes, note_sum, rows)
+    return body + pack_sum(crc32(body))
+
+
+def unpack(raw: bytes | bytearray) -> Message:
+    """Unpack a message.
+
+    Raises
+    ------
+    FormatError
+        If the bytes are no message, or damaged.
+    """
+    if len(raw) != MESSAGE_NBYTES:
+        raise FormatError(f"a message must have {MESSAGE_NBYTES} bytes, got {len(raw)}")
+    magic, version, *fields, checksum = unpack_fields(raw)
+    if magic != MAGIC:
+        raise FormatError(f"a message must begin with {MAGIC!r}, it does not; something else writes to the channel")
+    if version != VERSION:
+        raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends must be of one release")
+    if crc32(raw[:CHECKED_NBYTES]) != checksum:
+        raise FormatError("a message must have the checksum that it says, it has another; it is damaged")
+    return Message(*fields)
+
+
 ENV_STEPS: Final = "e"
 FLAGS: Final = "f"
 LOOSE: Final = "l"
 SCHEMA: Final = "s"
 ROWS: Final = "r"
 ROOMS: Final = "m"
+"""Names of the entries of a note."""
+
+VALUE: Final = "value"
+COLUMN: Final = "column"
+OBJECTS: Final = "objects"
+"""Kinds of the loose leaves of a nested batch: a plain value, a column, an object or an array of objects."""
+
+PLAIN: Final = frozenset((type(None), str, bool, int, float))
+"""Types of the values that stand in a note as they are."""
 
 
 def written(schema: Schema, rows: Rows, rooms: Rows, note: dict[str, Any]) -> bytes:

@@ -11,8 +11,8 @@ import sys
 import leaks
 import pytest
 
-from samplebatch.transport import process
-from samplebatch.transport.process import Identity, Watch
+from samplebatch.transport import peers
+from samplebatch.transport.peers import Identity, Watch
 
 SLEEPER = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
 
@@ -26,7 +26,7 @@ def child():
 
 
 def identity_of(pid: int) -> Identity:
-    return Identity(pid, process._state_of(pid)[1])
+    return Identity(pid, peers._state_of(pid)[1])
 
 
 @pytest.fixture(params=["descriptor", "number"])
@@ -58,25 +58,25 @@ def test_one_that_has_ended_before_is_not_alive(child) -> None:
     identity = identity_of(child.pid)
     kill_and_leave_unburied(child)
     assert not Watch(identity).is_alive()
-    assert not process.is_alive(identity)
+    assert not peers.is_alive(identity)
     child.wait()
     assert not Watch(identity).is_alive()
-    assert not process.is_alive(identity)
+    assert not peers.is_alive(identity)
 
 
 @pytest.mark.usefixtures("way")
 def test_a_later_process_with_the_same_number_is_another() -> None:
     own = Identity.own()
     assert Watch(own).is_alive()
-    assert process.is_alive(own)
+    assert peers.is_alive(own)
     assert not Watch(own._replace(started=own.started + 1)).is_alive()
-    assert not process.is_alive(own._replace(started=own.started + 1))
+    assert not peers.is_alive(own._replace(started=own.started + 1))
 
 
 @pytest.mark.parametrize("pid", [0, -1, -(1 << 31)])
 def test_no_number_is_no_process(pid) -> None:
     assert not Watch(Identity(pid, 0)).is_alive()
-    assert not process.is_alive(Identity(pid, 0))
+    assert not peers.is_alive(Identity(pid, 0))
 
 
 def test_somebody_elses_process_is_alive(monkeypatch) -> None:
@@ -84,12 +84,12 @@ def test_somebody_elses_process_is_alive(monkeypatch) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    assert process.is_alive(Identity.own())
+    assert peers.is_alive(Identity.own())
 
 
 @pytest.mark.usefixtures("child")
 def test_where_the_system_tells_nothing_the_number_counts(monkeypatch, tmp_path, child) -> None:
-    monkeypatch.setattr(process, "_PROC", tmp_path)
+    monkeypatch.setattr(peers, "_PROC", tmp_path)
     monkeypatch.delattr(os, "pidfd_open")
     assert Identity.own() == (os.getpid(), 0)
     watch = Watch(Identity(child.pid, 0))
@@ -114,5 +114,5 @@ def test_the_descriptor_is_readable_once_the_process_has_ended(child) -> None:
 def test_a_programs_name_may_hold_anything(tmp_path, monkeypatch) -> None:
     (tmp_path / "5").mkdir()
     (tmp_path / "5" / "stat").write_text("5 (a) b) c) S " + " ".join(map(str, range(4, 53))))
-    monkeypatch.setattr(process, "_PROC", tmp_path)
-    assert process._state_of(5) == ("S", 22)
+    monkeypatch.setattr(peers, "_PROC", tmp_path)
+    assert peers._state_of(5) == ("S", 22)

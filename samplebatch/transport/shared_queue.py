@@ -26,12 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.column.memory import ALIGNMENT
+from samplebatch.column.threads import copy_all
 from samplebatch.errors import FormatError, PeerDiedError, SharedMemoryError
-from samplebatch.transport import process
-from samplebatch.transport.copying import copy_all
-from samplebatch.transport.process import Identity
+from samplebatch.transport.peers import Identity, is_alive
 from samplebatch.transport.region import Region
-from samplebatch.transport.words import Words, fence
+from samplebatch.transport.shared_counters import Words, fence
 
 MOST_PARCELS: Final = 128
 """Regions that a process has at once: each is a descriptor."""
@@ -103,7 +102,7 @@ class _Parcel:
         if words[_STATE] != _HELD or now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + _LOOK_S
-        return not process.is_alive(Identity(words[_RECEIVER], words[_RECEIVER_STARTED]))
+        return not is_alive(Identity(words[_RECEIVER], words[_RECEIVER_STARTED]))
 
 
 class Outbox:

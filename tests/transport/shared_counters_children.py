@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samplebatch.transport.region import Region
-from samplebatch.transport.words import Words
+from samplebatch.transport.shared_counters import Words
 
 
 def answer(seen: Region, written: Region) -> None:

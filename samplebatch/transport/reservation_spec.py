@@ -20,8 +20,7 @@ from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError
-from samplebatch.transport import tree_frame
-from samplebatch.transport.frame import Taken
+from samplebatch.transport.encode import Taken, take_tree
 from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, SCALAR, WHOLE, frozen
 
 Like = SampleBatch | MultiAgentBatch | Batch | Mapping[str, Any]
@@ -190,7 +189,7 @@ def _part(label: str, batch: SampleBatch) -> PartLayout:
 
 def _nested_part(batch: Batch) -> PartLayout:
     taken = Taken(allow_pickle=False)
-    structure = tree_frame.take(batch, taken)
+    structure = take_tree(batch, taken)
     if taken.loose or any(form in key[4] for key in taken.key for form in (WHOLE, SCALAR)):
         raise ColumnTypeError(
             "a Batch must have nothing but arrays and tensors with rows to be filled in place, and this one has other "

@@ -28,11 +28,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError, SampleBatchError
-from samplebatch.transport import process
-from samplebatch.transport.handover import Given, Recipient, arguments_of
-from samplebatch.transport.process import Identity, Watch
+from samplebatch.transport.peers import Given, Identity, Recipient, Watch, arguments_of, is_alive
 from samplebatch.transport.region import Region
-from samplebatch.transport.words import fence
+from samplebatch.transport.shared_counters import fence
 
 HEADER_NBYTES: Final = 1 << 14
 """Bytes of the header, at the beginning of the region; the slots follow."""
@@ -283,7 +281,7 @@ class End(Given):
         state, identity = self._peer_state(), self._peer_identity()
         is_own = identity.pid == this_process[0]
         if state == FREE:
-            is_over = not is_own and not process.is_alive(identity)
+            is_over = not is_own and not is_alive(identity)
         else:
             recipient = self._recipients.get(self._peer_side) if state == _GIVEN and is_own else None
             is_over = recipient is not None and recipient.has_ended()

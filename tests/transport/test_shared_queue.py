@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from samplebatch.errors import FormatError, PeerDiedError, SharedMemoryError
-from samplebatch.transport import outbox as module
-from samplebatch.transport.outbox import MOST_PARCELS, Outbox, receive
+from samplebatch.transport import shared_queue as module
 from samplebatch.transport.region import Region
+from samplebatch.transport.shared_queue import MOST_PARCELS, Outbox, receive
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 """Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""

@@ -1,0 +1,440 @@
+"""Decoding: batches put together over the bytes that a message names.
+
+Everything that a message says is checked before the memory is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, Final, cast
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.frame import load_columns
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.tree import Structure
+from samplebatch.column.interface import Column
+from samplebatch.column.memory import ALIGNMENT
+from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import CapacityError, FormatError, SampleBatchError, UntrustedPickleError
+from samplebatch.names import SEQ_LENS
+from samplebatch.transport.channel_end import HEADER_NBYTES
+from samplebatch.transport.encode import AnyBatch
+from samplebatch.transport.lease import GOODBYE_IDENT, Lease, Returns, Tie
+from samplebatch.transport.schema import (
+    GRADIENT,
+    NESTED_BATCH,
+    SAMPLE_BATCH,
+    SCALAR,
+    Fixed,
+    Loose,
+    Part,
+    Place,
+    Plan,
+    Schema,
+    aligned,
+)
+from samplebatch.transport.wire import (
+    COLUMN,
+    DEFINES,
+    ENV_STEPS,
+    FLAGS,
+    LOOSE,
+    OBJECTS,
+    PLAIN,
+    SCHEMA,
+    VALUE,
+    VERSION,
+    count_of,
+    flags_of,
+    rows_in,
+    unpack_note,
+)
+
+DAMAGE = (
+    SampleBatchError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    StopIteration,
+)
+"""What Python, NumPy, torch and the library raise where a message says what cannot be."""
+
+Root = npt.NDArray[np.uint8]
+"""The bytes of a slot; whoever has an array over them holds the slot."""
+
+_MOST_SCHEMAS = 1 << 12
+_BYTE: Final = np.dtype(np.uint8)
+_UP: Final = ALIGNMENT - 1
+_ndarray = np.ndarray
+_new = object.__new__
+
+Cut = Callable[[int], Root]
+"""Cuts the next buffer of so many bytes."""
+
+
+def decode(
+    schema: Schema, plan: Plan, note: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool = False
+) -> AnyBatch:
+    """Put a batch together over the bytes of its slot.
+
+    Parameters
+    ----------
+    schema
+        What its columns are.
+    plan
+        Where they lie.
+    note
+        What else the message says.
+    root
+        The slot, which has at least the plan's bytes.
+    cut
+        Cuts the buffers of loose columns, one after the other.
+    allow_pickle
+        Whether pickled columns may be unpickled.
+
+    Raises
+    ------
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    FormatError
+        If they do not agree; or another of `DAMAGE`.
+    """
+    entries = note.get(LOOSE) or [()] * len(schema.parts)
+    bound = MemoryBound("the message", root.nbytes)
+    loose = [Loosened(own, cut, bound, allow_pickle=allow_pickle) for own in entries]
+    if schema.kind == NESTED_BATCH:
+        return build_tree(schema.parts[0], plan.parts[0], root, loose[0])
+    flags = [flags_of(own) for own in note[FLAGS]] if FLAGS in note else [DEFAULT] * len(schema.parts)
+    batches = [
+        _sample_batch(part, places, root, own, own_flags)
+        for part, places, own, own_flags in zip(schema.parts, plan.parts, loose, flags, strict=True)
+    ]
+    if schema.kind == SAMPLE_BATCH:
+        return batches[0]
+    labels = [part.label for part in schema.parts]
+    return MultiAgentBatch._of(dict(zip(labels, batches, strict=True)), count_of(note[ENV_STEPS]))
+
+
+class Loosened:
+    """The loose columns of one part, put together one after the other."""
+
+    def __init__(self, entries: Iterable[Any], cut: Cut, bound: MemoryBound, *, allow_pickle: bool = False) -> None:
+        self._entries = iter(entries)
+        self._cut = cut
+        self._bound = bound
+        self._allow_pickle = allow_pickle
+
+    def entry(self) -> Any:
+        """Return what the note says of the next one; raises as `decode` does."""
+        return next(self._entries)
+
+    def column(self, name: str, entry: Any) -> Column:
+        """Put a column together; raises as `decode` does."""
+        header, sizes = entry
+        buffers = [self._cut(count_of(nbytes)) for nbytes in sizes]
+        if header[0] == ObjectColumn.kind:
+            # Objects may keep what they are made from, and are not to hold the slot.
+            buffers = [buffer.copy() for buffer in buffers]
+            try:
+                ObjectColumn.check_dumped(header, buffers, name, self._bound)
+            except CapacityError as error:
+                raise CapacityError(
+                    f"column {name!r} must have objects for which its message has bytes; send fewer rows at a time"
+                ) from error
+        try:
+            return load_columns([(name, len(buffers), header)], buffers, allow_pickle=self._allow_pickle)[name]
+        except UntrustedPickleError as error:
+            raise UntrustedPickleError(
+                f"column {name!r} holds pickled objects, and unpickling runs code that its sender chose; "
+                "make the channel with allow_pickle=True if you trust it"
+            ) from error
+
+
+def _sample_batch(part: Part, places: list[Place], root: Root, loose: Loosened, flags: Flags) -> SampleBatch:
+    columns: dict[str, Column] = {}
+    if part.has_loose:
+        fixed = iter(places)
+        for column in part.columns:
+            if isinstance(column, Loose):
+                columns[column.name] = loose.column(column.name, loose.entry())
+            else:
+                columns[column.name] = fixed_column(next(fixed), root)
+    else:
+        for place in places:
+            (name, dtype, _, torch, _), shape, offset = place
+            if torch is None:
+                columns[name] = made = _new(TensorColumn)
+                made.values = _ndarray(shape, dtype, root, offset)
+            else:
+                columns[name] = fixed_column(place, root)
+    if SEQ_LENS in columns:
+        # Before they are checked: the sender must not change where sequences begin.
+        columns[SEQ_LENS] = columns[SEQ_LENS].copy()
+    return SampleBatch._of(columns, part.nested, flags)
+
+
+def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
+    """Make a column over its place in a slot."""
+    column, shape, offset = place
+    values: npt.NDArray[Any] = _ndarray(shape, column.dtype, root, offset)
+    return TensorColumn(values) if column.torch is None else TorchColumn.from_bits(values, column.torch)
+
+
+def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], loose: Loosened) -> Batch:
+    """Put a nested batch together over the bytes of its slot; raises as `decode` does."""
+    columns, fixed = iter(part.columns), iter(places)
+
+    def leaf(path: str) -> Any:
+        column = next(columns)
+        if isinstance(column, Loose):
+            return _loose_leaf(loose, path)
+        return _fixed_leaf(column, next(fixed), root)
+
+    batch = _build(part.structure, leaf, "")
+    if next(columns, None) is not None:
+        raise FormatError("a nested batch must have a name for every value, it has too few")
+    return batch
+
+
+def _build(structure: Any, leaf: Callable[[str], Any], prefix: str) -> Batch:
+    values: dict[str, Any] = {}
+    for name, under in structure:
+        if not isinstance(name, str):
+            raise FormatError("a nested batch must have strings for names, it has others")
+        path = prefix + name
+        values[name] = leaf(path) if under is None else _build(under, leaf, f"{path}.")
+    return node(Batch, values)
+
+
+def _fixed_leaf(column: Fixed, place: Place, root: npt.NDArray[np.uint8]) -> Any:
+    values: npt.NDArray[Any] = _ndarray(place.shape, column.dtype, root, place.offset)
+    if column.torch is not None:
+        tensor = TorchColumn.from_bits(values, column.torch).values
+        return tensor.requires_grad_() if GRADIENT in column.form else tensor
+    return values[()] if SCALAR in column.form else values
+
+
+def _loose_leaf(loose: Loosened, path: str) -> Any:
+    what, *entry = loose.entry()
+    if what == VALUE:
+        (value,) = entry
+        if type(value) not in PLAIN:
+            raise FormatError("a message must have plain values in its note, it has others")
+        return value
+    shape, *described = entry
+    column = loose.column(path, described)
+    if what == COLUMN:
+        return column
+    if what != OBJECTS or not isinstance(column, ObjectColumn):
+        raise FormatError("a message must say what a value is, it does not")
+    if shape is None:
+        (only,) = column.values.tolist()
+        return only
+    if prod(shape) != len(column):
+        raise FormatError(f"an array of objects of shape {shape} cannot have {len(column)}")
+    return column.values.reshape(shape)
+
+
+class SlotColumns:
+    """What stands for the columns in the window of a batch: their places in a slot, which it keeps.
+
+    Parameters
+    ----------
+    root
+        The bytes of the slot.
+    places
+        Where the columns lie, by name.
+    """
+
+    __slots__ = ("_places", "_root")
+
+    def __init__(self, root: npt.NDArray[np.uint8], places: Mapping[str, Place]) -> None:
+        self._root = root
+        self._places = places
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, name: str) -> Unmade:
+        return Unmade(self._root, self._places[name])
+
+    @classmethod
+    def batch(
+        cls, root: npt.NDArray[np.uint8], places: Mapping[str, Place], rows: int, nested: dict[str, Structure]
+    ) -> SampleBatch:
+        """Make a batch of arrays without sequences and with no flags set, of which no column is made yet."""
+        batch = _new(SampleBatch)
+        batch._columns = {}
+        batch.count = rows
+        batch._window = (cast("dict[str, Column]", cls(root, places)), 0, rows, 0, 0)
+        if nested:
+            batch._nested = nested
+        return batch
+
+
+class Unmade:
+    """A column that is made when it is known which of its rows are wanted."""
+
+    __slots__ = ("_place", "_root")
+
+    def __init__(self, root: npt.NDArray[np.uint8], place: Place) -> None:
+        self._root = root
+        self._place = place
+
+    def slice(self, start: int, stop: int) -> TensorColumn:
+        """Make a column of the rows from `start` to `stop`."""
+        (_, dtype, row_shape, _, _), _, offset = self._place
+        if start:
+            offset += start * prod(row_shape) * dtype.itemsize
+        column = _new(TensorColumn)
+        column.values = _ndarray((stop - start, *row_shape), dtype, self._root, offset)
+        return column
+
+
+class Opener:
+    """Opens the messages of one channel, one after the other.
+
+    Parameters
+    ----------
+    memory
+        The region.
+    returns
+        Where slots go back.
+    allow_pickle
+        Whether pickled columns may be unpickled.
+
+    Attributes
+    ----------
+    ident
+        Number of the newest message that a slot was leased for; 0 if there is none yet.
+    unfinished
+        The lease of the message that is being opened, until the caller has its batch. One that was interrupted is
+        opened again with it.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8], returns: Returns, *, allow_pickle: bool = False) -> None:
+        self._memory = memory
+        self._lent, self._gone = returns.lent, returns.gone
+        self._allow_pickle = allow_pickle
+        self._schemas: dict[int, Schema] = {}
+        self.ident = 0
+        self.unfinished: Lease | None = None
+
+    def open(self, fields: tuple[Any, ...]) -> AnyBatch:
+        """Make a batch over the slot of a message, and lease the slot. The caller sets `unfinished` to None after it.
+
+        Parameters
+        ----------
+        fields
+            What `unpack_fields` gives of a message of kind `BATCH`, after its checksum was seen to be right.
+
+        Raises
+        ------
+        FormatError
+            If it says what cannot be.
+        UntrustedPickleError
+            If a column is pickled and that is not allowed; names it.
+        """
+        _, version, _, flags, number, ident, start, nbytes, _, note_nbytes, _, rows, _ = fields
+        memory = self._memory
+        try:
+            if version != VERSION:
+                raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends need one release")
+            if start & _UP or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
+                raise FormatError(
+                    f"a message's slot must lie within the {memory.nbytes - HEADER_NBYTES} bytes of the arena, it does "
+                    "not"
+                )
+            lease = self.unfinished
+            if lease is None:
+                if not self.ident < ident < GOODBYE_IDENT:
+                    raise FormatError(f"a message must have a number greater than {self.ident}, got {ident}")
+                lease = Lease((nbytes,), _BYTE, memory, start)
+                tie = Tie(lease, self._gone)
+                # No call stands between these, so no signal does: the slot is leased as a whole or not at all.
+                tie.ident = ident
+                self._lent[ident] = tie
+                self.ident = ident
+                self.unfinished = lease
+            if note_nbytes:
+                batch = self._noted(fields, lease)
+            else:
+                schema = self._schemas.get(number)
+                if schema is None or flags:
+                    raise FormatError(f"a message must have a schema that is known, and number {number} is not")
+                plan = schema.simple_plan(rows)
+                if plan.nbytes > nbytes:
+                    raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
+                if plan.by_name is not None:
+                    batch = SlotColumns.batch(lease, plan.by_name, rows, schema.parts[0].nested)
+                else:
+                    batch = decode(schema, plan, {}, lease, _no_buffers, allow_pickle=self._allow_pickle)
+        except (FormatError, UntrustedPickleError):
+            raise
+        except DAMAGE as error:
+            raise FormatError(f"a message must say what fits its schema, it does not: {error}") from error
+        lease.batch = ref(batch)
+        return batch
+
+    def _noted(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
+        """Open a batch whose message has a note."""
+        _, _, _, flags, number, _, start, nbytes, note_start, note_nbytes, note_sum, rows, _ = fields
+        memory = self._memory
+        if note_start & _UP or note_start < HEADER_NBYTES or note_start + note_nbytes > memory.nbytes:
+            raise FormatError("a message's note must lie in the arena, it does not")
+        note = unpack_note(memory[note_start : note_start + note_nbytes].tobytes(), note_sum)
+        if flags & DEFINES:
+            if number >= _MOST_SCHEMAS:
+                raise FormatError(f"a schema must have a number below {_MOST_SCHEMAS}, got {number}")
+            self._schemas[number] = Schema.read(note.get(SCHEMA))
+        schema = self._schemas.get(number)
+        if schema is None:
+            raise FormatError(f"a message must have a schema that is known, and number {number} is not")
+        plan = schema.plan(*rows_in(note, rows))
+        if plan.nbytes > nbytes:
+            raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
+        cut = _Cut(lease, memory, start, nbytes, note_start + aligned(note_nbytes)).cut
+        return decode(schema, plan, note, lease, cut, allow_pickle=self._allow_pickle)
+
+
+class _Cut:
+    """Cuts the buffers of loose columns, each behind the other at an aligned place.
+
+    They lie behind the note, which lies in the message's slot, or in another slot of the same message.
+    """
+
+    def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:
+        if start <= at <= start + nbytes:
+            self._root, self._at = lease, at - start
+            return
+        self._root, self._at = Lease((memory.nbytes - at,), _BYTE, memory, at), 0
+        self._root.first = lease
+
+    def cut(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        cut: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._root, self._at)
+        self._at += aligned(nbytes)
+        return cut
+
+
+def _no_buffers(nbytes: int) -> npt.NDArray[np.uint8]:
+    raise FormatError(f"a message with a buffer of {nbytes} bytes must have a note, it has none")

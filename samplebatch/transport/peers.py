@@ -1,0 +1,308 @@
+"""Peers: the processes at the other ends, whether they still run, and waiting for them.
+
+A process that is killed while it starts has told nobody that it has an end. Its parent knows: under `fork` from the
+arguments of the process that it starts, otherwise because it pickles the end for that process (`Recipient`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from multiprocessing import context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+_HAS_EPOLL: Final = sys.platform == "linux"
+_monotonic = time.monotonic
+_PROC = Path("/proc")
+_MAX_PID = (1 << 31) - 1
+"""No process has a higher number: what says so is no word of a process that was there."""
+
+
+class Identity(NamedTuple):
+    """A process, told apart from a later one with the same number.
+
+    Attributes
+    ----------
+    pid
+        Its number.
+    started
+        When it began, in the system's ticks since it booted; 0 where the system does not tell.
+    """
+
+    pid: int
+    started: int
+
+    @classmethod
+    def own(cls) -> Self:
+        """Return the calling process's.
+
+        >>> Identity.own().pid == os.getpid()
+        True
+        """
+        pid = os.getpid()
+        return cls(pid, (_state_of(pid) or ("", 0))[1])
+
+
+class Watch:
+    """A process that is watched.
+
+    Where there are descriptors of processes it holds one, which is readable once the process has ended.
+
+    Parameters
+    ----------
+    identity
+        The process, as it has told of itself.
+
+    Examples
+    --------
+    >>> watch = Watch(Identity.own())
+    >>> watch.is_alive()
+    True
+    >>> watch.close()
+    >>> Watch(Identity(os.getpid(), started=1)).is_alive()
+    False
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self._descriptor = _open(identity.pid)
+        # Asked after opening: what is open now is this process, or it is gone.
+        self._is_over = not _is_there(identity)
+
+    def fileno(self) -> int:
+        """Return the descriptor, or -1 if there is none."""
+        return self._descriptor
+
+    def is_alive(self) -> bool:
+        """Tell whether the process still runs. One that has ended and waits for its parent does not."""
+        if not self._is_over:
+            self._is_over = self._has_ended()
+        return not self._is_over
+
+    def _has_ended(self) -> bool:
+        if self._descriptor < 0:
+            return not _is_there(self.identity)
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Close the descriptor; `is_alive` may still be asked."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
+
+
+def is_alive(identity: Identity) -> bool:
+    """Tell whether a process still runs, without watching it any longer.
+
+    >>> is_alive(Identity.own()), is_alive(Identity(os.getpid(), started=1))
+    (True, False)
+    """
+    return _is_there(identity)
+
+
+def _open(pid: int) -> int:
+    if not hasattr(os, "pidfd_open") or not 0 < pid <= _MAX_PID:
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        # It has ended, the kernel has no such descriptors, or there are too many: asking by number does as well.
+        return -1
+
+
+def _is_there(identity: Identity) -> bool:
+    if not 0 < identity.pid <= _MAX_PID:
+        return False
+    try:
+        os.kill(identity.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # It is somebody else's, so it is there.
+        pass
+    found = _state_of(identity.pid)
+    if found is None:
+        return not _PROC.joinpath("self/stat").exists()
+    state, started = found
+    return state not in "ZX" and identity.started in (0, started)
+
+
+def _state_of(pid: int) -> tuple[str, int] | None:
+    """Return a process's state and when it began, or None if it is gone or the system does not tell."""
+    try:
+        line = _PROC.joinpath(str(pid), "stat").read_text()
+    except OSError:
+        return None
+    # The name of its program comes before, in parentheses, and may hold anything.
+    fields = line[line.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+class Recipient:
+    """A process that an end was given to when it was started, as its parent sees it.
+
+    Parameters
+    ----------
+    started
+        What `multiprocessing` keeps for as long as the process runs.
+    """
+
+    def __init__(self, started: Any) -> None:
+        self._started = weakref.ref(started)
+
+    @classmethod
+    def being_spawned(cls) -> Self | None:
+        """Return the process that is being pickled for, if one is."""
+        spawning = context.get_spawning_popen()
+        return None if spawning is None else cls(spawning)
+
+    def has_ended(self) -> bool:
+        """Tell whether the process has ended, or could not be started at all."""
+        started = self._started()
+        if started is None:
+            return True
+        try:
+            pid = getattr(started, "pid", None)
+        except ValueError:
+            # A process that is closed has ended before.
+            return True
+        return pid is not None and not is_alive(Identity(pid, started=0))
+
+
+def being_forked() -> BaseProcess | None:
+    """Return the process whose `start` is forking in this thread, if one is."""
+    frame = sys._getframe()
+    while frame.f_code is not BaseProcess.start.__code__:
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    found: BaseProcess = frame.f_locals["self"]
+    return found
+
+
+def arguments_of(started: BaseProcess) -> Iterator[Any]:
+    """Yield the objects that a process was made with: its arguments, and the attributes of a subclass."""
+    yield from getattr(started, "_args", ())
+    yield from getattr(started, "_kwargs", {}).values()
+    yield from list(vars(started).values())
+
+
+class Given(ABC):
+    """An end that one process has, and that notes whom it is given to."""
+
+    @abstractmethod
+    def _give(self, recipient: Recipient | None) -> bool:
+        """Note that a process that may not run yet is given the end; tell whether it was there to be given."""
+
+
+def _give_to_child() -> None:
+    """Note which ends a process is given that is about to be forked."""
+    started = being_forked()
+    if started is not None:
+        for value in arguments_of(started):
+            if isinstance(value, Given):
+                value._give(Recipient(started))
+
+
+os.register_at_fork(before=_give_to_child)
+
+
+class Poller:
+    """Descriptors to be waited on until one of them is readable.
+
+    Parameters
+    ----------
+    *descriptors
+        Some of them; more can be registered.
+
+    Examples
+    --------
+    >>> import os
+    >>> reader, writer = os.pipe()
+    >>> poller = Poller(reader)
+    >>> poller.poll(0.0)
+    []
+    >>> _ = os.write(writer, b"x")
+    >>> poller.poll(None) == [reader]
+    True
+    >>> poller.close(), os.close(reader), os.close(writer)
+    (None, None, None)
+    """
+
+    def __init__(self, *descriptors: int) -> None:
+        self._first = descriptors[0] if descriptors else -1
+        self._poll: Any = select.epoll() if _HAS_EPOLL else select.poll()
+        for descriptor in descriptors:
+            self.register(descriptor)
+
+    def register(self, descriptor: int) -> None:
+        """Wait on one more."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def replace(self, descriptor: int, other: int) -> None:
+        """Wait on another descriptor in place of one."""
+        self.unregister(descriptor)
+        self.register(other)
+        if self._first == descriptor:
+            self._first = other
+
+    def unregister(self, descriptor: int) -> None:
+        """Wait on one less."""
+        self._poll.unregister(descriptor)
+
+    def poll(self, timeout_s: float | None) -> list[int]:
+        """Wait until one or more are readable, for at most so many seconds, and return which."""
+        if timeout_s is None:
+            found = self._poll.poll()
+        else:
+            found = self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
+        return [descriptor for descriptor, _ in found]
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait as `poll` does, whichever it is."""
+        self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when one of them is; without epoll, the first of them."""
+        return int(self._poll.fileno()) if _HAS_EPOLL else self._first
+
+    def close(self) -> None:
+        """Wait on none of them any more; they stay open."""
+        if _HAS_EPOLL:
+            self._poll.close()
+
+
+def deadline_of(timeout_s: float | None) -> float | None:
+    """Return the moment at which the time given is over, in seconds of the monotonic clock; None if it never is.
+
+    Raises
+    ------
+    ValueError
+        If the time is negative or no number.
+
+    Examples
+    --------
+    >>> deadline_of(0.0) <= time.monotonic()
+    True
+    >>> deadline_of(float("nan"))
+    Traceback (most recent call last):
+    ValueError: timeout_s must be None or a number of seconds from 0 on, got nan
+    """
+    if timeout_s is None:
+        return None
+    if not timeout_s >= 0:
+        raise ValueError(f"timeout_s must be None or a number of seconds from 0 on, got {timeout_s}")
+    return _monotonic() + timeout_s
