@@ -68,11 +68,11 @@ def ours(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
 
     num_envs, at_random = data
     given = {} if at_random else {"policies": {"agent": policy}}
-    collector = MultiAgentCollector(spread, envs=num_envs, seed=0, **given)
+    collector = MultiAgentCollector(spread, num_envs=num_envs, seed=0, **given)
 
     def collect() -> float:
         began = perf_counter()
-        collector.collect(STEPS)
+        collector.collect(n_step=STEPS)
         return perf_counter() - began
 
     return collect

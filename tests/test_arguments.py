@@ -54,8 +54,8 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "num_slices": lambda n: steps().timeslices(num_slices=n),
     "max_seq_len": lambda n: SampleBatch(a=[1, 2], seq_lens=[2]).right_zero_pad(n),
     "train_batch_size": Aggregator,
-    "fragment_length": lambda n: RolloutWorkers("CartPole-v1", env_steps=1, fragment_length=n),
-    "max_restarts": lambda n: RolloutWorkers("CartPole-v1", env_steps=1, max_restarts=n),
+    "fragment_length": lambda n: RolloutWorkers("CartPole-v1", n_step=1, fragment_length=n),
+    "max_restarts": lambda n: RolloutWorkers("CartPole-v1", n_step=1, max_restarts=n),
 }
 
 
@@ -220,7 +220,7 @@ def test_words_are_those_there_are() -> None:
 @pytest.mark.parametrize("wrong", [float("nan"), 0, -1.0, "1"], ids=str)
 def test_times_are_numbers_above_0(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="stall_timeout_s must be a number above 0"):
-        RolloutWorkers("CartPole-v1", env_steps=1, stall_timeout_s=wrong)
+        RolloutWorkers("CartPole-v1", n_step=1, stall_timeout_s=wrong)
 
 
 def test_an_update_that_fails_changes_nothing() -> None:

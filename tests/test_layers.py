@@ -93,6 +93,7 @@ ONE_IMPORTER = {
         "samplebatch.env.stepper",
         "samplebatch.policy.agents",
         "samplebatch.rollout.open_episodes",
+        "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.turns",
         "samplebatch.transport.shared_queue",
         "samplebatch.transport.release",

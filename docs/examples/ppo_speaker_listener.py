@@ -79,10 +79,10 @@ def main(steps: int, seed: int) -> tuple[float, float]:
     agents = {policy: Agent(*sizes) for policy, sizes in SIZES.items()}
     optimizers = {policy: torch.optim.Adam(agent.parameters(), lr=LEARNING_RATE) for policy, agent in agents.items()}
     advantages = GAE(bootstrap={p: agent.value_of for p, agent in agents.items()}, gamma=GAMMA, lambda_=LAMBDA)
-    collector = MultiAgentCollector(ENVIRONMENT, policies=agents, envs=ENVS, seed=seed, hooks=[advantages])
+    collector = MultiAgentCollector(ENVIRONMENT, policy=agents, num_envs=ENVS, seed=seed, hooks=[advantages])
     iterations = -(-steps // STEPS)
     for iteration in range(iterations):
-        batch = collector.collect(STEPS)
+        batch = collector.collect(n_step=STEPS).batch
         for policy, agent in agents.items():
             for group in optimizers[policy].param_groups:
                 group["lr"] = LEARNING_RATE * (1 - iteration / iterations)
@@ -90,9 +90,9 @@ def main(steps: int, seed: int) -> tuple[float, float]:
         if iteration % 5 == 0:
             print(f"{(iteration + 1) * STEPS:7d} steps, mean return {mean_return(batch):6.1f}")
     trained = mean_return(
-        MultiAgentCollector(ENVIRONMENT, policies=agents, envs=ENVS, seed=seed + 1).collect(episodes=100)
+        MultiAgentCollector(ENVIRONMENT, policy=agents, num_envs=ENVS, seed=seed + 1).collect(n_episode=100)
     )
-    random = mean_return(MultiAgentCollector(ENVIRONMENT, envs=ENVS, seed=seed + 1).collect(episodes=100))
+    random = mean_return(MultiAgentCollector(ENVIRONMENT, num_envs=ENVS, seed=seed + 1).collect(n_episode=100).batch)
     print(f"100 episodes: mean return {trained:.1f}, at random {random:.1f}")
     return trained, random
 

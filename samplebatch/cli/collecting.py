@@ -67,8 +67,8 @@ def collect(run: Run) -> int:
     pool = RolloutWorkers(
         run.environment,
         policies,
-        env_steps=run.steps,
-        episodes=run.episodes,
+        n_step=run.steps,
+        n_episode=run.episodes,
         num_workers=run.workers,
         envs_per_worker=run.envs_per_worker,
         fragment_length=run.fragment_length,

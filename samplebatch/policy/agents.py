@@ -15,7 +15,7 @@ from samplebatch.env.pettingzoo import AgentGroup
 from samplebatch.env.seeds import seed_number
 from samplebatch.env.spaces import Layout, Leaf, column_names
 from samplebatch.errors import EnvironmentSpecError, SampleBatchError
-from samplebatch.policy.actor import Actor
+from samplebatch.policy.actor import ActionMap, Actor
 from samplebatch.policy.state import put, take
 
 _MASK = "action_mask"
@@ -108,12 +108,20 @@ class PolicyAgents(AgentActor):
         Whatever `as_policy` takes.
     seed
         Seed of the draws, where the policy is a space.
-    exploration_noise
+    exploration_noise, map_action
         As for `Actor`.
     """
 
-    def __init__(self, policy: Any, seed: np.random.SeedSequence, *, exploration_noise: Noise = False) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        seed: np.random.SeedSequence,
+        *,
+        exploration_noise: Noise = False,
+        map_action: ActionMap | None = None,
+    ) -> None:
         self._policy = policy
+        self._map_action = map_action
         self._noise = exploration_noise
         self._seed = seed
         self._states = _States()
@@ -163,7 +171,15 @@ class PolicyAgents(AgentActor):
         self._actions = actions = Layout(action_space)
         self._action_names = column_names(names.ACTIONS, actions)
         self._seen_names = column_names(names.OBS, observations)
-        return Actor(self._policy, observations, actions, action_space, seed=self._seed, exploration_noise=self._noise)
+        return Actor(
+            self._policy,
+            observations,
+            actions,
+            action_space,
+            seed=self._seed,
+            exploration_noise=self._noise,
+            map_action=self._map_action,
+        )
 
 
 class _States:

@@ -245,7 +245,7 @@ def as_policy(
     if isinstance(policy, PolicyAdapter):
         return policy
     layout = None if action_space is None else Layout(action_space)
-    if _is_a(policy, "gymnasium", "Space"):
+    if is_space(policy):
         return BatchPolicy(RandomPolicy(policy, seed=seed), layout)
     if not callable(policy):
         raise PolicySpecError(
@@ -260,6 +260,11 @@ def as_policy(
     if given == "tensor":
         return ModulePolicy(policy, layout)
     return ObservationPolicy(policy, layout) if given == "observations" else BatchPolicy(policy, layout)
+
+
+def is_space(policy: Any) -> bool:
+    """Tell whether a policy is a Gymnasium space, to draw from."""
+    return _is_a(policy, "gymnasium", "Space")
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:

@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.env.spaces import Layout, Leaf
 from samplebatch.policy.random import RandomPolicy
 
 _AHEAD = 256
-"""Steps that are drawn at once: drawing one action takes as long as drawing hundreds."""
+"""Actions that are drawn at once: drawing one takes as long as drawing hundreds."""
 
 
 class RandomByEnvironment:
-    """Acts at random, with a generator for each environment.
+    """Random actions, drawn by a generator for each environment, for collectors of one agent.
 
     Parameters
     ----------
     action_space
         The space of one environment's actions.
+    env_ids
+        The `env_id` of each environment, counting on from the first.
     seeds
         The seed of each environment.
 
@@ -29,23 +32,33 @@ class RandomByEnvironment:
     --------
     >>> from gymnasium import spaces
     >>> seeds = np.random.SeedSequence(1).spawn(3)
-    >>> three, one = (RandomByEnvironment(spaces.Discrete(9), own) for own in (seeds, seeds[2:]))
-    >>> [three(Batch())["act"][2] == one(Batch())["act"][0] for _ in range(300)] == [True] * 300
+    >>> three = RandomByEnvironment(spaces.Discrete(9), range(3), seeds)
+    >>> one = RandomByEnvironment(spaces.Discrete(9), range(2, 3), seeds[2:])
+    >>> all_ids, own_id = (Batch(info=Batch(env_id=np.array(ids))) for ids in ([0, 1, 2], [2]))
+    >>> [three(all_ids)["act"][2] == one(own_id)["act"][0] for _ in range(300)] == [True] * 300
     True
     """
 
-    def __init__(self, action_space: Any, seeds: Sequence[np.random.SeedSequence]) -> None:
+    def __init__(self, action_space: Any, env_ids: range, seeds: Sequence[np.random.SeedSequence]) -> None:
         self._layout = Layout(action_space)
         self._policies = [RandomPolicy(action_space, seed=seed) for seed in seeds]
-        self._drawn: list[Leaf] = []
-        self._at = _AHEAD
+        self._first = env_ids.start
+        drawn = [self._layout.flatten(policy.sample(_AHEAD)) for policy in self._policies]
+        self._drawn: list[Leaf] = [np.stack(leaves) for leaves in zip(*drawn, strict=True)]
+        self._at: npt.NDArray[np.intp] = np.zeros(len(self._policies), np.intp)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        """Draw an action for every environment."""
-        if self._at == _AHEAD:
-            each = [self._layout.flatten(policy.sample(_AHEAD)) for policy in self._policies]
-            self._drawn = [np.stack(leaves, 1) for leaves in zip(*each, strict=True)]
-            self._at = 0
-        at = self._at
-        self._at = at + 1
-        return {"act": self._layout.batch([leaf[at] for leaf in self._drawn])}
+        """Draw an action for every environment in `batch.info.env_id`."""
+        envs = batch.info.env_id - self._first
+        at = self._at[envs]
+        for env in envs[at == _AHEAD].tolist():
+            self._draw_ahead(env)
+        at = self._at[envs]
+        self._at[envs] = at + 1
+        return {"act": self._layout.batch([leaf[envs, at] for leaf in self._drawn])}
+
+    def _draw_ahead(self, env: int) -> None:
+        leaves = self._layout.flatten(self._policies[env].sample(_AHEAD))
+        for drawn, leaf in zip(self._drawn, leaves, strict=True):
+            drawn[env] = leaf
+        self._at[env] = 0

@@ -50,7 +50,7 @@ class PickledPolicy:
         return pickle.loads(self._bytes)
 
 
-def made_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
+def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
     """Make a policy of what stands for one; what is a policy already, or `"random"`, is returned as it is.
 
     Parameters
@@ -74,9 +74,9 @@ def made_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
     ...
     ...     def __call__(self, obs):
     ...         return [self.action] * len(obs)
-    >>> made_policy(Constant, None, 3)([0, 0])
+    >>> make_policy(Constant, None, 3)([0, 0])
     [3, 3]
-    >>> made_policy("random", None, None)
+    >>> make_policy("random", None, None)
     'random'
     """
     if isinstance(policy, str):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.async_vector import Answers, AsyncEnvironments, put
 from samplebatch.env.infos import Infos, Rows, batch_of, rows_of
 from samplebatch.policy import state as policy_state
@@ -165,7 +166,7 @@ class AsyncCollector(Collector):
         render: float | None = None,
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
-    ) -> CollectStats:
+    ) -> CollectStats[SampleBatch]:
         """Collect at least so many steps, or exactly so many episodes.
 
         With `n_step`, environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.

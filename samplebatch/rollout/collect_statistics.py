@@ -1,14 +1,21 @@
-"""What a collector reports about one call of `collect`."""
+"""Reports of collectors about one call of `collect`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import whole
+from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import ArgumentError
+from samplebatch.rollout.statistics import EpisodeStatistics
+
+BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ class SequenceSummaryStats:
 
 
 @dataclass(frozen=True)
-class CollectStats:
-    """What was collected, and how fast.
+class CollectStats(Generic[BatchT]):
+    """Report of one call of `collect`: episodes, steps, speed, returns and the batch.
 
     Attributes
     ----------
@@ -63,7 +70,11 @@ class CollectStats:
     returns_stat, lens_stat
         These in four numbers each; None if no episode ended.
     batch
-        The steps, the ones of an environment after the other; None if they went to a buffer.
+        The steps, stream by stream; None if they went to a buffer.
+    policies
+        Where there are several agents, the same of each policy, by policy id: its agents' steps, and an entry for each
+        of them in each episode that ended. `returns` and `lens` have those of all policies then, one policy after the
+        other.
     """
 
     n_collected_episodes: int = 0
@@ -74,7 +85,8 @@ class CollectStats:
     lens: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     returns_stat: SequenceSummaryStats | None = None
     lens_stat: SequenceSummaryStats | None = None
-    batch: SampleBatch | None = None
+    batch: BatchT | None = None
+    policies: Mapping[str, CollectStats[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -84,7 +96,9 @@ class CollectStats:
         time_s: float,
         returns: npt.NDArray[np.float64],
         lens: npt.NDArray[np.int64],
-        batch: SampleBatch | None = None,
+        episodes: int | None = None,
+        batch: BatchT | None = None,
+        policies: Mapping[str, CollectStats[Any]] | None = None,
     ) -> Self:
         """Work out what follows from what was counted.
 
@@ -95,7 +109,7 @@ class CollectStats:
         (3.0, 2.0, 3.0)
         """
         return cls(
-            n_collected_episodes=len(lens),
+            n_collected_episodes=len(lens) if episodes is None else episodes,
             n_collected_steps=steps,
             collect_time=time_s,
             collect_speed=steps / time_s if time_s > 0 else 0.0,
@@ -104,4 +118,46 @@ class CollectStats:
             returns_stat=SequenceSummaryStats.from_sequence(returns),
             lens_stat=SequenceSummaryStats.from_sequence(lens),
             batch=batch,
+            policies=policies or {},
         )
+
+
+def check_amounts(n_step: int | None, n_episode: int | None) -> None:
+    """Refuse anything but exactly one positive amount.
+
+    Raises
+    ------
+    ArgumentError
+        If one is no whole number from 0 on, or not exactly one is positive.
+    """
+    named = {"n_step": n_step, "n_episode": n_episode}
+    if sum([whole(name, number) > 0 for name, number in named.items() if number is not None]) != 1:
+        raise ArgumentError(
+            f"exactly one of n_step and n_episode must be positive, got n_step={n_step} and n_episode={n_episode}"
+        )
+
+
+def report(
+    batch: MultiAgentBatch, ended: EpisodeStatistics, time_s: float, *, keeps_batch: bool
+) -> CollectStats[MultiAgentBatch]:
+    """Report on a batch of several agents, and the episodes that ended with it."""
+    policies = {}
+    for policy_id, steps in batch.policy_batches.items():
+        own = ended.policies.get(policy_id)
+        policies[policy_id] = CollectStats[SampleBatch].of(
+            steps=steps.count,
+            time_s=time_s,
+            returns=np.empty(0) if own is None else own.returns,
+            lens=np.empty(0, np.int64) if own is None else own.lengths,
+            episodes=0 if own is None else own.episodes,
+            batch=steps if keeps_batch else None,
+        )
+    return CollectStats.of(
+        steps=batch.count,
+        time_s=time_s,
+        returns=np.concatenate([np.empty(0), *(own.returns for own in policies.values())]),
+        lens=np.concatenate([np.empty(0, np.int64), *(own.lens for own in policies.values())]),
+        episodes=ended.episodes,
+        batch=batch if keeps_batch else None,
+        policies=policies,
+    )

@@ -8,17 +8,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.gymnasium import as_environments
 from samplebatch.env.infos import Infos, Rows, batch_of
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
-from samplebatch.errors import ArgumentError, EnvironmentSpecError
+from samplebatch.errors import EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, Actor, ActResult
-from samplebatch.rollout.collect_statistics import CollectStats
+from samplebatch.policy.as_policy import is_space
+from samplebatch.policy.random_by_environment import RandomByEnvironment
+from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.postprocessing import Hook, postprocess
@@ -51,8 +53,8 @@ class Collector:
     Parameters
     ----------
     policy
-        Anything that `as_policy` takes: a callable on batches or observations, a torch module, an action space. If it
-        has methods `map_action` or `add_exploration_noise`, they are used, as Tianshou's are.
+        Anything that `as_policy` takes: a callable on batches or observations, a torch module, an action space; or
+        `"random"`. If it has methods `map_action` or `add_exploration_noise`, they are used, as Tianshou's are.
     env
         A Gymnasium environment, or vector environment in any autoreset mode.
     buffer
@@ -131,10 +133,14 @@ class Collector:
         self._hooks = tuple(hooks)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self._env_ids = first_env_id + np.arange(self.num_envs)
-        action_seeds, _, env_seeds = (seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT))
-        self._seeds: Sequence[int] | None = [
-            seed_number(seeds_at(env_seeds, env_id)) for env_id in self._env_ids.tolist()
-        ]
+        action_seeds, random_seeds, env_seeds = (seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT))
+        env_ids = range(first_env_id, first_env_id + self.num_envs)
+        if isinstance(policy, str) and policy == "random":
+            policy = environments.action_space
+        if is_space(policy):
+            # By environment, so that its data do not depend on how many others there are.
+            policy = RandomByEnvironment(policy, env_ids, [seeds_at(random_seeds, env_id) for env_id in env_ids])
+        self._seeds: Sequence[int] | None = [seed_number(seeds_at(env_seeds, env_id)) for env_id in env_ids]
         self._actor = Actor(
             policy,
             environments.observations,
@@ -241,7 +247,7 @@ class Collector:
         render: float | None = None,
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
-    ) -> CollectStats:
+    ) -> CollectStats[SampleBatch]:
         """Collect at least so many steps, or exactly so many episodes.
 
         With `n_step`, all environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.
@@ -386,21 +392,6 @@ def _union(rows: Rows | None, others: Rows | None) -> Rows | None:
     if rows is None or others is None:
         return others if rows is None else rows
     return np.union1d(rows, others)
-
-
-def check_amounts(n_step: int | None, n_episode: int | None) -> None:
-    """Refuse anything but exactly one positive amount.
-
-    Raises
-    ------
-    ArgumentError
-        If one is no whole number from 0 on, or not exactly one is positive.
-    """
-    named = {"n_step": n_step, "n_episode": n_episode}
-    if sum([whole(name, number) > 0 for name, number in named.items() if number is not None]) != 1:
-        raise ArgumentError(
-            f"exactly one of n_step and n_episode must be positive, got n_step={n_step} and n_episode={n_episode}"
-        )
 
 
 def check_buffer(buffer: Any, num_envs: int) -> None:

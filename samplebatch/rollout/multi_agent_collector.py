@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,49 +12,23 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
+from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.agents import policy_by_kind
 from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter, adapt
 from samplebatch.env.registry import make_environment
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
-from samplebatch.errors import ArgumentError, PolicyNotFoundError, PolicySpecError, near_names
+from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, PolicySpecError, near_names
+from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAgents
+from samplebatch.rollout.agent_steps import PolicyStep, lay_end_to_end
+from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.recorder import Block, Recorder, Streams, rows_of_block
+from samplebatch.rollout.recorder import Recorder, Streams, rows_of_block
+from samplebatch.rollout.running_statistics import OpenReturns
 from samplebatch.rollout.stacking import stack_rows
 from samplebatch.rollout.turns import Turn, TurnQueue
 
 _RANDOM = "random"
-
-
-class _PolicyStep:
-    """The step of all agents of a policy that act next: observations, streams and, once it was asked, actions.
-
-    Where the same agents act in the next step, its observations are the next ones of this.
-    """
-
-    __slots__ = ("actions", "columns", "groups", "observations", "starts", "streams", "t")
-
-    def __init__(self, groups: list[AgentGroup]) -> None:
-        self.groups = groups
-        self.observations: Block = stack_rows(names.OBS, [seen for group in groups for seen in group.observations])
-        eps_id, env_id, agent_index = (
-            np.concatenate([getattr(group, name) for group in groups]) for name in ("eps_ids", "env_ids", "indices")
-        )
-        self.streams = Streams(eps_id, env_id, agent_index)
-        self.t = np.array([group.adapter.t for group in groups for _ in group.agents])
-        sizes = [len(group.agents) for group in groups]
-        self.starts = dict(zip(groups, np.cumsum([0, *sizes]).tolist(), strict=False))
-        self.actions: Sequence[Any] = ()
-        self.columns: dict[str, Block] = {}
-
-    def actions_of(self, group: AgentGroup) -> Sequence[Any]:
-        start = self.starts[group]
-        return self.actions[start : start + len(group.agents)]
-
-    def advance(self, observations: Block) -> None:
-        """Go on to the next step of the same agents."""
-        self.observations = observations
-        self.t = self.t + 1
 
 
 class MultiAgentCollector:
@@ -74,24 +48,28 @@ class MultiAgentCollector:
     - `eps_done`: whether the step is the last of its episode, for all agents;
     - `unroll_id`: the batch that the steps were collected in.
 
-    In a batch the steps of each agent lie together, in order of time, by `env_id` and `agent_index`.
-
-    An episode goes on in the next batch if it has not ended.
-    Where agents take turns, a step goes into a batch once all agents that acted until then have seen what came of it.
+    In a batch the steps of each agent lie together, in order of time, by `env_id` and `agent_index`. An episode that
+    has not ended goes on in the next batch. Where agents take turns, a step goes into a batch once all agents that
+    acted until then have seen what came of it.
 
     Parameters
     ----------
-    environment
+    env
         A PettingZoo environment of either interface, several, or the name of one or a function that makes one (see
         `environment_factory`). They are not closed, unless by `close`.
-    policies
-        Who decides, by policy id: anything that `as_policy` takes, or `"random"`, which honours an `action_mask` among
-        the observations or infos. Or one for all of them. By default all act at random.
+    policy
+        Anything that `as_policy` takes, or `"random"`, which honours an `action_mask` among the observations or infos;
+        or a mapping of policy ids to one of these each.
+    buffer
+        A `MultiAgentReplayBuffer` that the steps are added to; None to return them as a batch.
     policy_mapping
         The policy that acts for an agent, by agent id. By default one policy for each kind of agent (see
         `policy_by_kind`).
-    envs
+    num_envs
         How many environments to make, where a name or a function is given.
+    map_action
+        How actions become what the environments take, as for `Collector`; or one by policy id. Kept are the actions
+        before.
     exploration_noise
         Whether a policy's `add_exploration_noise` is called on what it decided; or what is called, on actions and
         batch, in its place; or one of these by policy id, where those that are not named get no noise. Policies that
@@ -100,7 +78,7 @@ class MultiAgentCollector:
         Seed of environments and actions; the same seed gives the same data, `eps_id` aside. What happens in the
         environment of one `env_id` does not depend on how many others there are, as long as policies see to it.
     hooks
-        What is applied to each trajectory, to the part of it that a batch has: see `postprocess`.
+        Applied to each trajectory, to the part of it that a batch has: see `postprocess`; only without a buffer.
     first_unroll_id
         The `unroll_id` of the first batch; those after it count on.
     first_env_id
@@ -111,39 +89,44 @@ class MultiAgentCollector:
     EnvironmentSpecError
         If there is no such environment, or it is none of several agents.
     PolicyNotFoundError
-        If `exploration_noise` names a policy that `policies` lacks.
+        If `exploration_noise` or `map_action` names a policy that `policy` lacks.
     PolicySpecError
-        If `exploration_noise` names a policy that is `"random"`.
-    ValueError
-        If `envs` is not positive.
+        If `exploration_noise` or `map_action` names a policy that is `"random"`.
+    ArgumentError
+        If `num_envs` is no whole number from 1 on, or there are both a buffer and `hooks`.
 
     Examples
     --------
     >>> collector = MultiAgentCollector("mpe2/simple_tag_v3", seed=1)
-    >>> batch = collector.collect(40)
+    >>> stats = collector.collect(n_step=40)
+    >>> batch = stats.batch
     >>> batch.count, {policy: len(steps) for policy, steps in batch.policy_batches.items()}
     (40, {'adversary': 120, 'agent': 40})
     >>> stay = {"adversary": lambda obs: np.zeros(len(obs), int), "agent": "random"}
-    >>> batch = MultiAgentCollector("mpe2/simple_tag_v3", policies=stay, envs=4, seed=1).collect(episodes=6)
+    >>> batch = MultiAgentCollector("mpe2/simple_tag_v3", policy=stay, num_envs=4, seed=1).collect(n_episode=6).batch
     >>> batch.count, batch["adversary"]["actions"].any()
     (150, np.False_)
     """
 
     def __init__(
         self,
-        environment: Any,
+        env: Any,
+        policy: Any = _RANDOM,
+        buffer: MultiAgentReplayBuffer | None = None,
         *,
-        policies: Mapping[str, Any] | Any = _RANDOM,
         policy_mapping: PolicyMapping | None = None,
-        envs: int = 1,
+        num_envs: int = 1,
         exploration_noise: Noise | Mapping[str, Noise] = False,
-        seed: int | np.random.SeedSequence | None = None,
+        map_action: ActionMap | Mapping[str, ActionMap] | None = None,
         hooks: Sequence[Hook] = (),
+        seed: int | np.random.SeedSequence | None = None,
         first_unroll_id: int = 0,
         first_env_id: int = 0,
     ) -> None:
+        if buffer is not None and hooks:
+            raise ArgumentError("hooks must be for batches, and with a buffer there are none")
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        made = _make(environment, envs)
+        made = _make(env, num_envs)
         self._policy_seeds, random_seeds, environment_seeds = (
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
         )
@@ -155,12 +138,15 @@ class MultiAgentCollector:
         ]
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
         self._random = RandomAgents({number: seeds_at(random_seeds, number) for number in numbers})
-        self._policies = policies
-        self._noise = _noise_by_policy(exploration_noise, policies)
+        self.policy, self.buffer = policy, buffer
+        self._noise = _check_options("exploration_noise", exploration_noise, policy)
+        self._map_action = _check_options("map_action", map_action, policy)
+        self._open = OpenReturns()
+        self._closed = False
         self._actors: dict[str, AgentActor] = {}
         self._recorder = Recorder()
         self._recorded = 0
-        self._steps: dict[str, _PolicyStep] = {}
+        self._steps: dict[str, PolicyStep] = {}
         self._hooks = tuple(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
@@ -171,10 +157,18 @@ class MultiAgentCollector:
         """The environments, in the order of their `env_id`."""
         return [adapter.environment for adapter in self._adapters]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close all environments."""
-        for adapter in self._adapters:
-            adapter.environment.close()
+        if not self._closed:
+            self._closed = True
+            for adapter in self._adapters:
+                adapter.environment.close()
 
     def reset(self) -> None:
         """Leave the episodes under way, and drop turns that no batch has: the next batch begins with new episodes."""
@@ -182,49 +176,60 @@ class MultiAgentCollector:
             adapter.abandon()
         for turns in self._turns.values():
             turns.clear()
+        self._open.clear()
         self._steps = {}
 
-    def collect(self, env_steps: int | None = None, *, episodes: int | None = None) -> MultiAgentBatch:
-        """Step the environments, and return the steps of all agents.
+    def collect(self, n_step: int | None = None, n_episode: int | None = None) -> CollectStats[MultiAgentBatch]:
+        """Step the environments, and report on the steps of all agents.
 
         Parameters
         ----------
-        env_steps
-            How many steps of all environments together the batch has: as many in each, give or take one.
-        episodes
-            How many episodes end in the batch: those that begin first, so that long ones are as likely as short ones.
-            Episodes that are under way come before new ones. No other episode is stepped.
+        n_step
+            How many steps of all environments together: as many in each, give or take one.
+        n_episode
+            How many episodes end: those that begin first, so that long ones are as likely as short ones. Episodes that
+            are under way come before new ones. No other episode is stepped.
+
+        Returns
+        -------
+        CollectStats
+            The report, with the batch in it unless there is a buffer; `policies` has one for each policy.
 
         Raises
         ------
         EnvironmentSpecError
-            If an environment does not keep to its interface; names the agent.
+            If an environment does not keep to its interface, which names the agent; or the collector has been closed.
         PolicyNotFoundError
-            If an agent has no policy, or `policies` lacks it.
+            If an agent has no policy, or `policy` lacks it.
         PolicySpecError
             If a policy does not answer with actions.
         ColumnMismatchError
             If observations, actions or rewards of one policy's agents differ in shape, or in dtype beyond what can be
             widened.
         ArgumentError
-            If not exactly one of the numbers is given, or it is no whole number from 1 on.
+            If not exactly one of the numbers is positive.
         """
-        named = {"env_steps": env_steps, "episodes": episodes}
-        given = [whole(name, number, 1) for name, number in named.items() if number is not None]
-        if len(given) != 1:
-            raise ArgumentError(f"one of env_steps and episodes must be given, got {env_steps} and {episodes}")
+        check_amounts(n_step, n_episode)
+        if self._closed:
+            raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
+        began = time.perf_counter()
         try:
-            if env_steps is not None:
-                self._collect_steps(env_steps)
+            if n_step:
+                self._collect_steps(n_step)
             else:
-                self._collect_episodes(given[0])
+                self._collect_episodes(n_episode or 0)
         finally:
             for adapter in self._adapters:
                 adapter.keep_observations()
         recorded, self._recorded = self._recorded, 0
         batch = MultiAgentBatch(self._recorder.take({names.UNROLL_ID: self._unroll_id}), recorded)
         self._unroll_id += 1
-        return self.postprocess(batch, self._hooks) if self._hooks else batch
+        ended = self._open.add(batch)
+        if self._hooks:
+            batch = self.postprocess(batch, self._hooks)
+        if self.buffer is not None:
+            self.buffer.add(batch)
+        return report(batch, ended, time.perf_counter() - began, keeps_batch=self.buffer is None)
 
     def postprocess(self, batch: MultiAgentBatch, hooks: Sequence[Hook]) -> MultiAgentBatch:
         """Apply hooks to the trajectories of a batch of this collector, which tells them the ids of agents."""
@@ -306,18 +311,18 @@ class MultiAgentCollector:
                 self._turns[adapter.env_id].break_off()
             raise
 
-    def _act(self, policy_id: str, groups: list[AgentGroup]) -> _PolicyStep:
+    def _act(self, policy_id: str, groups: list[AgentGroup]) -> PolicyStep:
         """Ask a policy for the actions of all of its agents."""
         step = self._steps.get(policy_id)
         if step is None or step.groups != groups:
-            step = _PolicyStep(groups)
+            step = PolicyStep(groups)
         actor = self._actors.get(policy_id) or self._make_actor(policy_id)
         seen = step.observations
         step.actions, step.columns = actor.act(groups, seen if isinstance(seen, np.ndarray) else None)
         step.columns[names.OBS] = seen
         return step
 
-    def _record(self, policy_id: str, step: _PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
+    def _record(self, policy_id: str, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
         """Record the rows of agents that acted at once, and have seen what came of it."""
         groups = step.groups
         columns, streams, t = step.columns, step.streams, step.t
@@ -329,7 +334,7 @@ class MultiAgentCollector:
                 return
             columns = {name: rows_of_block(block, rows) for name, block in columns.items()}
             streams, t = Streams(*[part[rows] for part in streams]), t[rows]
-        observations, rewards, terminateds, truncateds, infos = _lay_end_to_end([outcomes[group] for group in groups])
+        observations, rewards, terminateds, truncateds, infos = lay_end_to_end([outcomes[group] for group in groups])
         new_obs = stack_rows(names.NEXT_OBS, observations)
         columns[names.NEXT_OBS] = new_obs
         columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS] = rewards, terminateds, truncateds
@@ -338,7 +343,7 @@ class MultiAgentCollector:
         step.advance(new_obs)
 
     def _queue_turn(
-        self, adapter: MultiAgentAdapter, group: AgentGroup, step: _PolicyStep, outcomes: Sequence[AgentOutcomes]
+        self, adapter: MultiAgentAdapter, group: AgentGroup, step: PolicyStep, outcomes: Sequence[AgentOutcomes]
     ) -> None:
         """Let a turn wait for its outcome, and complete those whose outcomes came with it."""
         turns, row = self._turns[adapter.env_id], step.starts[group]
@@ -368,49 +373,48 @@ class MultiAgentCollector:
         return mapping[agent]
 
     def _make_actor(self, policy_id: str) -> AgentActor:
-        policy = self._policies
+        policy = self.policy
         if isinstance(policy, Mapping):
             if policy_id not in policy:
-                raise PolicyNotFoundError(f"policies must have {policy_id!r}; {near_names(policy_id, policy)}")
+                raise PolicyNotFoundError(f"policy must have {policy_id!r}; {near_names(policy_id, policy)}")
             policy = policy[policy_id]
         if isinstance(policy, str) and policy == _RANDOM:
             actor: AgentActor = self._random
         else:
             noise = self._noise.get(policy_id, False) if isinstance(self._noise, Mapping) else self._noise
-            actor = PolicyAgents(policy, seeds_at(self._policy_seeds, *policy_id.encode()), exploration_noise=noise)
+            mapped = self._map_action
+            actor = PolicyAgents(
+                policy,
+                seeds_at(self._policy_seeds, *policy_id.encode()),
+                exploration_noise=noise,
+                map_action=mapped.get(policy_id) if isinstance(mapped, Mapping) else mapped,
+            )
         self._actors[policy_id] = actor
         return actor
-
-
-def _lay_end_to_end(outcomes: Sequence[AgentOutcomes]) -> Sequence[list[Any]]:
-    """Join the outcomes of several groups, field by field; the agents' ids are left out."""
-    if len(outcomes) == 1:
-        return [[*part] for part in outcomes[0][1:]]
-    return [[*chain.from_iterable(parts)] for parts in islice(zip(*outcomes, strict=True), 1, None)]
 
 
 def _ignore(steps: int) -> None:
     """Count nothing."""
 
 
-def _make(environment: Any, envs: int) -> list[Any]:
-    whole("envs", envs, 1)
-    if isinstance(environment, (list, tuple)):
-        return list(environment)
-    if isinstance(environment, (str, type)) or not hasattr(environment, "step"):
-        return [make_environment(environment) for _ in range(envs)]
-    return [environment]
+def _make(env: Any, num_envs: int) -> list[Any]:
+    whole("num_envs", num_envs, 1)
+    if isinstance(env, (list, tuple)):
+        return [one for given in env for one in _make(given, 1)]
+    if isinstance(env, (str, type)) or not hasattr(env, "step"):
+        return [make_environment(env) for _ in range(num_envs)]
+    return [env]
 
 
-def _noise_by_policy(noise: Noise | Mapping[str, Noise], policies: Any) -> Noise | Mapping[str, Noise]:
-    """Check that all policies that are to explore are there, and are none that act at random."""
-    if isinstance(noise, Mapping):
-        for policy_id, wanted in noise.items():
-            if isinstance(policies, Mapping) and policy_id not in policies:
+def _check_options(name: str, options: Any, policy: Any) -> Any:
+    """Check that all policies that an option names are there, and are none that act at random."""
+    if isinstance(options, Mapping):
+        for policy_id, wanted in options.items():
+            if isinstance(policy, Mapping) and policy_id not in policy:
                 raise PolicyNotFoundError(
-                    f"exploration_noise must name policies, got {policy_id!r}; {near_names(policy_id, policies)}"
+                    f"{name} must name policies, got {policy_id!r}; {near_names(policy_id, policy)}"
                 )
-            policy = policies[policy_id] if isinstance(policies, Mapping) else policies
-            if wanted and isinstance(policy, str) and policy == _RANDOM:
-                raise PolicySpecError(f"policy {policy_id!r} must decide by itself to explore, and acts at random")
-    return noise
+            own = policy[policy_id] if isinstance(policy, Mapping) else policy
+            if wanted and isinstance(own, str) and own == _RANDOM:
+                raise PolicySpecError(f"policy {policy_id!r} must decide by itself to have {name}, and acts at random")
+    return options

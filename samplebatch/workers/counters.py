@@ -1,4 +1,4 @@
-"""WorkerBoard: what workers tell of themselves at any time, in shared memory."""
+"""WorkerCounters: what workers tell of themselves at any time, in shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MADE, SENT, FRAGMENTS, READY, DONE = range(5)
 the environments are there, and whether all was done that was to be done."""
 
 
-class WorkerBoard:
+class WorkerCounters:
     """A line of numbers for each worker, which that worker alone writes, and which stays when it is killed.
 
     Parameters
@@ -27,7 +27,7 @@ class WorkerBoard:
 
     Examples
     --------
-    >>> board = WorkerBoard.of(2)
+    >>> board = WorkerCounters.of(2)
     >>> board.line(1)[MADE] += 3
     >>> int(board.line(1)[MADE]), int(board.line(0)[MADE])
     (3, 0)
@@ -39,7 +39,7 @@ class WorkerBoard:
         self._words: npt.NDArray[np.int64] = region.array.view(np.int64).reshape(-1, _NBYTES // 8)
 
     @classmethod
-    def of(cls, workers: int) -> WorkerBoard:
+    def of(cls, workers: int) -> WorkerCounters:
         """Make the board of so many workers.
 
         Raises

@@ -11,9 +11,9 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import SampleBatchError
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.ended import Ended
-from samplebatch.workers.spec import Plan
-from samplebatch.workers.task import Task, task_of
+from samplebatch.workers.exits import WorkerExit
+from samplebatch.workers.spec import WorkerSpec
+from samplebatch.workers.task import Task, make_task
 
 
 class LocalWorker:
@@ -21,7 +21,7 @@ class LocalWorker:
 
     Attributes
     ----------
-    plan, env_steps, episodes, fragments, finished
+    spec, env_steps, episodes, fragments, finished
         As of `WorkerProcess`.
     made, sent_steps
         Environment steps made, and those of them in fragments.
@@ -29,8 +29,8 @@ class LocalWorker:
 
     waiting = 0
 
-    def __init__(self, plan: Plan, subscription: Subscription) -> None:
-        self.plan = plan
+    def __init__(self, spec: WorkerSpec, subscription: Subscription) -> None:
+        self.spec = spec
         self.pid = os.getpid()
         self.env_steps = self.episodes = self.fragments = self.made = self.sent_steps = 0
         self.finished = False
@@ -42,17 +42,17 @@ class LocalWorker:
 
         Raises
         ------
-        Ended
+        WorkerExit
             If anything is raised on the way, which is its cause.
         """
         try:
             if self._task is None:
-                self._task = task_of(self.plan, self._count)
+                self._task = make_task(self.spec, self._count)
             self._task.refresh(self._subscription)
             made = self._task.next()
         except Exception as error:
             reason = str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
-            raise Ended("failed", reason, traceback.format_exc()) from error
+            raise WorkerExit("failed", reason, traceback.format_exc()) from error
         if made is None:
             self.finished = True
             return None
@@ -66,7 +66,7 @@ class LocalWorker:
     def check_stall(self, stall_timeout_s: float) -> None:
         """Do nothing: whoever asks is who does the work."""
 
-    def pardon(self, seconds: float) -> None:
+    def extend_deadline(self, seconds: float) -> None:
         """Do nothing: there is no time that counts."""
 
     def terminate(self) -> None:

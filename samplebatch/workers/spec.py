@@ -1,4 +1,4 @@
-"""Plan: what one rollout worker is to do, and how the work of a run is shared out."""
+"""WorkerSpec: what one rollout worker is to do, and how the work of a run is shared out."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from samplebatch.env.registry import Environment
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerSpec:
     """What one worker is to do.
 
     Attributes
     ----------
     index
         Which of the workers it is, counted from 0.
-    environment
+    env
         What it steps.
     policy
         Makes the policy, or the policies by their ids.
-    envs
-        How many environments it steps, whose ids begin at `index * envs`.
-    env_steps, episodes
+    num_envs
+        How many environments it steps, whose ids begin at `index * num_envs`.
+    n_step, n_episode
         How many it is to make; neither: as many as it can.
     fragment_length
         Environment steps in a fragment.
-    policy_mapping, hooks
+    policy_mapping, exploration_noise, map_action, hooks
         As given to `RolloutWorkers`.
     seed
         The seed of the run, or, where the worker takes the place of another, one derived from it.
@@ -39,13 +39,15 @@ class Plan:
     """
 
     index: int
-    environment: Environment
+    env: Environment
     policy: Callable[[], Any]
-    envs: int
-    env_steps: int | None
-    episodes: int | None
+    num_envs: int
+    n_step: int | None
+    n_episode: int | None
     fragment_length: int
     policy_mapping: PolicyMapping | None
+    exploration_noise: Any
+    map_action: Any
     hooks: Sequence[Any]
     seed: np.random.SeedSequence
     first_unroll_id: int
@@ -53,7 +55,7 @@ class Plan:
     @property
     def env_ids(self) -> range:
         """The `env_id` of each of its environments, as long as these are no vector environments of their own."""
-        return range(self.index * self.envs, (self.index + 1) * self.envs)
+        return range(self.index * self.num_envs, (self.index + 1) * self.num_envs)
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:

@@ -13,7 +13,7 @@ from samplebatch.rollout.statistics import finished_episodes
 
 
 @dataclass(frozen=True)
-class Incident:
+class WorkerFailure:
     """What happened to a worker that failed, died or hung.
 
     Attributes
@@ -79,7 +79,7 @@ class RunSummary:
     sent_steps: int = 0
     queue_depth: int = 0
     lost_steps: int = 0
-    restarts: list[Incident] = field(default_factory=list)
+    restarts: list[WorkerFailure] = field(default_factory=list)
     versions: dict[int, int] = field(default_factory=dict)
 
 
@@ -110,7 +110,7 @@ class RunCount:
     """
 
     def __init__(self) -> None:
-        self.incidents: list[Incident] = []
+        self.incidents: list[WorkerFailure] = []
         self._env_steps = self._agent_steps = self._episodes = self._nbytes = self._fragments = 0
         self._sent_before = 0
         self._versions: dict[int, int] = {}
@@ -131,7 +131,7 @@ class RunCount:
             version = int(stamped[0][names.WEIGHTS_VERSION][0])
             self._versions[version] = self._versions.get(version, 0) + env_steps
 
-    def lose(self, incident: Incident, worker: Counted) -> None:
+    def lose(self, incident: WorkerFailure, worker: Counted) -> None:
         """Note what happened to a worker, which is not asked any more."""
         self.incidents.append(incident)
         if incident.replaced:

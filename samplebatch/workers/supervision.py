@@ -24,9 +24,9 @@ from samplebatch.transport.channel import channel
 from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerBoard
-from samplebatch.workers.ended import Ended
-from samplebatch.workers.spec import Plan
+from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerCounters
+from samplebatch.workers.exits import WorkerExit
+from samplebatch.workers.spec import WorkerSpec
 from samplebatch.workers.worker import work
 
 GRACE_S = 2.0
@@ -40,7 +40,7 @@ class WorkerProcess:
 
     Attributes
     ----------
-    plan
+    spec
         What the worker is to do.
     env_steps, episodes, fragments
         Environment steps, episodes that ended, and fragments that were received from it.
@@ -49,18 +49,23 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, plan: Plan, context: BaseContext, board: WorkerBoard, subscription: Subscription, capacity_bytes: int
+        self,
+        spec: WorkerSpec,
+        context: BaseContext,
+        board: WorkerCounters,
+        subscription: Subscription,
+        capacity_bytes: int,
     ) -> None:
-        self.plan = plan
+        self.spec = spec
         self.env_steps = self.episodes = self.fragments = 0
         self.finished = False
-        board.clear(plan.index)
-        self._line = board.line(plan.index)
+        board.clear(spec.index)
+        self._line = board.line(spec.index)
         producer, self._consumer = channel(capacity_bytes, allow_pickle=True)
         self._process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=work,
-            args=(producer, subscription, board.region, plan),
-            name=f"rollout-worker-{plan.index}",
+            args=(producer, subscription, board.region, spec),
+            name=f"rollout-worker-{spec.index}",
         )
         try:
             self._process.start()
@@ -75,7 +80,7 @@ class WorkerProcess:
         self.pid = self._process.pid or 0
         self._progress = (0, 0)
         self._heard_at = time.monotonic()
-        self._hang: Ended | None = None
+        self._hang: WorkerExit | None = None
 
     @property
     def waits_on(self) -> list[int]:
@@ -105,7 +110,7 @@ class WorkerProcess:
 
         Raises
         ------
-        Ended
+        WorkerExit
             If there will be no other, and the worker has not done all that it was to do.
         """
         was_alive = self._process.is_alive()
@@ -118,7 +123,7 @@ class WorkerProcess:
         except EndOfStreamError:
             self._close()
         except WorkerError as error:
-            raise Ended("failed", str(error), "\n".join(getattr(error, "__notes__", ()))) from None
+            raise WorkerExit("failed", str(error), "\n".join(getattr(error, "__notes__", ()))) from None
         except SampleBatchError as error:
             self._close(str(error))
         else:
@@ -134,7 +139,7 @@ class WorkerProcess:
 
         Raises
         ------
-        Ended
+        WorkerExit
             If not by having done all that it was to do.
         """
         if self._line[DONE]:
@@ -143,7 +148,7 @@ class WorkerProcess:
         if self._hang is not None:
             raise self._hang
         self._process.join(GRACE_S)
-        raise Ended(how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
+        raise WorkerExit(how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
@@ -153,10 +158,10 @@ class WorkerProcess:
         if progress != self._progress:
             self._progress, self._heard_at = progress, now
         elif now - self._heard_at > stall_timeout_s and self._hang is None and not self._consumer.poll():
-            self._hang = Ended(f"hangs (it made no step for {stall_timeout_s:g} s)")
+            self._hang = WorkerExit(f"hangs (it made no step for {stall_timeout_s:g} s)")
             self._process.kill()
 
-    def pardon(self, seconds: float) -> None:
+    def extend_deadline(self, seconds: float) -> None:
         """Do not count the time for which nobody wanted anything from the worker."""
         self._heard_at += seconds
 
@@ -166,7 +171,7 @@ class WorkerProcess:
 
     def drain(self, deadline: float) -> Iterator[SampleBatch | MultiAgentBatch]:
         """Receive what a worker that is being stopped has still sent; kill it if it has not ended by the deadline."""
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(WorkerExit):
             while not self.finished:
                 fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
                 if fragment is not None:

@@ -19,15 +19,13 @@ from samplebatch.env.agents import policy_by_kind
 from samplebatch.env.base import Environments
 from samplebatch.env.gymnasium import as_environments
 from samplebatch.env.registry import environment_kind, make_environment
-from samplebatch.env.seeds import RANDOM, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError, require
-from samplebatch.policy.random_by_environment import RandomByEnvironment
-from samplebatch.policy.source import load_weights, made_policy
+from samplebatch.policy.source import load_weights, make_policy
 from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import postprocess
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.spec import Plan
+from samplebatch.workers.spec import WorkerSpec
 
 Count = Callable[[int], None]
 """Called with the number of environment steps that were just made."""
@@ -40,12 +38,12 @@ class Task(ABC):
 
     Parameters
     ----------
-    plan
+    spec
         What is to be done.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
         self._policy: Any = None
         self._version = 0
 
@@ -74,42 +72,40 @@ class Task(ABC):
 class SingleAgentTask(Task):
     """The work of a worker that steps Gymnasium's environments."""
 
-    def __init__(self, plan: Plan, count_steps: Count, first: Any) -> None:
-        super().__init__(plan)
-        self._environments = environments = _as_environments(plan, first)
+    def __init__(self, spec: WorkerSpec, count_steps: Count, first: Any) -> None:
+        super().__init__(spec)
+        self._environments = environments = _as_environments(spec, first)
         count = environments.num_envs
-        self._first_env_id = plan.index * count
-        given = plan.policy()
+        self._first_env_id = spec.index * count
+        given = spec.policy()
         if isinstance(given, Mapping):
             given = _only_policy(given)
-        self._policy = policy = made_policy(given, environments.observation_space, environments.action_space)
-        space = environments.action_space if isinstance(policy, str) else policy
-        if isinstance(policy, (str, require("gymnasium", "envs").Space)):
-            env_ids = range(self._first_env_id, self._first_env_id + count)
-            policy = RandomByEnvironment(space, [seeds_at(plan.seed, RANDOM, env_id) for env_id in env_ids])
+        self._policy = make_policy(given, environments.observation_space, environments.action_space)
         self._collector = Collector(
-            policy,
+            self._policy,
             environments,
-            seed=plan.seed,
-            first_unroll_id=plan.first_unroll_id,
+            seed=spec.seed,
+            exploration_noise=spec.exploration_noise,
+            map_action=spec.map_action,
+            first_unroll_id=spec.first_unroll_id,
             first_env_id=self._first_env_id,
         )
         self._collector.count_steps = count_steps
-        self._left = plan.env_steps
-        self._episodes_left = None if plan.episodes is None else _even(plan.episodes, count)
+        self._left = spec.n_step
+        self._episodes_left = None if spec.n_episode is None else _even(spec.n_episode, count)
 
     def next(self) -> Fragment | None:
         """Collect the next fragment; see `Task.next`."""
         count, left = self._environments.num_envs, self._left
         if left == 0 or (self._episodes_left is not None and not self._episodes_left.any()):
             return None
-        length = max(1, self._plan.fragment_length // count)
+        length = max(1, self._spec.fragment_length // count)
         if left is not None:
             length = min(length, -(-left // count))
         batch = self._collector.collect(n_step=count * length).batch or SampleBatch()
         batch[names.WEIGHTS_VERSION] = np.full(len(batch), self._version)
         batch = self._cut(batch)
-        return postprocess(batch, self._plan.hooks) if self._plan.hooks else batch
+        return postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
         """Leave out what is beyond what is to be made."""
@@ -140,54 +136,55 @@ class SingleAgentTask(Task):
 class MultiAgentTask(Task):
     """The work of a worker that steps environments of several agents."""
 
-    def __init__(self, plan: Plan, count_steps: Count, first: Any) -> None:
-        super().__init__(plan)
-        environments = [first, *(make_environment(plan.environment) for _ in range(plan.envs - 1))]
-        mapping = policy_by_kind(first) if plan.policy_mapping is None else plan.policy_mapping
-        given = plan.policy()
+    def __init__(self, spec: WorkerSpec, count_steps: Count, first: Any) -> None:
+        super().__init__(spec)
+        environments = [first, *(make_environment(spec.env) for _ in range(spec.num_envs - 1))]
+        mapping = policy_by_kind(first) if spec.policy_mapping is None else spec.policy_mapping
+        given = spec.policy()
         if isinstance(given, Mapping):
-            self._policy = {policy: made_policy(one, *_spaces(first, mapping, policy)) for policy, one in given.items()}
+            self._policy = {policy: make_policy(one, *_spaces(first, mapping, policy)) for policy, one in given.items()}
         else:
-            self._policy = made_policy(given, *_spaces(first, mapping, None))
+            self._policy = make_policy(given, *_spaces(first, mapping, None))
         self._collector = MultiAgentCollector(
             environments,
-            policies=self._policy,
+            policy=self._policy,
             policy_mapping=mapping,
-            seed=plan.seed,
-            first_unroll_id=plan.first_unroll_id,
-            first_env_id=plan.index * plan.envs,
+            seed=spec.seed,
+            first_unroll_id=spec.first_unroll_id,
+            first_env_id=spec.index * spec.num_envs,
         )
         self._collector.count_steps = count_steps
-        self._steps_left, self._episodes_left = plan.env_steps, plan.episodes
+        self._steps_left, self._episodes_left = spec.n_step, spec.n_episode
 
     def next(self) -> Fragment | None:
         """Collect the next fragment; see `Task.next`."""
         if self._steps_left == 0 or self._episodes_left == 0:
             return None
         if self._episodes_left is not None:
-            episodes = min(self._episodes_left, self._plan.envs)
-            batch = self._collector.collect(episodes=episodes)
+            episodes = min(self._episodes_left, self._spec.num_envs)
+            batch = self._collector.collect(n_episode=episodes).batch or MultiAgentBatch({}, 0)
             self._episodes_left -= episodes
         else:
-            length = self._plan.fragment_length
-            batch = self._collector.collect(length if self._steps_left is None else min(length, self._steps_left))
+            length = self._spec.fragment_length
+            n_step = length if self._steps_left is None else min(length, self._steps_left)
+            batch = self._collector.collect(n_step=n_step).batch or MultiAgentBatch({}, 0)
             if self._steps_left is not None:
                 self._steps_left -= batch.count
         for steps in batch.policy_batches.values():
             steps[names.WEIGHTS_VERSION] = np.full(steps.count, self._version)
-        return self._collector.postprocess(batch, self._plan.hooks) if self._plan.hooks else batch
+        return self._collector.postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
     def close(self) -> None:
         """Close the environments."""
         self._collector.close()
 
 
-def task_of(plan: Plan, count_steps: Count) -> Task:
-    """Make the task that a plan asks for, with its environments.
+def make_task(spec: WorkerSpec, count_steps: Count) -> Task:
+    """Make the task that a spec asks for, with its environments.
 
     Parameters
     ----------
-    plan
+    spec
         What is to be done.
     count_steps
         Called with the number of environment steps that were just made.
@@ -199,28 +196,28 @@ def task_of(plan: Plan, count_steps: Count) -> Task:
     PolicySpecError
         If the policy cannot be made.
     """
-    first = make_environment(plan.environment)
+    first = make_environment(spec.env)
     try:
         kind = environment_kind(first)
-        return (SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask)(plan, count_steps, first)
+        return (SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask)(spec, count_steps, first)
     except BaseException:
         with contextlib.suppress(Exception):
             first.close()
         raise
 
 
-def _as_environments(plan: Plan, first: Any) -> Environments:
+def _as_environments(spec: WorkerSpec, first: Any) -> Environments:
     """Put a worker's environments behind one interface."""
     is_vector = environment_kind(first) == "vector"
-    if is_vector and plan.envs > 1:
+    if is_vector and spec.num_envs > 1:
         raise EnvironmentSpecError(
-            f"envs_per_worker must be 1 where the environment is a vector environment, got {plan.envs}"
+            f"envs_per_worker must be 1 where the environment is a vector environment, got {spec.num_envs}"
         )
-    if is_vector or plan.envs == 1:
+    if is_vector or spec.num_envs == 1:
         return as_environments(first)
     vector = require("gymnasium.vector", "envs")
     makers: list[Callable[[], Any]] = [lambda: first]
-    makers += [partial(make_environment, plan.environment)] * (plan.envs - 1)
+    makers += [partial(make_environment, spec.env)] * (spec.num_envs - 1)
     # Like a single one, which begins anew at once: every step is one of every environment.
     return as_environments(vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode.SAME_STEP))
 

@@ -19,23 +19,23 @@ from samplebatch.errors import ChannelClosedError, PeerDiedError, SampleBatchErr
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerBoard
-from samplebatch.workers.spec import Plan
-from samplebatch.workers.task import Task, task_of
+from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerCounters
+from samplebatch.workers.spec import WorkerSpec
+from samplebatch.workers.task import Task, make_task
 
 
-def work(producer: Producer, subscription: Subscription, region: Region, plan: Plan) -> None:
+def work(producer: Producer, subscription: Subscription, region: Region, spec: WorkerSpec) -> None:
     """Do the work of one worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _quit)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    line = WorkerBoard(region).line(plan.index)
+    line = WorkerCounters(region).line(spec.index)
     tasks: list[Task] = []
     try:
         with producer:
             try:
-                _send_all(producer, subscription, line, plan, tasks)
+                _send_all(producer, subscription, line, spec, tasks)
                 line[DONE] = 1
             except (ChannelClosedError, PeerDiedError):
                 # There is nobody to send anything to.
@@ -50,18 +50,18 @@ def work(producer: Producer, subscription: Subscription, region: Region, plan: P
                 task.close()
 
 
-def _send_all(producer: Producer, subscription: Subscription, line: Any, plan: Plan, tasks: list[Task]) -> None:
+def _send_all(producer: Producer, subscription: Subscription, line: Any, spec: WorkerSpec, tasks: list[Task]) -> None:
     def count_steps(steps: int) -> None:
         line[MADE] += steps
 
-    _seed(seeds_at(plan.seed, PROCESS, plan.index))
-    task = task_of(plan, count_steps)
+    _seed(seeds_at(spec.seed, PROCESS, spec.index))
+    task = make_task(spec, count_steps)
     tasks.append(task)
     torch = sys.modules.get("torch")
     if torch is not None:
         # There is a process for each core already.
         torch.set_num_threads(1)
-        _seed(seeds_at(plan.seed, PROCESS, plan.index))
+        _seed(seeds_at(spec.seed, PROCESS, spec.index))
     line[READY] = 1
     while True:
         task.refresh(subscription)

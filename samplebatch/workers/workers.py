@@ -26,11 +26,11 @@ from samplebatch.transport.broadcast import broadcast
 from samplebatch.transport.peers import Poller
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.counters import WorkerBoard
-from samplebatch.workers.ended import Ended
+from samplebatch.workers.counters import WorkerCounters
+from samplebatch.workers.exits import WorkerExit
 from samplebatch.workers.local_worker import LocalWorker
-from samplebatch.workers.spec import Plan, shares
-from samplebatch.workers.summary import Incident, RunCount, RunSummary
+from samplebatch.workers.spec import WorkerSpec, shares
+from samplebatch.workers.summary import RunCount, RunSummary, WorkerFailure
 from samplebatch.workers.supervision import GRACE_S, WorkerProcess
 from samplebatch.workers.task import Fragment
 
@@ -51,7 +51,7 @@ class RolloutWorkers:
     are PettingZoo's. They have the columns of `Collector` and `MultiAgentCollector`, and `weights_version`: the number
     of the weights that a step was made with, 0 before the first (see `publish`).
 
-    A fragment lies in memory that it was made in by the worker, and that goes back to the worker when the last array
+    A fragment lies in shared memory that the worker wrote it to, and that goes back to the worker when the last array
     over it is gone. Where fragments are kept until half of a worker's memory is taken, further ones are copies: keeping
     them never stops a worker.
 
@@ -62,17 +62,17 @@ class RolloutWorkers:
 
     Parameters
     ----------
-    environment
+    env
         The environment's name, or a function that makes it (see `environment_factory`): of one agent or several, or a
         vector environment. It goes to other processes by pickle, so a function must be importable.
     policy
         Who decides: `"random"`; anything that `as_policy` takes and that can be pickled, a torch module for instance;
         a function or class that makes one, of nothing or of `observation_space` and `action_space`; or the name of one
         of these, as `module:function`. With several agents, one for all, or a mapping from policy ids to one each.
-    env_steps
+    n_step
         Environment steps to collect: exactly so many in all fragments together, as many in every environment, give or
         take one.
-    episodes
+    n_episode
         Episodes to collect: exactly so many are brought to their end, as many in every environment, give or take one,
         whatever their length. Without either, workers go on until they are stopped.
     num_workers
@@ -81,10 +81,12 @@ class RolloutWorkers:
         Environments that each of them steps, in turns or as one vector environment.
     fragment_length
         Environment steps in a fragment, of all of a worker's environments together; a worker's last one may have fewer.
-        With `episodes` and several agents a fragment has whole episodes, one of every environment.
+        With `n_episode` and several agents a fragment has whole episodes, one of every environment.
     policy_mapping
         The policy that acts for an agent, by agent id; a function must be importable. By default one policy for each
         kind of agent.
+    exploration_noise, map_action
+        As for `Collector`, or with several agents for `MultiAgentCollector`; functions must be importable.
     seed
         Seed of the run. What happens in the environment of an `env_id` follows from it alone, `eps_id` and `unroll_id`
         aside, however the environments are spread over workers, as long as a policy decides row by row and draws
@@ -101,9 +103,9 @@ class RolloutWorkers:
     max_restarts
         How many workers may be replaced, all together.
     capacity_bytes
-        Size of the memory that a worker's fragments lie in; larger fragments arrive in parts, and those above a quarter
-        of it are copied. By default 64 MiB, less with more than four workers, 8 MiB at least. There is room for weights
-        of this size too, and always for those of 16 MiB or the size of the policy.
+        Size of the memory that a worker's fragments lie in; fragments above half of it arrive in parts.
+        By default 64 MiB, less with more than four workers, 8 MiB at least. There is room for weights of this size too,
+        and always for those of 16 MiB or the size of the policy.
 
     Raises
     ------
@@ -117,27 +119,29 @@ class RolloutWorkers:
 
     Examples
     --------
-    >>> with RolloutWorkers("mpe2/simple_spread_v3", env_steps=100, num_workers=1, fragment_length=40) as workers:
+    >>> with RolloutWorkers("mpe2/simple_spread_v3", n_step=100, num_workers=1, fragment_length=40) as workers:
     ...     [fragment.count for fragment in workers]
     [40, 40, 20]
-    >>> with RolloutWorkers("CartPole-v1", env_steps=100, envs_per_worker=4, backend="inline") as workers:
+    >>> with RolloutWorkers("CartPole-v1", n_step=100, envs_per_worker=4, backend="inline") as workers:
     ...     [(len(steps), set(steps["env_id"].tolist())) for steps in workers]
     [(52, {0, 1, 2, 3}), (48, {4, 5, 6, 7})]
     """
 
     def __init__(
         self,
-        environment: Environment,
+        env: Environment,
         policy: Any = RANDOM,
         *,
-        env_steps: int | None = None,
-        episodes: int | None = None,
+        n_step: int | None = None,
+        n_episode: int | None = None,
         num_workers: int = 2,
         envs_per_worker: int = 1,
         fragment_length: int = 200,
         policy_mapping: PolicyMapping | None = None,
-        seed: int | None = None,
+        exploration_noise: Any = False,
+        map_action: Any = None,
         hooks: Sequence[Hook] = (),
+        seed: int | None = None,
         backend: Backend = "process",
         start_method: str = "spawn",
         stall_timeout_s: float = 300.0,
@@ -145,8 +149,8 @@ class RolloutWorkers:
         capacity_bytes: int | None = None,
     ) -> None:
         for name, value in (
-            ("env_steps", env_steps),
-            ("episodes", episodes),
+            ("n_step", n_step),
+            ("n_episode", n_episode),
             ("num_workers", num_workers),
             ("envs_per_worker", envs_per_worker),
             ("fragment_length", fragment_length),
@@ -156,10 +160,10 @@ class RolloutWorkers:
                 whole(name, value, 1)
         positive("stall_timeout_s", stall_timeout_s)
         whole("max_restarts", max_restarts)
-        if env_steps is not None and episodes is not None:
-            raise ArgumentError(f"one of env_steps and episodes may be given, got {env_steps} and {episodes}")
+        if n_step is not None and n_episode is not None:
+            raise ArgumentError(f"one of n_step and n_episode may be given, got {n_step} and {n_episode}")
         choice("backend", backend, get_args(Backend))
-        environment_factory(environment)
+        environment_factory(env)
         check_policy(policy)
         self._context = multiprocessing.get_context(start_method)
         self._backend = backend
@@ -167,18 +171,20 @@ class RolloutWorkers:
         self._restarts_left = max_restarts
         self._seed = np.random.SeedSequence(seed)
         made: Callable[[], Any] = PickledPolicy(policy) if backend == "process" else partial(copy.deepcopy, policy)
-        steps = shares(env_steps, num_workers, envs_per_worker)
-        ends = shares(episodes, num_workers, envs_per_worker)
-        self._plans = [
-            Plan(
+        steps = shares(n_step, num_workers, envs_per_worker)
+        ends = shares(n_episode, num_workers, envs_per_worker)
+        self._specs = [
+            WorkerSpec(
                 index,
-                environment,
+                env,
                 made,
                 envs_per_worker,
                 steps[index],
                 ends[index],
                 fragment_length,
                 policy_mapping,
+                exploration_noise,
+                map_action,
                 tuple(hooks),
                 self._seed,
                 index << 32,
@@ -190,7 +196,7 @@ class RolloutWorkers:
         self._capacity_bytes = least if capacity_bytes is None else capacity_bytes
         self._weights_nbytes = max(_weights_nbytes(policy), capacity_bytes or 0)
         self._ends: tuple[Publisher, Subscription] | None = None
-        self._board: WorkerBoard | None = None
+        self._board: WorkerCounters | None = None
         self._workers: list[WorkerProcess | LocalWorker] = []
         self._poller: Poller | None = None
         self._watched: dict[int, WorkerProcess] = {}
@@ -244,11 +250,11 @@ class RolloutWorkers:
         self._entered = True
         try:
             self._poller = Poller()
-            self._board = WorkerBoard.of(1 + max(plan.index for plan in self._plans))
+            self._board = WorkerCounters.of(1 + max(spec.index for spec in self._specs))
             # The tracker unblocks SIGINT when it starts, so it must run before that is blocked.
             resource_tracker.ensure_running()
-            for plan in self._plans:
-                self._workers.append(self._started(plan))
+            for spec in self._specs:
+                self._workers.append(self._started(spec))
         except BaseException:
             self.stop()
             raise
@@ -257,13 +263,13 @@ class RolloutWorkers:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _started(self, plan: Plan) -> WorkerProcess | LocalWorker:
+    def _started(self, spec: WorkerSpec) -> WorkerProcess | LocalWorker:
         _, subscription = self._broadcast()
         if self._backend == "inline":
-            return LocalWorker(plan, subscription)
+            return LocalWorker(spec, subscription)
         assert self._board is not None
         with _blocked_interrupts():
-            worker = WorkerProcess(plan, self._context, self._board, subscription, self._capacity_bytes)
+            worker = WorkerProcess(spec, self._context, self._board, subscription, self._capacity_bytes)
         for descriptor in worker.waits_on:
             self._watched[descriptor] = worker
             if self._poller is not None:
@@ -284,7 +290,7 @@ class RolloutWorkers:
                     continue
                 try:
                     fragment = worker.receive()
-                except Ended as end:
+                except WorkerExit as end:
                     failure = self._ended(worker, end)
                     if failure is not None:
                         break
@@ -309,7 +315,7 @@ class RolloutWorkers:
         yield fragment
         away_s = time.monotonic() - before
         for worker in self._workers:
-            worker.pardon(away_s)
+            worker.extend_deadline(away_s)
 
     def _running(self) -> list[WorkerProcess | LocalWorker]:
         return [worker for worker in self._workers if not worker.finished]
@@ -326,24 +332,24 @@ class RolloutWorkers:
             if self._poller is not None:
                 self._poller.unregister(descriptor)
 
-    def _ended(self, worker: WorkerProcess | LocalWorker, end: Ended) -> WorkerError | None:
+    def _ended(self, worker: WorkerProcess | LocalWorker, end: WorkerExit) -> WorkerError | None:
         """Note what happened to a worker, and replace it; if it cannot be replaced, return what is to be raised."""
         self._unwatch(worker)
-        plan = worker.plan
-        steps_left = None if plan.env_steps is None else plan.env_steps - worker.env_steps
-        episodes_left = None if plan.episodes is None else plan.episodes - worker.episodes
+        spec = worker.spec
+        steps_left = None if spec.n_step is None else spec.n_step - worker.env_steps
+        episodes_left = None if spec.n_episode is None else spec.n_episode - worker.episodes
         if (steps_left is not None and steps_left <= 0) or (episodes_left is not None and episodes_left <= 0):
             # It died when it had nothing left to do.
             worker.finished = True
             return None
         replaced = self._restarts_left > 0
-        incident = Incident(
-            index=plan.index,
+        incident = WorkerFailure(
+            index=spec.index,
             pid=worker.pid,
             how=end.how + (f": {end.why}" if end.why else ""),
             env_steps=worker.env_steps,
             lost_steps=max(0, worker.made - worker.env_steps),
-            env_ids=plan.env_ids,
+            env_ids=spec.env_ids,
             replaced=replaced,
         )
         self._count.lose(incident, worker)
@@ -358,11 +364,11 @@ class RolloutWorkers:
         worker.end()
         self._workers[self._workers.index(worker)] = self._started(
             replace(
-                plan,
-                env_steps=steps_left,
-                episodes=episodes_left,
+                spec,
+                n_step=steps_left,
+                n_episode=episodes_left,
                 seed=seeds_at(self._seed, RESTART, len(self._count.incidents)),
-                first_unroll_id=plan.first_unroll_id + worker.fragments,
+                first_unroll_id=spec.first_unroll_id + worker.fragments,
             )
         )
         return None
@@ -399,13 +405,13 @@ class RolloutWorkers:
         return fragments
 
 
-def _worded(worker: WorkerProcess | LocalWorker, end: Ended) -> str:
-    plan = worker.plan
-    sent = f"{worker.env_steps}{'' if plan.env_steps is None else f' of {plan.env_steps}'} steps"
-    if plan.episodes is not None:
-        sent += f" and {worker.episodes} of {plan.episodes} episodes"
+def _worded(worker: WorkerProcess | LocalWorker, end: WorkerExit) -> str:
+    spec = worker.spec
+    sent = f"{worker.env_steps}{'' if spec.n_step is None else f' of {spec.n_step}'} steps"
+    if spec.n_episode is not None:
+        sent += f" and {worker.episodes} of {spec.n_episode} episodes"
     why = f": {end.why}" if end.why else ""
-    return f"worker {plan.index} (process {worker.pid}) {end.how} after sending {sent}{why}"
+    return f"worker {spec.index} (process {worker.pid}) {end.how} after sending {sent}{why}"
 
 
 def _weights_nbytes(policy: Any) -> int:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import Aggregator, MultiAgentBatch, MultiAgentCollector, channel, concat_samples
-from samplebatch.workers.spec import Plan
-from samplebatch.workers.task import task_of
+from samplebatch.workers.spec import WorkerSpec
+from samplebatch.workers.task import make_task
 
 AGENTS = ("cat_0", "cat_1", "cat_2", "dog_0", "dog_1")
 
@@ -130,8 +130,8 @@ def test_a_batch_has_every_step_that_was_made(
     policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, lengths: list[int]
 ) -> None:
     stages = [Stage(episodes, wide_from) for _ in range(envs)]
-    collector = MultiAgentCollector(stages, policies=policy, seed=0)
-    batches = [collector.collect(length) for length in lengths] + [collector.collect(episodes=2)]
+    collector = MultiAgentCollector(stages, policy=policy, seed=0)
+    batches = [collector.collect(n_step=length).batch for length in lengths] + [collector.collect(n_episode=2).batch]
     assert [batch.count for batch in batches[:-1]] == lengths
     assert sum(batch.count for batch in batches) == sum(stage.steps for stage in stages)
     for env_id, stage in enumerate(stages):
@@ -156,7 +156,9 @@ def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
         stages.append(Stage(episodes, wide_from))
         return stages[-1]
 
-    plan = Plan(0, stage, lambda: policy, envs, None, None, length, None, (), np.random.SeedSequence(1), 0)
+    plan = WorkerSpec(
+        0, stage, lambda: policy, envs, None, None, length, None, False, None, (), np.random.SeedSequence(1), 0
+    )
     made = [0]
 
     def count(steps: int) -> None:
@@ -165,7 +167,7 @@ def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
     producer, consumer = channel(1 << 20, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:
-        task = task_of(plan, count)
+        task = make_task(plan, count)
         for _ in range(5):
             fragment = task.next()
             assert fragment is not None
@@ -174,7 +176,7 @@ def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
             while consumer.poll():
                 arrived.append(consumer.recv().copy())
     used = stages[:]
-    other = task_of(plan, lambda _: None)
+    other = make_task(plan, lambda _: None)
     for batch in arrived:
         same = other.next()
         assert same is not None

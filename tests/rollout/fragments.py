@@ -8,20 +8,22 @@ import numpy as np
 
 from samplebatch import channel, concat_samples
 from samplebatch.rollout.postprocessing import Hook
-from samplebatch.workers.spec import Plan
-from samplebatch.workers.task import task_of
+from samplebatch.workers.spec import WorkerSpec
+from samplebatch.workers.task import make_task
 
 
-def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tuple[Hook, ...] = ()) -> Plan:
-    return Plan(0, environment, lambda: policy, envs, None, None, 60, None, hooks, np.random.SeedSequence(1), 0)
+def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tuple[Hook, ...] = ()) -> WorkerSpec:
+    return WorkerSpec(
+        0, environment, lambda: policy, envs, None, None, 60, None, False, None, hooks, np.random.SeedSequence(1), 0
+    )
 
 
-def sent(of: Plan, fragments: int, capacity_bytes: int = 1 << 20) -> list[Any]:
+def sent(of: WorkerSpec, fragments: int, capacity_bytes: int = 1 << 20) -> list[Any]:
     """Send fragments through a channel, and return copies of what arrives."""
     producer, consumer = channel(capacity_bytes, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:
-        task = task_of(of, lambda _: None)
+        task = make_task(of, lambda _: None)
         for _ in range(fragments):
             fragment = task.next()
             assert fragment is not None
@@ -33,9 +35,9 @@ def sent(of: Plan, fragments: int, capacity_bytes: int = 1 << 20) -> list[Any]:
     return arrived
 
 
-def made(of: Plan, fragments: int) -> list[Any]:
+def made(of: WorkerSpec, fragments: int) -> list[Any]:
     """Collect the same fragments without sending them."""
-    task = task_of(of, lambda _: None)
+    task = make_task(of, lambda _: None)
     found = [task.next() for _ in range(fragments)]
     task.close()
     return [fragment for fragment in found if fragment is not None]

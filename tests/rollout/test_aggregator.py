@@ -263,7 +263,7 @@ def collected(seed: int, batch_size: int) -> list[dict[str, Any]]:
     found: list[Any] = []
     for env_steps in (17, 30, 9):
         for collector in collectors:
-            aggregator.add(collector.collect(env_steps))
+            aggregator.add(collector.collect(n_step=env_steps).batch)
             found += aggregator.batches()
     found.append(aggregator.build_and_reset())
     assert sum(batch.agent_steps() for batch in found) == 2 * 4 * 56
@@ -279,7 +279,7 @@ def test_the_same_steps_go_into_the_same_batches_whatever_the_episodes_ids() -> 
 def test_episodes_are_counted_once_however_they_are_cut() -> None:
     collector, aggregator = MultiAgentCollector(arena.Relay(), seed=0), Aggregator()
     for env_steps in (3, 5, 1, 2, 9, 12):
-        aggregator.add(collector.collect(env_steps))
+        aggregator.add(collector.collect(n_step=env_steps).batch)
     assert aggregator.episodes == 4
     found = episode_statistics(aggregator.build_and_reset())
     assert found is not None

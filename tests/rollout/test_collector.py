@@ -427,6 +427,14 @@ def test_random_actions_do_not_ask_the_policy() -> None:
     assert set(stats.batch["actions"].tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("policy", ["random", gymnasium.spaces.Discrete(3)])
+def test_random_actions_of_an_environment_do_not_depend_on_how_many_others_there_are(policy: Any) -> None:
+    whole = Collector(policy, ladders([4, 4, 4]), seed=2).collect(n_step=1200).batch
+    alone = Collector(policy, ladders([4]), seed=2, first_env_id=2).collect(n_step=400).batch
+    assert alone["actions"].tolist() == whole["actions"][whole["env_id"] == 2][:400].tolist()
+    assert set(alone["env_id"].tolist()) == {2}
+
+
 def test_a_number_of_actions_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PolicySpecError, match=r"each of 2 environments, got actions of shape \(3,\)"):
         Collector(lambda obs: np.zeros(3, int), ladders([2, 2])).collect(n_step=2)

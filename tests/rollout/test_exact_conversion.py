@@ -272,16 +272,16 @@ AGENTS_REFUSED = [
 @pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED)
 def test_parallel_agents_are_checked(place: int, value: Any, message: str, policies: Any) -> None:
     stages = [arena.Relay(), OddRelay(place, value)]
-    collector = MultiAgentCollector(stages, policies=policies, seed=1)
+    collector = MultiAgentCollector(stages, policy=policies, seed=1)
     with pytest.raises(SampleBatchError, match=f"{message}.* agent 'runner_2' from environment 1 in step 5"):
-        collector.collect(40)
+        collector.collect(n_step=40)
 
 
 @pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED[1:])
 def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str) -> None:
     collector = MultiAgentCollector(OddBazaar(place, value), seed=1)
     with pytest.raises(EnvironmentSpecError, match=f"{message}.* agent 'trader_.' from environment 0 in step 5"):
-        collector.collect(40)
+        collector.collect(n_step=40)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +290,8 @@ def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str)
 def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> None:
     collector = MultiAgentCollector(make(), seed=1)
     with pytest.raises(EnvironmentSpecError, match="step 5"):
-        collector.collect(40)
-    (rows,) = collector.collect(6).policy_batches.values()
+        collector.collect(n_step=40)
+    (rows,) = collector.collect(n_step=6).batch.policy_batches.values()
     first, *_, last = dict.fromkeys(rows["eps_id"].tolist())
     before, after = (rows[rows["eps_id"] == eps_id] for eps_id in (first, last))
     assert before["t"].max() <= 4
@@ -302,13 +302,13 @@ def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> N
 
 @pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.float32(1)])
 def test_observations_of_another_shape_are_refused_before_the_policy_sees_them(value: Any) -> None:
-    collector = MultiAgentCollector(OddRelay(0, value), policies=arena.steady, seed=1)
+    collector = MultiAgentCollector(OddRelay(0, value), policy=arena.steady, seed=1)
     with pytest.raises(SampleBatchError, match=r"obs' must have rows of shape \(2,\)"):
-        collector.collect(40)
+        collector.collect(n_step=40)
 
 
 def test_numbers_that_are_flags_are_taken_for_flags() -> None:
-    batch = MultiAgentCollector(OddRelay(2, np.int8(1)), seed=1).collect(episodes=1)["runner"]
+    batch = MultiAgentCollector(OddRelay(2, np.int8(1)), seed=1).collect(n_episode=1).batch["runner"]
     ends = batch["terminateds"] & (batch["agent_index"] == 2)
     assert batch["t"][ends].tolist() == [5]
 
@@ -347,7 +347,7 @@ def test_a_row_too_few_and_one_too_many_are_not_joined() -> None:
 def test_policies_of_several_agents_are_checked() -> None:
     policy = lambda obs: {"act": np.zeros(len(obs), int), "vf_preds": np.zeros(len(obs) + 1)}  # noqa: E731
     with pytest.raises(PolicySpecError, match="'vf_preds' must have 1 rows"):
-        MultiAgentCollector(arena.Relay(), policies=policy).collect(4)
+        MultiAgentCollector(arena.Relay(), policy=policy).collect(n_step=4)
 
 
 def make_odd() -> Odd:
@@ -355,7 +355,7 @@ def make_odd() -> Odd:
 
 
 def test_workers_tell_which_value_was_refused() -> None:
-    workers = RolloutWorkers(make_odd, env_steps=20, num_workers=1, backend="inline", max_restarts=0)
+    workers = RolloutWorkers(make_odd, n_step=20, num_workers=1, backend="inline", max_restarts=0)
     with (
         pytest.raises(SampleBatchError, match="'rewards' must hold numbers, got a NoneType from environment 0"),
         workers,

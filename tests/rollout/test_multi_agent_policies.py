@@ -32,9 +32,9 @@ class Counting:
 def test_a_policy_is_asked_once_for_all_its_agents_in_all_environments() -> None:
     adversaries, runners = Counting(), Counting()
     collector = MultiAgentCollector(
-        "mpe2/simple_tag_v3", envs=4, seed=0, policies={"adversary": adversaries, "agent": runners}
+        "mpe2/simple_tag_v3", num_envs=4, seed=0, policy={"adversary": adversaries, "agent": runners}
     )
-    batch = collector.collect(40)
+    batch = collector.collect(n_step=40).batch
     assert adversaries.sizes == [12] * 10
     assert runners.sizes == [4] * 10
     assert {policy: len(steps) for policy, steps in batch.items()} == {"adversary": 120, "agent": 40}
@@ -43,8 +43,8 @@ def test_a_policy_is_asked_once_for_all_its_agents_in_all_environments() -> None
 
 def test_one_policy_for_all_and_agents_that_take_turns() -> None:
     everyone = Counting()
-    collector = MultiAgentCollector(arena.Relay, envs=2, seed=0, policies=everyone)
-    assert collector.collect(16).agent_steps() == 24
+    collector = MultiAgentCollector(arena.Relay, num_envs=2, seed=0, policy=everyone)
+    assert collector.collect(n_step=16).batch.agent_steps() == 24
     assert everyone.sizes == [2, 2, 4, 4, 4, 4, 2, 2]
     asked = []
 
@@ -52,7 +52,7 @@ def test_one_policy_for_all_and_agents_that_take_turns() -> None:
         asked.append(len(batch.obs.observation))
         return Batch(act=batch.obs.action_mask.argmax(1))
 
-    batch = MultiAgentCollector(arena.Bazaar, envs=3, seed=0, policies=move).collect(episodes=3)
+    batch = MultiAgentCollector(arena.Bazaar, num_envs=3, seed=0, policy=move).collect(n_episode=3).batch
     assert batch.count == 27
     assert asked == [3] * 9
 
@@ -61,15 +61,19 @@ def test_actions_follow_the_observations_of_the_agent() -> None:
     def decide(obs: np.ndarray) -> np.ndarray:
         return (obs[:, 0] + 2 * obs[:, 1]).astype(int) % 5
 
-    batch = MultiAgentCollector(arena.Relay, envs=3, seed=0, policies={"runner": decide}).collect(48)["runner"]
+    batch = (
+        MultiAgentCollector(arena.Relay, num_envs=3, seed=0, policy={"runner": decide})
+        .collect(n_step=48)
+        .batch["runner"]
+    )
     assert batch["actions"].tolist() == decide(batch["obs"]).tolist()
 
 
 def test_a_torch_module_acts_as_it_is() -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(18, 5)
-    collector = MultiAgentCollector("mpe2/simple_spread_v3", envs=2, seed=0, policies={"agent": net})
-    batch = collector.collect(30)["agent"]
+    collector = MultiAgentCollector("mpe2/simple_spread_v3", num_envs=2, seed=0, policy={"agent": net})
+    batch = collector.collect(n_step=30).batch["agent"]
     with torch.no_grad():
         best = net(torch.from_numpy(batch["obs"])).argmax(1)
     assert batch["actions"].tolist() == best.tolist()
@@ -93,8 +97,8 @@ def ages(batch: MultiAgentBatch, column: str) -> None:
 
 
 def test_every_agent_has_a_memory_of_its_own() -> None:
-    collector = MultiAgentCollector(arena.Relay, envs=3, seed=0, policies=Remembering())
-    ages(concat_samples([collector.collect(n) for n in (5, 20, 47)]), "state_in_0")
+    collector = MultiAgentCollector(arena.Relay, num_envs=3, seed=0, policy=Remembering())
+    ages(concat_samples([collector.collect(n_step=n).batch for n in (5, 20, 47)]), "state_in_0")
 
     def turns(batch: Batch, state: Any) -> Batch:
         rows = len(batch.obs.observation)
@@ -102,7 +106,7 @@ def test_every_agent_has_a_memory_of_its_own() -> None:
         act = batch.obs.action_mask.argmax(1)
         return Batch(act=act, state=Batch(count=count + 1, trail=trail + torch.tensor([1.0, 2.0])))
 
-    batch = MultiAgentCollector(arena.Bazaar, envs=2, seed=0, policies=turns).collect(60)
+    batch = MultiAgentCollector(arena.Bazaar, num_envs=2, seed=0, policy=turns).collect(n_step=60).batch
     ages(batch, "state_in.count")
     trader = batch["trader"]
     assert (trader["state_in.trail"] == trader["state_in.count"][:, None] * [1, 2]).all()
@@ -120,7 +124,7 @@ class Reviving(arena.Relay):
 
 
 def test_an_agent_that_comes_back_remembers_nothing() -> None:
-    batch = MultiAgentCollector(Reviving, seed=0, policies=Remembering()).collect(8)["runner"]
+    batch = MultiAgentCollector(Reviving, seed=0, policy=Remembering()).collect(n_step=8).batch["runner"]
     assert batch["state_in_0"][batch["agent_index"] == 0].tolist() == [0, 1, 0, 1]
 
 
@@ -130,7 +134,7 @@ def test_what_a_policy_says_beside_actions_is_kept() -> None:
         said = Batch(value=batch.obs[:, 0] * 2, deep=Batch(who=batch.obs[:, 1]))
         return Batch(act=np.zeros(n, int), policy=said, vf_preds=batch.obs[:, 0], unknown=np.ones(n))
 
-    batch = MultiAgentCollector(arena.Relay, envs=2, seed=0, policies=telling).collect(16)["runner"]
+    batch = MultiAgentCollector(arena.Relay, num_envs=2, seed=0, policy=telling).collect(n_step=16).batch["runner"]
     assert batch.column_names == (
         "obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "infos", "policy.value",
         "policy.deep.who", "vf_preds", "eps_id", "env_id", "agent_index", "t", "eps_done",
@@ -165,14 +169,14 @@ def test_actions_are_kept_as_the_policy_gave_them() -> None:
             made.extend(actions.values())
             return self._env.step(actions)
 
-    batch = MultiAgentCollector(Watched, seed=0, policies=Scaled()).collect(5)["agent"]
+    batch = MultiAgentCollector(Watched, seed=0, policy=Scaled()).collect(n_step=5).batch["agent"]
     assert (batch["actions"] == np.float32(-0.5)).all()
     assert (np.stack(made) == np.float32(0.25)).all()
 
 
 def test_spaces_and_the_word_random_draw_actions() -> None:
     policies = {"adversary": Discrete(2), "agent": "random"}
-    batch = MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policies=policies).collect(60)
+    batch = MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policy=policies).collect(n_step=60).batch
     assert set(batch["adversary"]["actions"].tolist()) == {0, 1}
     assert set(batch["agent"]["actions"].tolist()) == {0, 1, 2, 3, 4}
 
@@ -180,16 +184,16 @@ def test_spaces_and_the_word_random_draw_actions() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"policies": {"runer": "random"}}, PolicyNotFoundError, "'runner'; there are 'runer'|did you mean 'runer'"),
+        ({"policy": {"runer": "random"}}, PolicyNotFoundError, "'runner'; there are 'runer'|did you mean 'runer'"),
         ({"policy_mapping": {"runner_9": "a"}}, PolicyNotFoundError, "'runner_0' must have a policy"),
-        ({"policies": 3}, PolicySpecError, "must be callable"),
-        ({"policies": lambda obs: None}, PolicySpecError, "must return actions"),
-        ({"policies": lambda obs: np.zeros(7, int)}, PolicySpecError, "each of 1"),
+        ({"policy": 3}, PolicySpecError, "must be callable"),
+        ({"policy": lambda obs: None}, PolicySpecError, "must return actions"),
+        ({"policy": lambda obs: np.zeros(7, int)}, PolicySpecError, "each of 1"),
     ],
 )
 def test_policies_that_cannot_act_are_named(options: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        MultiAgentCollector(arena.Relay, **options).collect(2)
+        MultiAgentCollector(arena.Relay, **options).collect(n_step=2)
 
 
 def test_environments_of_many_kinds_of_making() -> None:
@@ -201,7 +205,7 @@ def test_environments_of_many_kinds_of_making() -> None:
     ]
     for make in makes:
         collector = MultiAgentCollector(make, seed=0)
-        assert collector.collect(4).agent_steps() == 12
+        assert collector.collect(n_step=4).batch.agent_steps() == 12
         collector.close()
     assert len(MultiAgentCollector(makes[3]).environments) == 2
 
@@ -222,7 +226,7 @@ def test_agents_may_tell_different_things() -> None:
         heard.extend(batch.info)
         return Batch(act=np.zeros(len(batch.obs), int))
 
-    batch = MultiAgentCollector(Talking, envs=2, seed=0, policies=listen).collect(16)["runner"]
+    batch = MultiAgentCollector(Talking, num_envs=2, seed=0, policy=listen).collect(n_step=16).batch["runner"]
     # A runner hears what it said itself, and nothing in its first step.
     assert sum(not info for info in heard) == 6
     assert sum(type(info.get("at")) is int for info in heard) == 6
@@ -249,9 +253,9 @@ def flipped(act: np.ndarray, batch: Batch) -> np.ndarray:
 def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
     def acted(noise: Any) -> dict[str, set[tuple[bool, int]]]:
         collector = MultiAgentCollector(
-            "mpe2/simple_tag_v3", envs=envs, seed=0, policies=Exploring(), exploration_noise=noise
+            "mpe2/simple_tag_v3", num_envs=envs, seed=0, policy=Exploring(), exploration_noise=noise
         )
-        batch = collector.collect(150 * envs)
+        batch = collector.collect(n_step=150 * envs).batch
         return {
             policy: set(zip((steps["obs"][:, 2] > 0).tolist(), steps["actions"].tolist(), strict=True))
             for policy, steps in batch.policy_batches.items()
@@ -268,15 +272,15 @@ def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
 def test_noise_is_for_policies_that_are_there_and_decide() -> None:
     def collector(noise: Any, **policies: Any) -> MultiAgentCollector:
         given = {"adversary": "random", "agent": Exploring()}
-        return MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policies=given | policies, exploration_noise=noise)
+        return MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policy=given | policies, exploration_noise=noise)
 
-    quiet, noisy = (collector(noise).collect(50) for noise in (False, True))
+    quiet, noisy = (collector(noise).collect(n_step=50).batch for noise in (False, True))
     assert quiet["adversary"]["actions"].tolist() == noisy["adversary"]["actions"].tolist()
     assert noisy["agent"]["actions"].any()
     with pytest.raises(PolicyNotFoundError, match=r"exploration_noise must name policies, got 'agnet'.*'agent'"):
         collector({"agnet": True})
     with pytest.raises(PolicySpecError, match="policy 'adversary' must decide by itself"):
         collector({"adversary": flipped})
-    assert collector({"adversary": False}).collect(4).count == 4
+    assert collector({"adversary": False}).collect(n_step=4).batch.count == 4
     with pytest.raises(PolicySpecError, match="add_exploration_noise"):
-        collector(True, agent=Counting()).collect(4)
+        collector(True, agent=Counting()).collect(n_step=4)

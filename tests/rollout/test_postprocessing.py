@@ -56,11 +56,11 @@ def parts(steps: SampleBatch) -> list[SampleBatch]:
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay"])
 def test_advantages_agree_with_those_worked_out_by_hand(name: str) -> None:
     hooks = [GAE(value, gamma=GAMMA, lambda_=LAMBDA)]
-    collector = MultiAgentCollector(name, envs=2, seed=0, hooks=hooks)
+    collector = MultiAgentCollector(name, num_envs=2, seed=0, hooks=hooks)
     trajectories = 0
     # Fragments that cut episodes, end with them, and hold several.
     for env_steps in (7, 43, 100):
-        for steps in collector.collect(env_steps).policy_batches.values():
+        for steps in collector.collect(n_step=env_steps).batch.policy_batches.values():
             for own in parts(steps):
                 advantages, targets = by_hand(own)
                 np.testing.assert_allclose(own["advantages"], advantages, rtol=1e-12)
@@ -72,14 +72,18 @@ def test_advantages_agree_with_those_worked_out_by_hand(name: str) -> None:
 def test_one_step_estimates_do_not_depend_on_where_fragments_are_cut() -> None:
     def collected(*cuts: int) -> np.ndarray:
         collector = MultiAgentCollector("arena:Relay", seed=0, hooks=[GAE(value, gamma=GAMMA, lambda_=0.0)])
-        found = [collector.collect(cut)["runner"] for cut in cuts]
+        found = [collector.collect(n_step=cut).batch["runner"] for cut in cuts]
         keys = np.concatenate([part["agent_index"] + 10 * part["t"] for part in found])
         return np.concatenate([part["advantages"] for part in found])[np.argsort(keys)]
 
     np.testing.assert_allclose(collected(8), collected(1, 2, 1, 4), rtol=1e-12)
     assert not np.allclose(
-        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=1.0)]).collect(8)["runner"]["advantages"],
-        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=0.0)]).collect(8)["runner"]["advantages"],
+        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=1.0)])
+        .collect(n_step=8)
+        .batch["runner"]["advantages"],
+        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=0.0)])
+        .collect(n_step=8)
+        .batch["runner"]["advantages"],
     )
 
 
@@ -90,7 +94,11 @@ def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
         asked.append(len(obs))
         return np.zeros((len(obs), 1), np.float32)
 
-    batch = MultiAgentCollector("mpe2/simple_tag_v3", envs=3, seed=0, hooks=[GAE({"adversary": estimate})]).collect(60)
+    batch = (
+        MultiAgentCollector("mpe2/simple_tag_v3", num_envs=3, seed=0, hooks=[GAE({"adversary": estimate})])
+        .collect(n_step=60)
+        .batch
+    )
     # All steps of nine agents, and the last ones of each.
     assert asked == [180, 9]
     assert batch["adversary"]["advantages"].dtype == np.float32
@@ -100,7 +108,7 @@ def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
 def test_modules_and_columns_estimate_too() -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(2, 1)
-    by_module = MultiAgentCollector("arena:Relay", seed=0, hooks=[GAE(net)]).collect(12)["runner"]
+    by_module = MultiAgentCollector("arena:Relay", seed=0, hooks=[GAE(net)]).collect(n_step=12).batch["runner"]
 
     def plain(obs: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -112,18 +120,24 @@ def test_modules_and_columns_estimate_too() -> None:
 
     for bootstrap in (plain, "beyond"):
         collector = MultiAgentCollector("arena:Relay", seed=0, hooks=[with_predictions, GAE(bootstrap=bootstrap)])
-        by_column = collector.collect(12)["runner"]
+        by_column = collector.collect(n_step=12).batch["runner"]
         np.testing.assert_allclose(by_column["advantages"], by_module["advantages"], rtol=1e-6)
     with pytest.raises(ColumnNotFoundError, match="give GAE a bootstrap"):
-        MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(7)
+        MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(n_step=7)
     # Whole episodes need none: all agents are terminated.
-    assert len(MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(8)["runner"]) == 12
+    assert (
+        len(MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(n_step=8).batch["runner"]) == 12
+    )
     with pytest.raises(ColumnNotFoundError, match="'vf_preds'"):
-        MultiAgentCollector("arena:Relay", hooks=[GAE()]).collect(8)
+        MultiAgentCollector("arena:Relay", hooks=[GAE()]).collect(n_step=8)
 
 
 def test_nested_observations_come_to_functions_as_batches() -> None:
-    batch = MultiAgentCollector("arena:Nested", seed=0, hooks=[GAE(lambda obs: obs.where[:, 0] + obs.who)]).collect(5)
+    batch = (
+        MultiAgentCollector("arena:Nested", seed=0, hooks=[GAE(lambda obs: obs.where[:, 0] + obs.who)])
+        .collect(n_step=5)
+        .batch
+    )
     runner = batch["runner"]
     np.testing.assert_allclose(
         runner["value_targets"] - runner["advantages"], runner["obs.where"][:, 0] + runner["obs.who"], rtol=1e-6
@@ -132,10 +146,13 @@ def test_nested_observations_come_to_functions_as_batches() -> None:
 
 @pytest.mark.parametrize("n_step", [1, 3, 20])
 def test_nstep_returns_agree_with_those_worked_out_by_hand(n_step: int) -> None:
-    plain = MultiAgentCollector("arena:Nested", envs=2, seed=0)
-    summed = MultiAgentCollector("arena:Nested", envs=2, seed=0, hooks=[NStepReturns(n_step, gamma=GAMMA)])
+    plain = MultiAgentCollector("arena:Nested", num_envs=2, seed=0)
+    summed = MultiAgentCollector("arena:Nested", num_envs=2, seed=0, hooks=[NStepReturns(n_step, gamma=GAMMA)])
     for env_steps in (5, 24, 50):
-        before, after = parts(plain.collect(env_steps)["runner"]), parts(summed.collect(env_steps)["runner"])
+        before, after = (
+            parts(plain.collect(n_step=env_steps).batch["runner"]),
+            parts(summed.collect(n_step=env_steps).batch["runner"]),
+        )
         # Ids are random: agent and time tell which is which.
         for own in (before, after):
             own.sort(key=lambda one: (int(one["env_id"][0]), int(one["agent_index"][0]), len(one), int(one["t"][0])))
@@ -163,7 +180,7 @@ def test_hooks_see_the_other_agents_of_the_episode() -> None:
         return steps
 
     collector = MultiAgentCollector("mpe2/simple_tag_v3", seed=0, hooks=[team])
-    batch = collector.collect(30)
+    batch = collector.collect(n_step=30).batch
     everyone = {"adversary_0", "adversary_1", "adversary_2", "agent_0"}
     assert sorted(seen) == sorted(
         (agent, agent.split("_")[0], sorted(everyone - {agent}), ended) for agent in everyone for ended in (True, False)
@@ -199,7 +216,7 @@ def test_episodes_may_have_ids_of_any_kind() -> None:
 
 
 def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
-    batch = MultiAgentCollector("arena:Relay", seed=0).collect(21)
+    batch = MultiAgentCollector("arena:Relay", seed=0).collect(n_step=21).batch
     for hook in (GAE(value), NStepReturns(3)):
 
         def one_by_one(trajectory: Trajectory, others: Mapping[Any, Trajectory], hook: Hook = hook) -> Any:
@@ -209,7 +226,7 @@ def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
 
 
 def test_the_batch_itself_stays_as_it_is() -> None:
-    batch = MultiAgentCollector("arena:Relay", seed=0).collect(8)
+    batch = MultiAgentCollector("arena:Relay", seed=0).collect(n_step=8).batch
     before = batch.copy()
     done = postprocess(batch, [GAE(value), NStepReturns(3)])
     assert batch == before
@@ -264,7 +281,7 @@ def test_wrong_arguments_are_named() -> None:
 
 def test_turns_are_postprocessed_agent_by_agent() -> None:
     hooks = [GAE(lambda obs: value(obs.observation), gamma=GAMMA, lambda_=LAMBDA)]
-    batch = MultiAgentCollector(arena.Bazaar, seed=0, hooks=hooks).collect(14)["trader"]
+    batch = MultiAgentCollector(arena.Bazaar, seed=0, hooks=hooks).collect(n_step=14).batch["trader"]
     for own in parts(batch):
         flat = SampleBatch(
             {name: own[name] for name in ("rewards", "terminateds", "truncateds")},

@@ -26,12 +26,12 @@ def plain(statistics: EpisodeStatistics | None) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay", "arena:Bazaar"])
 def test_cut_episodes_count_as_whole_ones(name: str) -> None:
     rng = np.random.default_rng(0)
-    sources = [MultiAgentCollector(name, envs=2, seed=seed) for seed in range(2)]
+    sources = [MultiAgentCollector(name, num_envs=2, seed=seed) for seed in range(2)]
     running = RunningStatistics()
     fragments = []
     ended: list[EpisodeStatistics] = []
     for _ in range(20):
-        fragments.append(sources[rng.integers(2)].collect(int(rng.integers(1, 40))))
+        fragments.append(sources[rng.integers(2)].collect(n_step=int(rng.integers(1, 40))).batch)
         ended.append(running.add(fragments[-1]))
     joined = concat_samples(fragments)
     assert plain(running.statistics()) == plain(episode_statistics(joined))

@@ -16,7 +16,7 @@ from samplebatch.rollout.statistics import episode_statistics, finished_episodes
 
 
 def test_the_relay_adds_up() -> None:
-    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(20)
+    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
     found = episode_statistics(batch)
     assert found is not None
     assert (found.episodes, found.unfinished) == (2, 1)
@@ -29,7 +29,7 @@ def test_the_relay_adds_up() -> None:
 
 
 def test_a_policy_whose_episodes_all_go_on_has_no_mean() -> None:
-    batch = MultiAgentCollector(arena.Relay(), seed=0).collect(5)
+    batch = MultiAgentCollector(arena.Relay(), seed=0).collect(n_step=5).batch
     found = episode_statistics(batch)
     assert found is not None
     assert (found.episodes, found.unfinished) == (0, 1)

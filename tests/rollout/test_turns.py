@@ -68,7 +68,7 @@ def collected(batch: MultiAgentBatch, agents: list[str]) -> list[dict[str, Any]]
 def test_turns_are_told_as_the_book_tells_them(cuts: list[int]) -> None:
     expected = watched(arena.Bazaar, lambda observation: observation["action_mask"].index(True))
     collector = MultiAgentCollector(arena.Bazaar, seed=0)
-    fragments = [collector.collect(cut) for cut in cuts]
+    fragments = [collector.collect(n_step=cut).batch for cut in cuts]
     assert [fragment.count for fragment in fragments] == [fragment.agent_steps() for fragment in fragments] == cuts
     batch = concat_samples(fragments)
     assert collected(batch, arena.Bazaar.possible_agents) == expected
@@ -85,24 +85,24 @@ def test_returns_are_all_that_was_paid() -> None:
         paid[row["agent"]] = paid.get(row["agent"], 0) + row["rewards"]
     # trader_0 has two turns, of 20 and 30, and gets 1 before the first.
     assert paid["trader_0"] == 51
-    statistics = episode_statistics(MultiAgentCollector(arena.Bazaar, seed=0).collect(episodes=2))
+    statistics = episode_statistics(MultiAgentCollector(arena.Bazaar, seed=0).collect(n_episode=2).batch)
     assert statistics is not None
     assert sorted(statistics.policies["trader"].returns.tolist()) == sorted([*paid.values()] * 2)
     assert sorted(statistics.policies["trader"].lengths.tolist()) == [2, 2, 3, 3, 4, 4]
 
 
 def test_turns_keep_their_order_in_lockstep() -> None:
-    batch = MultiAgentCollector(arena.Bazaar, seed=0, policy_mapping=arena.whose).collect(9)
+    batch = MultiAgentCollector(arena.Bazaar, seed=0, policy_mapping=arena.whose).collect(n_step=9).batch
     order = [next(iter(part.policy_batches))[-1] for part in batch.timeslices(1)]
     assert "".join(order) == "200211212"
     assert [part.count for part in batch.timeslices(4)] == [4, 4, 1]
 
 
 def test_an_agent_that_is_long_out_of_turn_holds_steps_back_not_up() -> None:
-    collector = MultiAgentCollector(arena.Bazaar, envs=3, seed=0)
+    collector = MultiAgentCollector(arena.Bazaar, num_envs=3, seed=0)
     aggregator = Aggregator(complete_episodes=True)
     for env_steps in (1, 2, 5, 7, 12):
-        aggregator.add(collector.collect(env_steps))
+        aggregator.add(collector.collect(n_step=env_steps).batch)
     done = aggregator.build_and_reset(unfinished=False)
     rest = aggregator.build_and_reset()
     assert done.count + rest.count == 27
@@ -113,7 +113,7 @@ def test_an_agent_that_is_long_out_of_turn_holds_steps_back_not_up() -> None:
 
 @pytest.mark.parametrize("name", ["pettingzoo/classic/tictactoe_v3", "pettingzoo/classic/connect_four_v3"])
 def test_games_are_played_by_the_rules(name: str) -> None:
-    batch = MultiAgentCollector(name, envs=2, seed=3).collect(episodes=6)
+    batch = MultiAgentCollector(name, num_envs=2, seed=3).collect(n_episode=6).batch
     (steps,) = batch.policy_batches.values()
     masks, actions = steps["obs"]["action_mask"], steps["actions"]
     assert masks[np.arange(len(steps)), actions].all()
@@ -130,8 +130,8 @@ def test_games_are_played_by_the_rules(name: str) -> None:
 
 def test_the_same_game_by_either_interface() -> None:
     def steps_of(name: str) -> SampleBatch:
-        collector = MultiAgentCollector(make_environment(name), seed=2, policies=lambda obs: obs % 3)
-        return collector.collect(episodes=1)["player"]
+        collector = MultiAgentCollector(make_environment(name), seed=2, policy=lambda obs: obs % 3)
+        return collector.collect(n_episode=1).batch["player"]
 
     together, in_turns = steps_of("pettingzoo.classic.rps_v2:parallel_env"), steps_of("pettingzoo.classic.rps_v2:env")
     for column in ("obs", "actions", "rewards", "agent_index", "dones"):
@@ -156,4 +156,4 @@ class Mute(arena.Bazaar):
 )
 def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
-        MultiAgentCollector(make(), seed=0).collect(20)
+        MultiAgentCollector(make(), seed=0).collect(n_step=20)

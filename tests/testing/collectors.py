@@ -141,8 +141,8 @@ class WorkersCase(Worked, CollectorContract):
     ) -> list[SampleBatch]:
         # A fragment has as many steps of each environment as of the others.
         length = -(-(n_step or 0) // len(makers)) * len(makers)
-        steps = {"env_steps": n_step if times == 1 else times * length, "fragment_length": length}
-        given = steps if n_episode is None else {"episodes": n_episode}
+        steps = {"n_step": n_step if times == 1 else times * length, "fragment_length": length}
+        given = steps if n_episode is None else {"n_episode": n_episode}
         error, found = self.fragments(partial(vector_of, makers, mode), policy, seed=seed, hooks=hooks, **given)
         if error is not None:
             raise error
@@ -151,7 +151,7 @@ class WorkersCase(Worked, CollectorContract):
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
-        error, found = self.fragments(partial(vector_of, makers, mode), policy, env_steps=n_step, fragment_length=4)
+        error, found = self.fragments(partial(vector_of, makers, mode), policy, n_step=n_step, fragment_length=4)
         return error or AssertionError("nothing was raised"), found
 
 
@@ -169,19 +169,19 @@ class MultiAgentCollectorCase(MultiAgentContract):
         hooks: Sequence[Any] = (),
     ) -> list[MultiAgentBatch]:
         environments = [make() for make in makers]
-        given = {"policies": policies, "policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
+        given = {"policy": policies, "policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
         collector = MultiAgentCollector(environments, **given)
-        return [collector.collect(n_step, episodes=n_episode) for _ in range(times)]
+        return [collector.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
 
     def collect_after_failure(
         self, makers: Makers, policies: Any, *, n_step: int
     ) -> tuple[BaseException, list[MultiAgentBatch]]:
-        collector = MultiAgentCollector([make() for make in makers], policies=policies, policy_mapping=everyone)
+        collector = MultiAgentCollector([make() for make in makers], policy=policies, policy_mapping=everyone)
         try:
-            return AssertionError("nothing was raised"), [collector.collect(n_step)]
+            return AssertionError("nothing was raised"), [collector.collect(n_step=n_step).batch]
         except Exception as error:
             collector.reset()
-            return error, [collector.collect(1)]
+            return error, [collector.collect(n_step=1).batch]
 
 
 def grouped(batch: MultiAgentBatch) -> MultiAgentBatch:
@@ -207,7 +207,7 @@ class MultiAgentWorkersCase(Worked, MultiAgentContract):
         seed: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> list[MultiAgentBatch]:
-        given = {"episodes": n_episode} if n_step is None else {"env_steps": times * n_step, "fragment_length": n_step}
+        given = {"n_episode": n_episode} if n_step is None else {"n_step": times * n_step, "fragment_length": n_step}
         error, found = self.fragments(
             makers[0],
             policies,
@@ -230,7 +230,7 @@ class MultiAgentWorkersCase(Worked, MultiAgentContract):
             policies,
             envs_per_worker=len(makers),
             policy_mapping=everyone,
-            env_steps=n_step,
+            n_step=n_step,
             fragment_length=4,
         )
         return error or AssertionError("nothing was raised"), found

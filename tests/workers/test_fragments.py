@@ -12,7 +12,7 @@ from fragments import check_same, made, plan, sent
 
 from samplebatch import Batch, MultiAgentCollector, SampleBatch, concat_samples
 from samplebatch.errors import EnvironmentSpecError
-from samplebatch.workers.task import task_of
+from samplebatch.workers.task import make_task
 
 
 def telling(obs: Any) -> dict[str, Any]:
@@ -105,8 +105,8 @@ class Growing(arena.Relay):
 
 def test_agents_that_join_and_episodes_that_grow_longer() -> None:
     check_same(sent(plan(Growing, envs=2), 6), made(plan(Growing, envs=2), 6))
-    collector = MultiAgentCollector(Growing, envs=2)
-    assert [len(collector.collect(episodes=2)["runner"]) for _ in range(4)] == [6, 12, 36, 48]
+    collector = MultiAgentCollector(Growing, num_envs=2)
+    assert [len(collector.collect(n_episode=2).batch["runner"]) for _ in range(4)] == [6, 12, 36, 48]
 
 
 class Shifting(arena.Relay):
@@ -145,7 +145,7 @@ class Poetic(arena.Relay):
 
 
 def test_rewards_that_are_no_numbers_are_refused_by_name() -> None:
-    task = task_of(plan(Poetic, envs=1), lambda _: None)
+    task = make_task(plan(Poetic, envs=1), lambda _: None)
     with pytest.raises(EnvironmentSpecError, match="'rewards'"):
         task.next()
 
@@ -154,11 +154,11 @@ def test_an_environment_that_raises_costs_no_steps_of_the_others() -> None:
     stages = [arena.Relay(), arena.Failing()]
     collector = MultiAgentCollector(stages, seed=0)
     with pytest.raises(RuntimeError, match="baton"):
-        collector.collect(80)
+        collector.collect(n_step=80)
     collector.reset()
     stages[1].made = 100
     # The first made thirty steps before the second raised in its thirtieth; they count among those of the next call.
-    batch = collector.collect(80)
+    batch = collector.collect(n_step=80).batch
     assert batch.count == 80
     steps = batch["runner"]
     environment_steps = np.stack([steps[name] for name in ("eps_id", "env_id", "t")], 1)

@@ -64,7 +64,7 @@ def gather(fragments: Iterable[MultiAgentBatch], aggregator: Aggregator) -> None
 
 def test_the_total_is_exact_and_every_step_is_there_once() -> None:
     aggregator = Aggregator()
-    with RolloutWorkers("arena:Relay", env_steps=211, num_workers=3, fragment_length=20, seed=1) as workers:
+    with RolloutWorkers("arena:Relay", n_step=211, num_workers=3, fragment_length=20, seed=1) as workers:
         pids = workers.pids
         assert len(set(pids)) == 3
         for fragment in workers:
@@ -103,7 +103,7 @@ def by_worker(fragments: list[MultiAgentBatch]) -> dict[int, dict[str, Any]]:
 def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
     runs = []
     for seed in (5, 5):
-        with RolloutWorkers(SPREAD, env_steps=80, fragment_length=15, seed=seed, backend="inline") as workers:
+        with RolloutWorkers(SPREAD, n_step=80, fragment_length=15, seed=seed, backend="inline") as workers:
             runs.append(list(workers))
     one, two = map(by_worker, runs)
     assert sorted(one) == [0, 1]
@@ -118,7 +118,7 @@ def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
 def test_a_killed_worker_is_named_and_the_rest_is_kept() -> None:
     delay_s = random.choice([0.0, random.uniform(0.02, 0.25)])
     aggregator = Aggregator()
-    with RolloutWorkers("arena:slow_relay", env_steps=100_000, num_workers=2, fragment_length=7) as workers:
+    with RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=7) as workers:
         pids = workers.pids
         fragments = iter(workers)
         aggregator.add(next(fragments))
@@ -140,7 +140,7 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
     aggregator = Aggregator()
     words = r"worker 0 .* failed after sending 24 of 100 steps: RuntimeError: the baton was dropped"
     with (
-        RolloutWorkers("arena:Failing", env_steps=100, num_workers=1, fragment_length=8) as workers,
+        RolloutWorkers("arena:Failing", n_step=100, num_workers=1, fragment_length=8) as workers,
         pytest.raises(WorkerError, match=words) as caught,
     ):
         gather(workers, aggregator)
@@ -151,7 +151,7 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
 
 def test_a_worker_that_hangs_is_ended_and_named() -> None:
     aggregator = Aggregator()
-    with RolloutWorkers("arena:Hanging", env_steps=100, num_workers=1, fragment_length=8, stall_timeout_s=3) as workers:
+    with RolloutWorkers("arena:Hanging", n_step=100, num_workers=1, fragment_length=8, stall_timeout_s=3) as workers:
         pids = workers.pids
         with pytest.raises(WorkerError, match=r"worker 0 .* hangs \(it made no step for 3 s\) after sending 24 of 100"):
             gather(workers, aggregator)
@@ -160,7 +160,7 @@ def test_a_worker_that_hangs_is_ended_and_named() -> None:
 
 
 def test_who_takes_fragments_may_be_slow() -> None:
-    with RolloutWorkers("arena:Relay", env_steps=4000, num_workers=2, fragment_length=20, stall_timeout_s=2) as workers:
+    with RolloutWorkers("arena:Relay", n_step=4000, num_workers=2, fragment_length=20, stall_timeout_s=2) as workers:
         fragments = iter(workers)
         counts = [next(fragments).count]
         time.sleep(2.5)
@@ -170,11 +170,11 @@ def test_who_takes_fragments_may_be_slow() -> None:
 
 def test_workers_must_be_started() -> None:
     with pytest.raises(WorkerError, match="with statement"):
-        next(iter(RolloutWorkers("arena:Relay", env_steps=1)))
+        next(iter(RolloutWorkers("arena:Relay", n_step=1)))
 
 
 def test_leaving_early_ends_all_workers() -> None:
-    with RolloutWorkers("arena:slow_relay", env_steps=100_000, num_workers=2, fragment_length=5) as workers:
+    with RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=5) as workers:
         pids = workers.pids
         for _ in workers:
             break
@@ -183,7 +183,7 @@ def test_leaving_early_ends_all_workers() -> None:
 
 def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
     aggregator = Aggregator()
-    with RolloutWorkers("arena:slow_relay", env_steps=100_000, num_workers=2, fragment_length=5) as workers:
+    with RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=5) as workers:
         for fragment in workers:
             aggregator.add(fragment)
             if aggregator.fragments == 3:
@@ -197,7 +197,7 @@ def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
 def test_other_ways_to_start_and_functions_with_arguments() -> None:
     environment = functools.partial(arena.Relay, pause_s=0.0)
     with RolloutWorkers(
-        environment, env_steps=1, num_workers=4, policy_mapping=arena.whose, start_method="forkserver"
+        environment, n_step=1, num_workers=4, policy_mapping=arena.whose, start_method="forkserver"
     ) as workers:
         (fragment,) = workers
     assert list(fragment.policy_batches) == ["policy of runner_0"]
@@ -228,7 +228,7 @@ def test_the_same_seed_gives_the_same_data_however_environments_are_spread(envir
         with RolloutWorkers(
             environment,
             policy,
-            env_steps=1003,
+            n_step=1003,
             num_workers=workers,
             envs_per_worker=envs,
             fragment_length=120,
@@ -246,7 +246,7 @@ def test_the_same_seed_gives_the_same_data_however_environments_are_spread(envir
 def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
     aggregator = Aggregator(300, "env_steps")
     trained = 0
-    with RolloutWorkers("CartPole-v1", env_steps=2001, envs_per_worker=3, fragment_length=70) as workers:
+    with RolloutWorkers("CartPole-v1", n_step=2001, envs_per_worker=3, fragment_length=70) as workers:
         for fragment in workers:
             aggregator.add(fragment)
             trained += sum(batch.env_steps() for batch in aggregator.batches())
@@ -280,7 +280,7 @@ def test_weights_arrive_and_every_step_says_which() -> None:
 def test_weights_go_to_the_policy_of_their_name() -> None:
     policies = {"adversary": "actors:Marked", "agent": "random"}
     with RolloutWorkers(
-        "mpe2/simple_tag_v3", policies, env_steps=60, num_workers=1, fragment_length=20, backend="inline"
+        "mpe2/simple_tag_v3", policies, n_step=60, num_workers=1, fragment_length=20, backend="inline"
     ) as workers:
         assert workers.publish({"adversary": {"mark": np.array([4.0])}}) == 1
         for fragment in workers:
@@ -312,7 +312,7 @@ def test_workers_apply_hooks() -> None:
     plain, hooked = [], []
     for found, given in ((plain, []), (hooked, hooks)):
         with RolloutWorkers(
-            "CartPole-v1", "actors:Marked", env_steps=400, num_workers=1, envs_per_worker=2, seed=3, hooks=given
+            "CartPole-v1", "actors:Marked", n_step=400, num_workers=1, envs_per_worker=2, seed=3, hooks=given
         ) as workers:
             found += [fragment.copy() for fragment in workers]
     for one, other in zip(plain, hooked, strict=True):
@@ -323,15 +323,15 @@ def test_workers_apply_hooks() -> None:
 
 
 def test_fragments_may_all_be_kept_in_an_arena_that_cannot_hold_them() -> None:
-    with RolloutWorkers("CartPole-v1", env_steps=6000, fragment_length=100, capacity_bytes=1 << 16, seed=2) as workers:
+    with RolloutWorkers("CartPole-v1", n_step=6000, fragment_length=100, capacity_bytes=1 << 16, seed=2) as workers:
         kept = list(workers)
-    with RolloutWorkers("CartPole-v1", env_steps=6000, fragment_length=100, backend="inline", seed=2) as workers:
+    with RolloutWorkers("CartPole-v1", n_step=6000, fragment_length=100, backend="inline", seed=2) as workers:
         assert by_environment(workers) == by_environment(kept)
     assert sum(fragment.size_bytes() for fragment in kept) > 4 << 16
 
 
 def test_fragments_larger_than_the_arena_come_in_parts() -> None:
-    with RolloutWorkers(SPREAD, env_steps=400, num_workers=1, fragment_length=400, capacity_bytes=1 << 16) as workers:
+    with RolloutWorkers(SPREAD, n_step=400, num_workers=1, fragment_length=400, capacity_bytes=1 << 16) as workers:
         counts = [fragment.count for fragment in workers]
     assert sum(counts) == 400
     assert len(counts) > 4
@@ -373,7 +373,7 @@ def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> 
 def test_a_failing_worker_is_replaced_until_the_limit() -> None:
     fragments = []
     with (
-        RolloutWorkers("arena:Failing", env_steps=100, num_workers=1, fragment_length=8, max_restarts=2) as workers,
+        RolloutWorkers("arena:Failing", n_step=100, num_workers=1, fragment_length=8, max_restarts=2) as workers,
         pytest.raises(WorkerError, match=r"worker 0 .* failed after sending 24 of 52 steps: RuntimeError: the baton"),
     ):
         fragments.extend(workers)
@@ -390,7 +390,7 @@ def test_a_failing_worker_is_replaced_until_the_limit() -> None:
 
 def test_a_replacement_makes_the_steps_that_are_missing() -> None:
     with RolloutWorkers(
-        "arena:Failing", env_steps=60, num_workers=1, fragment_length=8, max_restarts=2, backend="inline"
+        "arena:Failing", n_step=60, num_workers=1, fragment_length=8, max_restarts=2, backend="inline"
     ) as workers:
         assert sum(fragment.count for fragment in workers) == 60
     assert [one.lost_steps for one in workers.summary.restarts] == [5, 5]
@@ -398,7 +398,7 @@ def test_a_replacement_makes_the_steps_that_are_missing() -> None:
 
 def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None:
     with (
-        RolloutWorkers("CartPole-v1", "actors:broken", env_steps=9, num_workers=1, backend="inline") as workers,
+        RolloutWorkers("CartPole-v1", "actors:broken", n_step=9, num_workers=1, backend="inline") as workers,
         pytest.raises(WorkerError, match="failed after sending 0 of 9 steps: RuntimeError: the policy broke") as caught,
     ):
         list(workers)
@@ -410,9 +410,9 @@ def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None
 def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
     envs = 1 if "vector" in environment else 3
     options = {"num_workers": 2, "envs_per_worker": envs, "fragment_length": 31, "backend": "inline"}
-    with RolloutWorkers(environment, env_steps=100, **options) as workers:
+    with RolloutWorkers(environment, n_step=100, **options) as workers:
         assert sum(fragment.env_steps() for fragment in workers) == 100
-    with RolloutWorkers(environment, episodes=11, **options) as workers:
+    with RolloutWorkers(environment, n_episode=11, **options) as workers:
         fragments = list(workers)
     assert workers.summary.episodes == 11
     aggregator = Aggregator(complete_episodes=True)
@@ -427,7 +427,7 @@ def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
 def test_processes_send_what_this_process_makes(environment: str) -> None:
     runs = []
     for backend in ("process", "inline"):
-        with RolloutWorkers(environment, env_steps=90, fragment_length=20, seed=6, backend=backend) as workers:
+        with RolloutWorkers(environment, n_step=90, fragment_length=20, seed=6, backend=backend) as workers:
             runs.append(by_environment(workers))
     assert runs[0] == runs[1]
 
@@ -442,7 +442,7 @@ def test_processes_send_what_this_process_makes(environment: str) -> None:
     ],
 )
 def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> None:
-    with RolloutWorkers("CartPole-v1", policy, env_steps=60, num_workers=1, backend="inline") as workers:
+    with RolloutWorkers("CartPole-v1", policy, n_step=60, num_workers=1, backend="inline") as workers:
         (steps,) = workers
     assert set(steps["actions"].tolist()) == actions
     if actions == {0, 1}:
@@ -460,11 +460,11 @@ def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> Non
 )
 def test_wrong_policies_are_found_before_any_process_starts(policy: Any, words: str) -> None:
     with pytest.raises(PolicySpecError, match=words):
-        RolloutWorkers("CartPole-v1", policy, env_steps=1)
+        RolloutWorkers("CartPole-v1", policy, n_step=1)
 
 
 def test_policies_that_take_no_weights_say_so() -> None:
-    with RolloutWorkers("CartPole-v1", actors.lean, env_steps=1, num_workers=1, backend="inline") as workers:
+    with RolloutWorkers("CartPole-v1", actors.lean, n_step=1, num_workers=1, backend="inline") as workers:
         workers.publish({"mark": np.zeros(1)})
         with pytest.raises(WorkerError, match="load_state_dict or set_weights"):
             next(iter(workers))
@@ -472,12 +472,12 @@ def test_policies_that_take_no_weights_say_so() -> None:
 
 def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
     with (
-        RolloutWorkers("CartPole-v1", {"a": "random"}, env_steps=1, backend="inline") as workers,
+        RolloutWorkers("CartPole-v1", {"a": "random"}, n_step=1, backend="inline") as workers,
         pytest.raises(WorkerError, match="must have one policy"),
     ):
         next(iter(workers))
     with (
-        RolloutWorkers("arena:vector_of_carts", env_steps=1, envs_per_worker=2, backend="inline") as workers,
+        RolloutWorkers("arena:vector_of_carts", n_step=1, envs_per_worker=2, backend="inline") as workers,
         pytest.raises(WorkerError, match="envs_per_worker must be 1"),
     ):
         next(iter(workers))
@@ -486,7 +486,7 @@ def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"env_steps": 1, "episodes": 1}, "one of env_steps and episodes"),
+        ({"n_step": 1, "n_episode": 1}, "one of n_step and n_episode"),
         ({"max_restarts": -1}, "max_restarts must be a whole number from 0"),
         ({"backend": "threads"}, "backend must be one of 'process', 'inline'"),
     ],
@@ -496,19 +496,19 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str)
         RolloutWorkers("CartPole-v1", **given)
 
 
-@pytest.mark.parametrize("name", ["env_steps", "num_workers", "fragment_length", "stall_timeout_s"])
+@pytest.mark.parametrize("name", ["n_step", "num_workers", "fragment_length", "stall_timeout_s"])
 def test_numbers_must_be_positive(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be a (whole number from 1|number above 0), got 0"):
-        RolloutWorkers(SPREAD, **{"env_steps": 1, name: 0})
+        RolloutWorkers(SPREAD, **{"n_step": 1, name: 0})
 
 
 def test_a_wrong_environment_is_found_before_any_process_starts() -> None:
     with pytest.raises(EnvironmentSpecError, match="did you mean"):
-        RolloutWorkers("mpe2/simple_spraed_v3", env_steps=1)
+        RolloutWorkers("mpe2/simple_spraed_v3", n_step=1)
 
 
 def test_what_cannot_go_to_another_process_is_refused() -> None:
-    with pytest.raises(EnvironmentSpecError, match="importable"), RolloutWorkers(lambda: arena.Relay(), env_steps=1):
+    with pytest.raises(EnvironmentSpecError, match="importable"), RolloutWorkers(lambda: arena.Relay(), n_step=1):
         pass
 
 
@@ -518,7 +518,7 @@ PARENT = """
     from samplebatch.workers.workers import RolloutWorkers
 
     if __name__ == "__main__":
-        with RolloutWorkers({environment!r}, env_steps=10**7, num_workers=2, fragment_length=5) as workers:
+        with RolloutWorkers({environment!r}, n_step=10**7, num_workers=2, fragment_length=5) as workers:
             fragments = iter(workers)
             next(fragments)
             print(*workers.pids, flush=True)

@@ -1,9 +1,9 @@
-"""Ended: how a rollout worker came to an end before its work was done."""
+"""WorkerExit: how a rollout worker came to an end before its work was done."""
 
 from __future__ import annotations
 
 
-class Ended(Exception):
+class WorkerExit(Exception):
     """A worker has failed, died or been found hanging; everything that it sent has been received.
 
     Attributes
