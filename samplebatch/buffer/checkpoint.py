@@ -112,7 +112,7 @@ def sampler_state(sampler: Sampler, slots: Any) -> State:
     """Return the kind of a sampler, and what it knows of itself and of slots."""
     for kind, cls in _SAMPLERS.items():
         if type(sampler) is cls:
-            return {"kind": kind, "known": sampler.live(slots)}
+            return {"kind": kind, "known": sampler.state_dict(slots)}
     raise FormatError(f"a buffer must have a sampler of the library's to be kept, it has a {type(sampler).__name__}")
 
 
@@ -125,7 +125,7 @@ def sampler_of(state: Any, capacity: int, slots: Any) -> Sampler:
         If it is nothing of that kind, or does not fit the slots.
     """
     try:
-        return _SAMPLERS[state["kind"]].revived(capacity, slots, state["known"])
+        return _SAMPLERS[state["kind"]].from_state_dict(capacity, slots, state["known"])
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise FormatError(f"the state of a sampler must be one that a buffer made: {error}") from error
 
@@ -135,7 +135,7 @@ def sampler_of(state: Any, capacity: int, slots: Any) -> Sampler:
 
 def table_state(table: Table, ring: int | None = None) -> State:
     """Return all there is to know of a table: rings, rows that count, final observations."""
-    state = table.state(ring)
+    state = table.state_dict(ring)
     finals = state["finals"]
     return state | {
         "stores": stores_state(state["stores"]),
@@ -170,7 +170,7 @@ def table_of(state: Mapping[str, Any], stores: Stores | None = None) -> Table:
             "keeps_next": bool(state["keeps_next"]),
             "last_frame": bool(state["last_frame"]),
         }
-        table = Table.of(whole)
+        table = Table.from_state_dict(whole)
     except FormatError:
         raise
     except (SampleBatchError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -191,7 +191,7 @@ def check_final_shapes(table: Table) -> None:
         return
     none = np.zeros(0, np.intp)
     shapes = [
-        {path: store.live(none).row_shape for path, store in leaves_of(columns.tree[name])}
+        {path: store.to_column(none).row_shape for path, store in leaves_of(columns.tree[name])}
         for columns, name in ((table.columns, "obs"), (table.finals.columns, NAME))
     ]
     for path, shape in shapes[0].items():
@@ -241,7 +241,7 @@ def check_rings(state: Mapping[str, Any]) -> None:
     Examples
     --------
     >>> table = Table([4], Stores(), keeps_next=True, last_frame=False)
-    >>> state = table.rings.state()
+    >>> state = table.rings.state_dict()
     >>> check_rings(state)
     >>> check_rings(state | {"cursors": np.array([7])})
     Traceback (most recent call last):
@@ -322,5 +322,5 @@ def check_structure(tree: Any, count: int) -> None:
 
 
 def structure_of(columns: Columns) -> State:
-    """Return the structure of columns as `Columns.live` does, without any rows."""
-    return columns.live(np.zeros(0, np.intp))
+    """Return the structure of columns as `Columns.state_dict` does, without any rows."""
+    return columns.state_dict(np.zeros(0, np.intp))

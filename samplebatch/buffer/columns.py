@@ -159,8 +159,8 @@ class Columns:
 
     # Carrying on elsewhere
 
-    def live(self, slots: npt.NDArray[np.intp]) -> dict[str, Any]:
-        """Return the structure, and the rows of some slots; `restore` is the inverse.
+    def state_dict(self, slots: npt.NDArray[np.intp]) -> dict[str, Any]:
+        """Return the structure, and the rows of some slots, for `load_state_dict`.
 
         Returns
         -------
@@ -177,7 +177,7 @@ class Columns:
                     places[name] = len(found["kinds"])
                     found["kinds"].append(held.kind)
                     found["row_shapes"].append(getattr(held, "shape", held.row_shape or ()))
-                    found["columns"].append(held.live(slots))
+                    found["columns"].append(held.to_column(slots))
                 else:
                     places[name] = walk(held)
             return places
@@ -185,8 +185,8 @@ class Columns:
         found["tree"] = walk(self.tree)
         return found
 
-    def restore(self, slots: npt.NDArray[np.intp], found: dict[str, Any]) -> None:
-        """Make the stores anew, with the rows that `live` returned.
+    def load_state_dict(self, slots: npt.NDArray[np.intp], found: dict[str, Any]) -> None:
+        """Replace the stores by those of a `state_dict`, with its rows.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class Columns:
                     raise FormatError(f"column {prefix + name!r} must be there with {len(slots)} rows, it is not")
                 column, shape = columns[place], tuple(found["row_shapes"][place])
                 tree[name] = store = self.stores.like(found["kinds"][place], prefix + name, column, shape, self.slots)
-                store.restore(slots, column)
+                store.load_column(slots, column)
             return tree
 
         self.tree = grow(found["tree"], "")

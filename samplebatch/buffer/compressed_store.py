@@ -194,7 +194,7 @@ class CompressedStore(Store):
             return self._open[i].rows
         return self._blank(i) if self._blocks[i] is None else self._sealed(i).decompress().values
 
-    def live(self, slots: npt.NDArray[np.intp]) -> Column:
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Return rows as a column: compressed as they are where the slots follow each other in a few runs."""
         cuts = np.flatnonzero(np.diff(slots) != 1) + 1
         if len(slots) and len(cuts) * self._chunk <= len(slots):
@@ -203,8 +203,8 @@ class CompressedStore(Store):
             return CompressedColumn.concat([values.slice(int(run[0]), int(run[-1]) + 1) for run in runs], self.name)
         return TensorColumn(self.take(slots))
 
-    def restore(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `live` made, a part of it at a time."""
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        """Write the rows of a column that `to_column` made, a part of it at a time."""
         for start in range(0, len(slots), _RESTORED_ROWS):
             part = slots[start : start + _RESTORED_ROWS]
             self.write(part, self.fit(column.slice(start, start + len(part)).to_numpy(), len(part)))

@@ -119,12 +119,12 @@ class DenseStore(Store):
             return values[slice(*ranges[0])].copy(), []
         return np.concatenate([values[:0], *(values[start:stop] for start, stop in ranges)]), []
 
-    def live(self, slots: npt.NDArray[np.intp]) -> Column:
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather rows into a column."""
         return TensorColumn(self.take(slots))
 
-    def restore(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `live` made."""
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        """Write the rows of a column that `to_column` made."""
         self.write(slots, self.fit(column.to_numpy(), len(slots)))
 
 
@@ -187,12 +187,12 @@ class TorchStore(DenseStore):
         out, jobs = super().copying(ranges)
         return self._tensor(out), jobs
 
-    def live(self, slots: npt.NDArray[np.intp]) -> Column:
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather rows into a column."""
         return TorchColumn(self.take(slots))
 
-    def restore(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `live` made."""
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        """Write the rows of a column that `to_column` made."""
         self.write(slots, self.fit(column.to_torch(), len(slots)))
 
 

@@ -74,7 +74,7 @@ class Durable(Rows):
 
     def _committed_state(self) -> bytes:
         """Return what is committed of the buffer with every step, beside its rings, as JSON."""
-        known = self._sampler.live(np.zeros(0, np.intp))
+        known = self._sampler.state_dict(np.zeros(0, np.intp))
         found = self._rng.bit_generator.state, known, self.stack_num
         # Most of what a step costs would be to write the same again.
         if repr(found) != self._committed[0]:
@@ -149,7 +149,7 @@ class Durable(Rows):
         if folder.state:
             rew = table.columns.tree.get("rew")
             state, rest = unpacked(folder.state, maxsizes, () if rew is None else rew.row_shape)
-            table.rings.restore(state)
+            table.rings.load_state_dict(state)
         buffer._table = table
         buffer.maxsize = table.rings.capacity
         buffer._rng = checkpoint.generator_of(rest.get("generator"))

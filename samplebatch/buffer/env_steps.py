@@ -162,8 +162,8 @@ class EnvSteps:
         self._numbers.extend(numbers)
         self._whole.extend(np.ones(len(kept), np.bool_))
 
-    def state(self) -> dict[str, Any]:
-        """Return all there is to know as arrays; `of` is the inverse."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as arrays for `from_state_dict`."""
         self._compact()
         parts = {
             name: {"counts": own.counts.values, "slots": own.slots.values, "of_slot": own.of_slot.copy()}
@@ -172,8 +172,8 @@ class EnvSteps:
         return {"numbers": self._numbers.values, "begun": self._begun, "buffers": parts}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Self:
-        """Make the steps whose `state` that is.
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Make the steps of a `state_dict`.
 
         Raises
         ------

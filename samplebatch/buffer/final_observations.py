@@ -98,9 +98,9 @@ class FinalObservations:
 
     def _grow(self) -> None:
         before = self.columns
-        found = before.live(np.arange(before.slots))
+        found = before.state_dict(np.arange(before.slots))
         columns = Columns(2 * before.slots, before.stores)
-        columns.restore(np.arange(before.slots), found)
+        columns.load_state_dict(np.arange(before.slots), found)
         self._lay_out(columns, self.owners)
 
     def write(self, ready: Ready, rings: Slots, slots: Ints, cut: npt.NDArray[np.bool_]) -> None:
@@ -181,8 +181,8 @@ class FinalObservations:
 
     # Carrying on elsewhere
 
-    def live(self, start: int, stop: int, ring: int | None = None) -> dict[str, Any]:
-        """Return the rows of slots from `start` up to `stop`, of all rings or of one; `restore` is the inverse."""
+    def state_dict(self, start: int, stop: int, ring: int | None = None) -> dict[str, Any]:
+        """Return the rows of slots from `start` up to `stop`, of all rings or of one, for `load_state_dict`."""
         rows = np.flatnonzero((self.owners > start) & (self.owners <= stop))
         rings = self.rings if ring is None else 1
         own = int(_count(rows < self.rings))
@@ -190,13 +190,13 @@ class FinalObservations:
         places = np.concatenate([of_rings, rings + np.arange(len(rows) - own)])
         room = rings + max(_SPARE, len(rows) - own)
         owners = self.owners[rows] - start
-        return {"rows": places, "owners": owners, "room": room, "found": self.columns.live(rows)}
+        return {"rows": places, "owners": owners, "room": room, "found": self.columns.state_dict(rows)}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `live` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a `state_dict`."""
         rows = np.asarray(state["rows"], np.intp)
         columns = Columns(int(state["room"]), self.columns.stores)
-        columns.restore(rows, state["found"])
+        columns.load_state_dict(rows, state["found"])
         owners = np.zeros(columns.slots, np.int64)
         owners[rows] = state["owners"]
         self._lay_out(columns, owners)

@@ -55,7 +55,7 @@ class MappedStores(Stores):
         return super().make(name, first_rows, slots)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
-        """Make an empty store for rows such as those of a column that another store's `live` returned.
+        """Make an empty store for rows such as those of a column that another store's `to_column` returned.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class FolderJournal:
         if noted != self._noted:
             self.folder.note(notes_of(table))
             self._noted = noted
-        self.folder.commit(packed(table.rings.state(), self._describe()))
+        self.folder.commit(packed(table.rings.state_dict(), self._describe()))
 
 
 def _count(tree: Tree) -> int:
@@ -150,7 +150,7 @@ def packed(rings: State, rest: bytes) -> bytes:
 
     Examples
     --------
-    >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state()
+    >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state_dict()
     >>> again, rest = unpacked(packed(state, b'{"stack_num": 4}'), [4], ())
     >>> again["cursors"], rest
     (array([0]), {'stack_num': 4})

@@ -325,7 +325,7 @@ class MultiAgentReplayBuffer:
                 "buffers": {policy: buffer.state_dict() for policy, buffer in self.buffers.items()},
                 "forms": {policy: (sorted(form.flags), form.rewards.str) for policy, form in self._forms.items()},
                 "tails": {policy: tuple(tail) for policy, tail in self._tails.items()},
-                "steps": self._steps.state(),
+                "steps": self._steps.state_dict(),
                 "generator": generator_state(self._rng),
             }
         return with_checksums(state)
@@ -352,7 +352,7 @@ class MultiAgentReplayBuffer:
         buffers = {policy: self._new(policy) for policy in state["buffers"]}
         for policy, buffer in buffers.items():
             buffer.load_state_dict(state["buffers"][policy], verify=False)
-        rng, steps = generator_of(state["generator"]), EnvSteps.of(state["steps"])
+        rng, steps = generator_of(state["generator"]), EnvSteps.from_state_dict(state["steps"])
         forms = {policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()}
         tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}
         with self._lock:

@@ -79,13 +79,13 @@ class ObjectStore(Store):
         """Gather references; shape (*slots.shape, ...)."""
         return self._values.take(slots, 0)
 
-    def live(self, slots: npt.NDArray[np.intp]) -> Column:
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather the objects into a column; rows that are arrays of objects become lists."""
         rows = self._values.take(slots, 0)
         return ObjectColumn(rows) if rows.ndim == 1 else ObjectColumn.from_rows(rows.tolist())
 
-    def restore(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `live` made."""
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        """Write the rows of a column that `to_column` made."""
         rows = column.to_numpy()
         if self.shape:
             block = np.empty((len(rows), *self.shape), object)

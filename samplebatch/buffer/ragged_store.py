@@ -157,12 +157,12 @@ class RaggedStore(Store):
         elements, offsets = gather(self._elements, self._starts[slots], self._lengths[slots])
         return RaggedColumn(elements, offsets, None if self._shapes is None else self._shapes[slots])
 
-    def live(self, slots: npt.NDArray[np.intp]) -> Column:
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather rows into a column."""
         return self._column(slots)
 
-    def restore(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `live` made."""
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        """Write the rows of a column that `to_column` made."""
         self.write(slots, self.fit(column, len(slots)))
 
 

@@ -344,7 +344,7 @@ class ReplayBuffer(Sampling, Durable):
         whole = complete_rows(rows, len(slots))
         if not whole.all():
             kept = slots[whole]
-            known = self._sampler.live(kept)
+            known = self._sampler.state_dict(kept)
             self._table.reset([ring], keep_statistics=True)
             if len(kept):
                 places = np.flatnonzero(whole)
@@ -361,16 +361,16 @@ class ReplayBuffer(Sampling, Durable):
             # So that a copy in memory, too, draws from a generator of its own.
             own["_rng"] = copy.deepcopy(self._rng)
             return own | {
-                "table": self._table.state(self._ring),
-                "sampler": (type(self._sampler), self._sampler.live(slots)),
+                "table": self._table.state_dict(self._ring),
+                "sampler": (type(self._sampler), self._sampler.state_dict(slots)),
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = dict(state)
-        self._table = table = Table.of(own.pop("table"))
+        self._table = table = Table.from_state_dict(own.pop("table"))
         kind, known = own.pop("sampler")
         self.__dict__.update(own)
-        self._use(kind.revived(table.rings.capacity, table.rings.stored(), known))
+        self._use(kind.from_state_dict(table.rings.capacity, table.rings.stored(), known))
 
 
 _BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_folder", "_committed"))

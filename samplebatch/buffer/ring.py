@@ -281,15 +281,15 @@ class Rings(Cursors):
 
     # Carrying on elsewhere
 
-    def state(self, ring: int | None = None) -> dict[str, Any]:
-        """Return all that the rings know, or what one does, as plain numbers and arrays; `restore` takes it back.
+    def state_dict(self, ring: int | None = None) -> dict[str, Any]:
+        """Return the state of all rings, or of one, as plain numbers and arrays for `load_state_dict`.
 
         Examples
         --------
         >>> rings = Rings([4])
         >>> slots, *_ = rings.advance(None, np.array([False]), np.array([1.5]))
         >>> again = Rings([4])
-        >>> again.restore(rings.state())
+        >>> again.load_state_dict(rings.state_dict())
         >>> again.advance(None, np.array([True]), np.array([1.0]))
         (array([1]), array([2.5]), array([2]), array([0]))
         """
@@ -309,8 +309,8 @@ class Rings(Cursors):
         found = {name: part[ring : ring + 1] for name, part in found.items()}
         return found | {"starts": found["starts"] - self.bases[ring], "together": True}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a `state_dict` of rings of the same sizes.
 
         Raises
         ------
@@ -337,7 +337,7 @@ class Rings(Cursors):
             self._begin_episode(int(self.began[0]), int(self.ep_start[0]), total)
 
     def take_over(self, ring: int, state: dict[str, Any]) -> None:
-        """Let one ring go on where another of its size, whose `state` that is, had got to."""
+        """Continue one ring from the `state_dict` of another of its size."""
         found = {name: state[name][0] for name in state if name not in ("maxsizes", "together")}
         self._slots_to_come = iter(())
         self.origins[ring] = found["origins"]

@@ -49,7 +49,7 @@ class Sampler(ABC):
         return None
 
     def moved(self, slots: Ints, state: Any) -> None:
-        """Take notice that rows of which `live` returned this state are in other slots now, shape (n,)."""
+        """Take notice that rows of which `state_dict` returned this state are in other slots now, shape (n,)."""
         return None
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
@@ -57,13 +57,13 @@ class Sampler(ABC):
         return {}
 
     @abstractmethod
-    def live(self, slots: Ints) -> Any:
-        """Return what the sampler knows of itself and of slots, shape (n,); `revived` is the inverse."""
+    def state_dict(self, slots: Ints) -> Any:
+        """Return the state of the sampler and of slots, shape (n,), for `from_state_dict`."""
 
     @classmethod
     @abstractmethod
-    def revived(cls, capacity: int, slots: Ints, state: Any) -> Self:
-        """Make a sampler of what `live` returned, for a table of so many slots and n of them."""
+    def from_state_dict(cls, capacity: int, slots: Ints, state: Any) -> Self:
+        """Make a sampler from a `state_dict`, for a table of `capacity` slots and n of them, shape (n,)."""
 
 
 class Uniform(Sampler):
@@ -98,12 +98,12 @@ class Uniform(Sampler):
             )
         return np.concatenate([found, every[rng.integers(0, len(every), count - len(found))]])
 
-    def live(self, slots: Ints) -> int:
+    def state_dict(self, slots: Ints) -> int:
         """Return the number of frames."""
         return self.frames
 
     @classmethod
-    def revived(cls, capacity: int, slots: Ints, state: Any) -> Self:
+    def from_state_dict(cls, capacity: int, slots: Ints, state: Any) -> Self:
         """Make a sampler for as many frames."""
         return cls(int(state))
 
@@ -242,8 +242,8 @@ class Prioritized(Sampler):
         self.largest = max(self.largest, largest)
         self.smallest = min(self.smallest, smallest)
 
-    def live(self, slots: Ints) -> dict[str, Any]:
-        """Return what the sampler knows of itself and of slots, shape (n,); see `Sampler.live`."""
+    def state_dict(self, slots: Ints) -> dict[str, Any]:
+        """Return the state of the sampler and of slots; see `Sampler.state_dict`."""
         return {
             "alpha": self.alpha,
             "beta": self.beta,
@@ -255,8 +255,8 @@ class Prioritized(Sampler):
         }
 
     @classmethod
-    def revived(cls, capacity: int, slots: Ints, state: dict[str, Any]) -> Self:
-        """Make a sampler of what `live` returned; see `Sampler.revived`."""
+    def from_state_dict(cls, capacity: int, slots: Ints, state: dict[str, Any]) -> Self:
+        """Make a sampler from a `state_dict`; see `Sampler.from_state_dict`."""
         names = ("weight_norm", "stratified")
         sampler = cls(capacity, state["alpha"], state["beta"], **{name: state[name] for name in names})
         sampler.largest, sampler.smallest = float(state["largest"]), float(state["smallest"])

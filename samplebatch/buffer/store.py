@@ -94,12 +94,12 @@ class Store(ABC):
         """Gather rows into new memory: slots of any shape (...) in [0, number of slots) give (..., *row shape)."""
 
     @abstractmethod
-    def live(self, slots: npt.NDArray[np.intp]) -> Column:
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather the rows of slots, shape (n,), into a column of n rows, for checkpoints and files."""
 
     @abstractmethod
-    def restore(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `live` made.
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        """Write the rows of a column that `to_column` made.
 
         Raises
         ------

@@ -108,7 +108,7 @@ class Stores:
         return store_for(name, first_rows, slots, self.allocate)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
-        """Make an empty store of a kind for rows such as those of a column that another store's `live` returned."""
+        """Make an empty store of a kind for the rows of a column that another store's `to_column` returned."""
         if kind == "object":
             return ObjectStore(name, slots, row_shape)
         if kind == "compressed":

@@ -406,23 +406,23 @@ class Table:
 
     # Carrying on elsewhere
 
-    def state(self, ring: int | None = None) -> dict[str, Any]:
-        """Return all there is to know, with the rows that count, of one ring or of all; `of` is the inverse."""
+    def state_dict(self, ring: int | None = None) -> dict[str, Any]:
+        """Return the state of one ring, or of all, with the rows that count, for `from_state_dict`."""
         rings = self.rings
         slots = rings.stored() if ring is None else np.sort(rings.chronological(ring))
         start, stop = (0, rings.capacity) if ring is None else rings.edges[ring : ring + 2].tolist()
         return {
-            "rings": rings.state(ring),
+            "rings": rings.state_dict(ring),
             "stores": self.columns.stores,
-            "columns": self.columns.live(slots),
-            "finals": None if self.finals is None else self.finals.live(start, stop, ring),
+            "columns": self.columns.state_dict(slots),
+            "finals": None if self.finals is None else self.finals.state_dict(start, stop, ring),
             "keeps_next": self.keeps_next,
             "last_frame": self.last_frame,
         }
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Self:
-        """Make a table of what `state` returned.
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Make a table from a `state_dict`.
 
         Raises
         ------
@@ -431,11 +431,11 @@ class Table:
         """
         maxsizes = np.asarray(state["rings"]["maxsizes"]).tolist()
         table = cls(maxsizes, state["stores"], keeps_next=state["keeps_next"], last_frame=state["last_frame"])
-        table.restore(state)
+        table.load_state_dict(state)
         return table
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned of a table of rings of the same sizes.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the `state_dict` of a table of rings of the same sizes.
 
         Raises
         ------
@@ -443,7 +443,7 @@ class Table:
             If it is of rings of other sizes, or its parts do not fit each other.
         """
         self.forget_ways()
-        self.rings.restore(state["rings"])
-        self.columns.restore(self.rings.stored(), state["columns"])
+        self.rings.load_state_dict(state["rings"])
+        self.columns.load_state_dict(self.rings.stored(), state["columns"])
         if self.finals is not None and state["finals"] is not None:
-            self.finals.restore(state["finals"])
+            self.finals.load_state_dict(state["finals"])

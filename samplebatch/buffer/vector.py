@@ -96,14 +96,14 @@ class ReplayBufferManager(ReplayBuffer):
         rings = self._table.rings
         for ring, buffer in enumerate(buffers):
             slots = buffer._slots(slice(None))
-            state = buffer._table.rings.state(buffer._ring)
+            state = buffer._table.rings.state_dict(buffer._ring)
             oldest = slots[:1] - buffer._start
             if len(slots):
                 rings.take_over(ring, state | {"sizes": np.zeros(1, _INTP), "cursors": oldest})
                 self._table.append(ring, given_rows(rows_at(buffer._table, slots, 1)), len(slots))
         # The shape of rewards is known only now.
         for ring, buffer in enumerate(buffers):
-            rings.take_over(ring, buffer._table.rings.state(buffer._ring))
+            rings.take_over(ring, buffer._table.rings.state_dict(buffer._ring))
         rings.unite()
 
     def _bind(self, buffers: Sequence[ReplayBuffer]) -> None:

@@ -217,7 +217,7 @@ class Series:
             Rewards, shape (k, ...).
         """
         rings, order, ring = self._all, self._order, self._ring
-        state = rings.state()
+        state = rings.state_dict()
         done, rew, slots = done[order], rew[order], self.slots[order]
         written = state["writes"][ring] + self._rank
         # A run is what a ring gets of one episode.
@@ -252,7 +252,7 @@ class Series:
         state["returns"][changed] = np.where(_as_wide(over, rew), 0.0, totals[final])
         alike = all(len(set(state[name].tolist())) == 1 for name in ("cursors", "sizes", "writes"))
         state["together"] = rings.n == 1 or (bool(rings.even) and alike)
-        rings.restore(state)
+        rings.load_state_dict(state)
         return self.slots, returns, lens, firsts
 
 

@@ -76,7 +76,7 @@ def write_buffer(buffer: Durable, path: str | os.PathLike[str]) -> None:
         "type": "ReplayBuffer",
         "generator": checkpoint.generator_state(buffer._rng),
         "sampler": sampler,
-        "rings": table.rings.state(ring),
+        "rings": table.rings.state_dict(ring),
         "structure": _form(structure),
         "stores": checkpoint.stores_state(table.columns.stores),
         "finals": finals.form,
@@ -109,7 +109,7 @@ class _Finals:
         if table.finals is None:
             return
         start, stop = (0, table.rings.capacity) if ring is None else table.rings.edges[ring : ring + 2].tolist()
-        state = table.finals.live(start, stop, ring)
+        state = table.finals.state_dict(start, stop, ring)
         found = state["found"]
         owners = state["owners"] - 1 + start
         places = np.searchsorted(slots, owners)
@@ -140,12 +140,12 @@ def _parts(
     stores = [store for _, store in columns.leaves()]
     # The form of objects in Arrow depends on all of them.
     whole = {
-        name: arrow_field_and_array(stores[place].live(slots), name)
+        name: arrow_field_and_array(stores[place].to_column(slots), name)
         for name, place in names
         if stores[place].kind == "object"
     }
     one = slots[:1]
-    rows = [stores[place].live(one) for name, place in names if name not in whole]
+    rows = [stores[place].to_column(one) for name, place in names if name not in whole]
     nbytes = sum(row.uncompressed_nbytes if isinstance(row, CompressedColumn) else row.nbytes for row in rows)
     step = max(1, _PART_NBYTES // max(1, nbytes))
     for start in range(0, max(1, len(slots)), step):
@@ -156,7 +156,7 @@ def _parts(
                 field, array = whole[name]
                 found.append((field, array.slice(start, len(part))))
             else:
-                found.append(arrow_field_and_array(stores[place].live(part), name))
+                found.append(arrow_field_and_array(stores[place].to_column(part), name))
         found += [arrow_field_and_array(column.slice(start, start + len(part)), name) for name, column in own.items()]
         yield [*found, *finals.of(start, start + len(part))]
 
@@ -261,11 +261,11 @@ def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_
             raise FormatError(f"the buffer must have {len(slots)} rows, the file has more")
         columns = [column_from_arrow(batch.column(i), schema.field(i), allow_pickle=allow_pickle) for i in range(count)]
         if not at:
-            table.columns.restore(part, {**form, "columns": columns})
+            table.columns.load_state_dict(part, {**form, "columns": columns})
             stores = [store for _, store in table.columns.leaves()]
         else:
             for (_, place), store in zip(named_leaves(form["tree"]), stores, strict=True):
-                store.restore(part, columns[place])
+                store.load_column(part, columns[place])
         at += batch.num_rows
     if at != len(slots):
         raise FormatError(f"the buffer must have {len(slots)} rows, the file has {at}")
@@ -310,5 +310,5 @@ def _restore_finals(
     ordered = [column for _, column in sorted(zip(places, joined[:-1], strict=True), key=lambda pair: pair[0])]
     found = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
     assert table.finals is not None
-    table.finals.restore({"rows": rows, "owners": owner, "room": int(form["room"]), "found": found})
+    table.finals.load_state_dict({"rows": rows, "owners": owner, "room": int(form["room"]), "found": found})
     checkpoint.check_final_shapes(table)

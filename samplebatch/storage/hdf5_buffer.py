@@ -96,7 +96,7 @@ def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> N
                 walk(held, inner[name], f"{prefix}{name}.")
 
     def _write_store(store: Store, inner: Any, name: str, path: str) -> None:
-        first = store.live(np.zeros(0, np.intp)).to_numpy() if _is_numeric(store) else None
+        first = store.to_column(np.zeros(0, np.intp)).to_numpy() if _is_numeric(store) else None
         if first is None or not buffer.maxsize or 0 in first.shape[1:]:
             write_value(store.take(np.arange(start, start + buffer.maxsize)), inner, name, compression, path)
             return
@@ -112,7 +112,7 @@ def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> N
         for low, high in ranges:
             for at in range(low, high, step):
                 part = np.arange(at, min(at + step, high))
-                dataset[at - start : part[-1] + 1 - start] = np.asarray(store.live(part).to_numpy())
+                dataset[at - start : part[-1] + 1 - start] = np.asarray(store.to_column(part).to_numpy())
 
     walk(buffer._table.columns.tree, group, "")
 
@@ -132,7 +132,7 @@ def _about(buffer: Any) -> State:
     return described_of(buffer) | {
         "generator": checkpoint.generator_state(buffer._rng),
         "sampler": sampler,
-        "rings": table.rings.state(buffer._ring),
+        "rings": table.rings.state_dict(buffer._ring),
         "stores": checkpoint.stores_state(table.columns.stores),
     }
 
@@ -143,7 +143,7 @@ def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
     if table.finals is None:
         return None
     start = buffer._start
-    state = table.finals.live(start, start + buffer.maxsize, buffer._ring)
+    state = table.finals.state_dict(start, start + buffer.maxsize, buffer._ring)
     found = state["found"]
     pairs = [arrow_field_and_array(column, str(i)) for i, column in enumerate(found["columns"])]
     pairs += [(pa.field(name, pa.int64()), pa.array(state[name], pa.int64())) for name in ("rows", "owners")]
@@ -226,7 +226,7 @@ def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Tab
     columns = values_of(reader.of_rows(*_counting(rings)).read(children["_meta"]))
     table = _table(about, found, rings, dict(columns or {}))
     if table.finals is not None and _FINALS in notes:
-        table.finals.restore(_read_finals(notes[_FINALS], table, reader))
+        table.finals.load_state_dict(_read_finals(notes[_FINALS], table, reader))
         checkpoint.check_final_shapes(table)
     sampler = sampler_in(about, found, children, table, reader)
     return about, table, sampler, reward_function_in(children, reader)
@@ -272,7 +272,7 @@ def _table(about: State, found: State, rings: State, columns: State) -> Table:
         rew = tree.get("rew")
         if type(rew) is not DenseStore or rew.dtype != np.float64:
             raise FormatError("column 'rew' of a buffer must hold numbers of 64 bits, it does not")
-    table.rings.restore(rings)
+    table.rings.load_state_dict(rings)
     return table
 
 

@@ -40,7 +40,7 @@ def attributes_for(buffer: Any) -> State:
     Tianshou writes them all a second time.
     """
     table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
-    rings = table.rings.state(buffer._ring)
+    rings = table.rings.state_dict(buffer._ring)
     state = _common_state(buffer, buffer.maxsize)
     sampler = buffer._sampler
     weights = sampler.tree.weights[buffer._start : buffer._start + buffer.maxsize] if _weighs(sampler) else None

@@ -12,7 +12,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 
 def steps_in(buffer: Any) -> int:
     """Return how many steps have been added to each ring."""
-    return int(buffer._table.rings.state()["writes"][0])
+    return int(buffer._table.rings.state_dict()["writes"][0])
 
 
 def add_from(path: str, kind: str) -> None:

@@ -474,7 +474,7 @@ def test_states_that_rings_cannot_be_in_are_refused(changed: dict[str, Any]) -> 
     make, n = BUFFERS["vector"]
     buffer = make()
     fill(buffer, n, 0, 5)
-    state = buffer._table.rings.state()
+    state = buffer._table.rings.state_dict()
     checkpoint.check_rings(state)
     with pytest.raises(FormatError):
         checkpoint.check_rings(state | changed)

@@ -99,16 +99,16 @@ def test_all_kinds_return_from_what_is_live() -> None:
     columns.write(columns.fit(rows, 3), np.array([4, 1, 2]))
     assert list(kinds(columns).values()) == ["compressed", "ragged", "object", "object", "torch"]
     slots = np.array([1, 4])
-    found = columns.live(slots)
+    found = columns.state_dict(slots)
     again = Columns(5, Stores(compress=("obs.camera",)))
-    again.restore(slots, found)
+    again.load_state_dict(slots, found)
     assert kinds(again) == kinds(columns)
     assert again.tree["nothing"] == {"at": {}}
     assert repr(taken(again.tree, slots)) == repr(taken(columns.tree, slots))
     again.write(again.fit({**rows, "words": [None, "c", "d"]}, 3), slice(0, 3))
     for broken in ({"tree": {"a": 7}}, {"columns": found["columns"][:2]}):
         with pytest.raises(FormatError, match="must be there with 2 rows"):
-            Columns(5, Stores()).restore(slots, found | broken)
+            Columns(5, Stores()).load_state_dict(slots, found | broken)
 
 
 def test_names_with_dots_are_told_apart() -> None:

@@ -138,7 +138,7 @@ def test_any_writes_read_as_from_an_array(data: st.DataObject) -> None:
     assert np.array_equal(store.values.to_numpy(), oracle)
     picked = np.array(data.draw(st.lists(st.integers(0, slots - 1), max_size=30)), np.intp)
     assert np.array_equal(store.take(picked), oracle[picked])
-    assert np.array_equal(store.live(picked).to_numpy(), oracle[picked])
+    assert np.array_equal(store.to_column(picked).to_numpy(), oracle[picked])
 
 
 def test_all_slots_are_handed_out_compressed(store: CompressedStore) -> None:
@@ -155,16 +155,16 @@ def test_live_rows_stay_compressed_and_come_back(store: CompressedStore) -> None
     store.write(slice(0, 100), store.fit(frames(np.arange(100)), 100))
     store.write(slice(0, 20), store.fit(frames(np.arange(100, 120)), 20))
     slots = np.r_[20:100, 0:20]
-    live = store.live(slots)
+    live = store.to_column(slots)
     assert isinstance(live, CompressedColumn)
     assert len(pickle.dumps(live)) < 100 * 64 * 64 / 10
     other = CompressedStore("obs", 100, U1, SHAPE)
-    other.restore(slots, live)
+    other.load_column(slots, live)
     assert np.array_equal(other.take(slots), frames(np.arange(20, 120)))
-    other.restore(np.arange(100), TensorColumn(frames(np.arange(100))))
+    other.load_column(np.arange(100), TensorColumn(frames(np.arange(100))))
     assert np.array_equal(other.take(np.arange(100)), frames(np.arange(100)))
-    assert isinstance(store.live(np.arange(0, 100, 2)), TensorColumn)
-    assert len(store.live(np.arange(0))) == 0
+    assert isinstance(store.to_column(np.arange(0, 100, 2)), TensorColumn)
+    assert len(store.to_column(np.arange(0))) == 0
 
 
 def test_what_does_not_fit_is_refused(store: CompressedStore) -> None:

@@ -33,7 +33,7 @@ def step(n: int, rows: int | None, **changed: Any) -> dict[str, Any]:
 
 def shown(buffer: ReplayBuffer) -> str:
     rows = buffer[buffer._table.rings.chronological()]
-    return f"{buffer!r} {len(buffer)} {rows!r} {buffer._table.rings.state()}"
+    return f"{buffer!r} {len(buffer)} {rows!r} {buffer._table.rings.state_dict()}"
 
 
 def pair(rows: int | None, **options: Any) -> tuple[ReplayBuffer, ReplayBuffer]:

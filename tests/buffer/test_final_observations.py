@@ -72,10 +72,10 @@ def test_rows_in_use_move_elsewhere() -> None:
         write(kept, [slot // 10], [slot + 3], [True])
         write(kept, [slot // 10], [slot + 4], [False])
     again = finals()
-    again.restore(kept.live(0, 20))
+    again.load_state_dict(kept.state_dict(0, 20))
     assert found(again, [3, 4, 13, 14], [0, 0, 1, 1]) == [30, 40, 130, 140]
     single = finals(1, 10)
-    single.restore(kept.live(10, 20, 1))
+    single.load_state_dict(kept.state_dict(10, 20, 1))
     assert found(single, [3, 4], [0, 0]) == [130, 140]
     write(single, [0], [5], [True])
     assert found(single, [3, 4, 5], [0, 0, 0]) == [130, None, 50]

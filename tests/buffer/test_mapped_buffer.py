@@ -108,7 +108,7 @@ def test_a_process_killed_at_any_moment_leaves_every_step_it_committed(kind: str
                 oracle.add(step(i, n))
             assert steps_in(oracle) == steps_in(buffer)
             assert_same_rows(buffer, oracle)
-            state, expected = buffer._table.rings.state(), oracle._table.rings.state()
+            state, expected = buffer._table.rings.state_dict(), oracle._table.rings.state_dict()
             assert all(np.array_equal(state[name], expected[name]) for name in state)
             crash(buffer)
     assert steps_in(oracle) > 60

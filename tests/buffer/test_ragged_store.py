@@ -27,7 +27,7 @@ def test_rows_come_back_whatever_their_length() -> None:
     store.write(slice(2, 3), store.fit([[1.5, 2.5, 3.5]], 1))
     assert rows_of(store, [0, 1, 2, 3, 4]) == [[7, 7], [], [1.5, 2.5, 3.5], [1, 1, 1, 1], []]
     assert store.values.equals(store.take(np.arange(5)))
-    assert isinstance(store.live(np.array([3, 0])), RaggedColumn)
+    assert isinstance(store.to_column(np.array([3, 0])), RaggedColumn)
 
 
 def test_rows_of_several_dimensions_keep_their_shapes() -> None:
@@ -156,5 +156,5 @@ def test_live_rows_are_restored_into_other_slots() -> None:
     store = RaggedStore("obs", 4, I8, 2)
     store.write(np.arange(3), store.fit([np.ones((1, 2), int), np.zeros((0, 1), int), np.ones((3, 1), int)], 3))
     other = RaggedStore("obs", 4, I8, 2)
-    other.restore(np.array([3, 1]), store.live(np.array([0, 2])))
+    other.load_column(np.array([3, 1]), store.to_column(np.array([0, 2])))
     assert [row.shape for row in other.take(np.arange(4))] == [(0, 0), (3, 1), (0, 0), (1, 2)]

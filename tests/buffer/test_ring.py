@@ -116,7 +116,7 @@ def test_rings_answer_as_lists_do(maxsizes: list[int], seed: int) -> None:
             assert [part.tolist() for part in found] == [list(part) for part in zip(*expected, strict=True)], step
         check(rings, lists)
         again = Rings(maxsizes)
-        again.restore(rings.state())
+        again.load_state_dict(rings.state_dict())
         check(again, lists)
         if kind % 3 == 0:
             rings = again
@@ -162,7 +162,7 @@ def test_vector_rewards_add_up() -> None:
         assert rings.advance(None, np.zeros(n, bool), rew)[1].tolist() == np.zeros((n, 2)).tolist()
         assert rings.advance(None, np.ones(n, bool), rew)[1].tolist() == (2 * rew).tolist()
         again = Rings(maxsizes)
-        again.restore(rings.state())
+        again.load_state_dict(rings.state_dict())
         assert again.advance(None, np.ones(n, bool), rew)[1].tolist() == rew.tolist()
 
 
@@ -253,14 +253,14 @@ def test_intervals() -> None:
 
 def test_state_of_other_rings_is_refused() -> None:
     with pytest.raises(FormatError, match=r"\[3, 3\] slots, got one of \[3\]"):
-        Rings([3, 3]).restore(Rings([3]).state())
+        Rings([3, 3]).load_state_dict(Rings([3]).state_dict())
 
 
 def test_state_is_plain() -> None:
     def plain(value: Any) -> bool:
         return value is None or isinstance(value, bool | np.ndarray)
 
-    assert all(map(plain, Rings([3, 3]).state().values()))
+    assert all(map(plain, Rings([3, 3]).state_dict().values()))
 
 
 def test_rings_know_whether_rows_were_written_over() -> None:
@@ -272,7 +272,7 @@ def test_rings_know_whether_rows_were_written_over() -> None:
             rings.reset([0])
         rings.advance(None, ends, np.zeros(2))
         again = Rings([2, 3])
-        again.restore(rings.state())
+        again.load_state_dict(rings.state_dict())
         assert again.overwritten().tolist() == rings.overwritten().tolist()
         found.append(rings.overwritten().tolist())
     assert found == [[False, False]] * 2 + [[True, False], [False, True], [False, True], [True, True]]

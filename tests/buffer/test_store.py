@@ -73,10 +73,10 @@ def test_slices_single_slots_and_ranges(name: str) -> None:
 def test_rows_return_from_a_column(name: str) -> None:
     store, rows = made(name)
     store.write(slice(1, 4), store.fit(rows, 3))
-    column = store.live(np.array([2, 3, 1]))
+    column = store.to_column(np.array([2, 3, 1]))
     assert len(column) == 3
     other, _ = made(name)
-    other.restore(np.array([2, 3, 1]), column)
+    other.load_column(np.array([2, 3, 1]), column)
     assert same(copied(other, (1, 4)), rows)
 
 

@@ -55,7 +55,7 @@ def same(buf: Any, plain: Any) -> None:
     assert every.tolist() == plain.sample_indices(0).tolist()
     assert buf.prev(every).tolist() == plain.prev(every).tolist()
     assert buf.next(every).tolist() == plain.next(every).tolist()
-    mine, other = buf._table.rings.state(), plain._table.rings.state()
+    mine, other = buf._table.rings.state_dict(), plain._table.rings.state_dict()
     for name in mine.keys() - {"together"}:
         np.testing.assert_array_equal(mine[name], other[name], err_msg=name)
 
