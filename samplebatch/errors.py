@@ -27,8 +27,8 @@
     ├── EndOfStreamError      (EOFError)     nothing more to receive: the producer has closed its end
     ├── PeerDiedError         (ConnectionError) the process at the other end died without closing it
     ├── OwnershipError        (RuntimeError) an end of a channel that another process has used
-    ├── LeaseError            (BufferError)  memory that cannot be given back while others look at it
-    ├── ReleasedError         (ValueError)   a batch whose memory has been given back
+    ├── LeaseError            (BufferError)  arrays of a leased batch that outlive its lease
+    ├── ReleasedError         (ValueError)   a reservation that was sent or cancelled before
     ├── EnvironmentSpecError  (ValueError)   an environment that cannot be made or stepped as asked
     ├── PolicySpecError       (ValueError)   a policy that cannot be asked for actions, or gives none that fit
     ├── WorkerError           (RuntimeError) a rollout worker failed or died
@@ -150,11 +150,11 @@ class OwnershipError(SampleBatchError, RuntimeError):
 
 
 class LeaseError(SampleBatchError, BufferError):
-    """Memory cannot be given back while there are other views of it."""
+    """Arrays, slices or tensors of a leased batch outlive its lease."""
 
 
 class ReleasedError(SampleBatchError, ValueError):
-    """A batch is used after its memory was given back."""
+    """A reservation is used after it was sent or cancelled."""
 
 
 class EnvironmentSpecError(SampleBatchError, ValueError):

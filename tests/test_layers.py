@@ -96,7 +96,6 @@ ONE_IMPORTER = {
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.turns",
         "samplebatch.transport.shared_queue",
-        "samplebatch.transport.release",
         "samplebatch.transport.reservation",
     },
     "is an algorithm that is tested by itself": {

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Final, Literal, Self
 from zlib import crc32
 
+from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.errors import (
     ChannelTimeoutError,
     EndOfStreamError,
     FormatError,
+    LeaseError,
     SampleBatchError,
     WorkerError,
 )
@@ -35,7 +37,6 @@ from samplebatch.transport.encode import AnyBatch
 from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Returns, pack_ident
 from samplebatch.transport.peers import Poller, Recipient, deadline_of
 from samplebatch.transport.region import Region
-from samplebatch.transport.release import is_released, release
 from samplebatch.transport.wire import (
     BATCH,
     CHECKED_NBYTES,
@@ -202,12 +203,30 @@ class Consumer(End):
 
     @contextlib.contextmanager
     def lease(self, timeout_s: float | None = None) -> Iterator[AnyBatch]:
-        """Receive the next batch for the length of a block, and give its memory back at the end of it.
+        """Receive the next batch for a `with` statement, and return its memory to the producer at the end of it.
+
+        The batch has no columns after that. If an exception ends the statement, the batch stays as it is, and its
+        memory goes back when the last array over it is gone.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds to wait for it, None for as long as it takes.
+
+        Yields
+        ------
+        SampleBatch, MultiAgentBatch or Batch
+            The batch, as `recv` returns it.
 
         Raises
         ------
         LeaseError
-            At the end of the block, if there are other views of the memory; see `release`.
+            At the end of the statement, if arrays, slices or tensors of the batch outlive it. They stay valid, and the
+            memory goes back when the last of them is gone.
+        ChannelTimeoutError, EndOfStreamError, PeerDiedError, WorkerError, FormatError, UntrustedPickleError
+            As `recv` does.
+        OwnershipError, ChannelClosedError
+            As `recv` does.
 
         Examples
         --------
@@ -217,50 +236,21 @@ class Consumer(End):
         >>> with consumer.lease() as batch:
         ...     print(batch["rewards"].sum())
         3.0
-        >>> batch["rewards"]
-        Traceback (most recent call last):
-        samplebatch.errors.ReleasedError: a batch must not be used after its memory was given back; ...
+        >>> "rewards" in batch
+        False
         >>> producer.close(), consumer.close()
         (None, None)
         """
         batch = self.recv(timeout_s)
+        # None where nothing of the batch lies in the arena.
+        tie = self._lent.get(self._opener.ident)
         yield batch
-        self._release(batch)
-
-    def release(self, batch: AnyBatch) -> None:
-        """Give the memory of a received batch back now, while the batch is still there; using it after that raises.
-
-        Without it, the memory goes back when the last array over it is gone. Safe to call twice.
-
-        Parameters
-        ----------
-        batch
-            What `recv` returned; no part of it.
-
-        Raises
-        ------
-        LeaseError
-            If there are other views of the memory: arrays, slices, tensors, Arrow arrays. Then the batch stays as it
-            is.
-        ValueError
-            If this consumer has not handed it out, or nothing of it lies in the arena.
-        """
-        if not is_released(batch) and not self._release(batch):
-            raise ValueError(
-                f"only what this consumer has handed out can be released, and this {type(batch).__name__} has nothing "
-                "in its arena"
+        _clear(batch)
+        if tie is not None and tie() is not None:
+            raise LeaseError(
+                "a leased batch must have no arrays, slices or tensors that outlive the with statement, and there are "
+                "some left; copy() what is needed for longer"
             )
-
-    def _release(self, batch: AnyBatch) -> bool:
-        # The newest first: it is the likeliest.
-        for tie in reversed(list(self._lent.values())):
-            lease = tie()
-            found = lease is not None and lease.batch() is batch
-            del lease
-            if found:
-                release(batch, tie)
-                return True
-        return False
 
     def __iter__(self) -> Self:
         return self
@@ -438,3 +428,9 @@ class Consumer(End):
                     os.write(back, pack_ident(GOODBYE_IDENT))
             os.close(back)
         os.close(pipe)
+
+
+def _clear(batch: AnyBatch) -> None:
+    """Take everything out of a batch, and out of the batches that it is made of."""
+    for own in batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else [batch]:
+        own.clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, Final, cast
-from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -393,7 +392,6 @@ class Opener:
             raise
         except DAMAGE as error:
             raise FormatError(f"a message must say what fits its schema, it does not: {error}") from error
-        lease.batch = ref(batch)
         return batch
 
     def _noted(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import deque
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -30,14 +30,11 @@ class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
     Attributes
     ----------
-    batch
-        The batch that came with it.
     first
         The lease of the message's first slot, where this is another slot of it.
     """
 
-    __slots__ = ("batch", "first")
-    batch: weakref.ref[Any]
+    __slots__ = ("first",)
     first: Lease
 
 
