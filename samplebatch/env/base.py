@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from samplebatch.column.exact import BOOL, FLOAT, Refuse
 from samplebatch.env.infos import Infos, Rows
-from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.env.spaces import Leaf, SpaceLayout
 from samplebatch.env.stepper import EnvironmentStepper
 from samplebatch.errors import EnvironmentSpecError
 
@@ -84,7 +84,7 @@ class Environments(ABC):
         self.env = env
         self.num_envs = num_envs
         self.observation_space, self.action_space = observation_space, action_space
-        self.observations, self.actions = Layout(observation_space), Layout(action_space)
+        self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
         self.made = 0
 
     def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:

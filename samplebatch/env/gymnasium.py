@@ -26,7 +26,7 @@ from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_rows, nearest_rows
 from samplebatch.env.base import Environments, SingleEnvironment, StepResult, ends_of
 from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
-from samplebatch.env.spaces import Layout, Leaf, column_names
+from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
 from samplebatch.errors import EnvironmentSpecError, require
 
 _count = np.count_nonzero
@@ -300,7 +300,7 @@ class DisabledEnvironments(VectorEnvironments):
         return Environments.finish_chunk(self, steps)
 
 
-def check_shared(observations: Layout) -> None:
+def check_shared(observations: SpaceLayout) -> None:
     """Refuse observations that Gymnasium reads but once from the memory that it shares with its processes.
 
     Raises

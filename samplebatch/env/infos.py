@@ -68,7 +68,7 @@ def replaced(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: i
     --------
     >>> both = np.array([True, True])
     >>> here, there = {"x": np.array([1, 2]), "_x": both}, {"y": np.array([0, 5]), "_y": ~both}
-    >>> rows_of(replaced(here, there, np.array([1]), 2), 2)
+    >>> infos_to_rows(replaced(here, there, np.array([1]), 2), 2)
     [{'x': 1}, {}]
     """
     merged: dict[str, Any] = {}
@@ -112,12 +112,12 @@ def _mask(infos: dict[str, Any], key: str, count: int) -> npt.NDArray[np.bool_]:
     return np.ones(count, np.bool_) if found is None else np.array(found, np.bool_)
 
 
-def rows_of(infos: Infos, rows: int) -> list[dict[str, Any]]:
+def infos_to_rows(infos: Infos, rows: int) -> list[dict[str, Any]]:
     """Return a dict a row, each of its own memory; numbers are Python's.
 
     Examples
     --------
-    >>> rows_of({"lives": np.array([3, 0]), "_lives": np.array([True, False])}, 2)
+    >>> infos_to_rows({"lives": np.array([3, 0]), "_lives": np.array([True, False])}, 2)
     [{'lives': 3}, {}]
     """
     if isinstance(infos, list):
@@ -126,7 +126,7 @@ def rows_of(infos: Infos, rows: int) -> list[dict[str, Any]]:
     for key, value in infos.items():
         if _is_mask(key, infos):
             continue
-        items = rows_of(value, rows) if isinstance(value, dict) else _items(value)
+        items = infos_to_rows(value, rows) if isinstance(value, dict) else _items(value)
         mask = infos.get(f"_{key}")
         for row in range(rows) if mask is None else np.flatnonzero(mask).tolist():
             made[row][key] = items[row]
@@ -176,7 +176,7 @@ def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
     joined = _joined(said, steps, count) if len(said) == len(infos) else None
     if joined is not None:
         return joined
-    return batch_of([row for step in range(steps) for row in rows_of(infos.get(step, {}), count)])
+    return batch_of([row for step in range(steps) for row in infos_to_rows(infos.get(step, {}), count)])
 
 
 def _joined(said: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:

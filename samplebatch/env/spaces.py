@@ -1,4 +1,4 @@
-"""Layout: how the values of a space lie where those of many environments come together."""
+"""SpaceLayout: how the values of a space lie where those of many environments come together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Columns = dict[str, Leaf]
 """Values by column, each of shape (k, ...); the leaves of nested ones have dotted names."""
 
 
-class Layout:
+class SpaceLayout:
     """The leaves of a space: dicts and tuples of spaces are walked into, every other space is a leaf.
 
     Values of n environments come as Gymnasium's vector environments give them: dicts and tuples of arrays of shape
@@ -48,7 +48,7 @@ class Layout:
     Examples
     --------
     >>> from gymnasium import spaces
-    >>> layout = Layout(spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Tuple([spaces.Discrete(3)])))
+    >>> layout = SpaceLayout(spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Tuple([spaces.Discrete(3)])))
     >>> layout.names
     ('camera', 'arm.0')
     >>> leaves = layout.flatten({"camera": np.zeros((4, 2)), "arm": (np.arange(4),)})
@@ -194,11 +194,11 @@ class Layout:
         return make({str(key): self._nested(part, leaves, make) for key, part in parts})
 
 
-def column_names(top: str, layout: Layout) -> tuple[str, ...]:
+def column_names(top: str, layout: SpaceLayout) -> tuple[str, ...]:
     """Name the columns of a layout's leaves.
 
     >>> from gymnasium import spaces
-    >>> column_names("obs", Layout(spaces.Dict(camera=spaces.Discrete(2))))
+    >>> column_names("obs", SpaceLayout(spaces.Dict(camera=spaces.Discrete(2))))
     ('obs.camera',)
     """
     return tuple(f"{top}.{leaf}" if leaf else top for leaf in layout.names)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_number
-from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.env.spaces import Leaf, SpaceLayout
 from samplebatch.errors import EnvironmentSpecError
 
 
@@ -67,7 +67,7 @@ class EnvironmentStepper:
 
     def __init__(self, env: Any, index: int = 0) -> None:
         self.env = env
-        self.observations, self.actions = Layout(env.observation_space), Layout(env.action_space)
+        self.observations, self.actions = SpaceLayout(env.observation_space), SpaceLayout(env.action_space)
         self._index = index
         self._made = 0
         self._resets = True

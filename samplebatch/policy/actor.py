@@ -14,7 +14,7 @@ from samplebatch.batch.nested.distributions import get_sliced_dist
 from samplebatch.batch.nested.functions import to_numpy
 from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
 from samplebatch.env.infos import Rows
-from samplebatch.env.spaces import Columns, Layout, Leaf, column_names
+from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.as_policy import Decision, as_policy
@@ -94,8 +94,8 @@ class Actor:
     def __init__(
         self,
         policy: Any,
-        observations: Layout,
-        actions: Layout,
+        observations: SpaceLayout,
+        actions: SpaceLayout,
         action_space: Any,
         *,
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,

@@ -13,7 +13,7 @@ import numpy as np
 from samplebatch import names
 from samplebatch.env.pettingzoo import AgentGroup
 from samplebatch.env.seeds import seed_number
-from samplebatch.env.spaces import Layout, Leaf, column_names
+from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
 from samplebatch.errors import EnvironmentSpecError, SampleBatchError
 from samplebatch.policy.actor import ActionMap, Actor
 from samplebatch.policy.state import put, take
@@ -166,9 +166,9 @@ class PolicyAgents(AgentActor):
                 f"an environment must tell the observation space of an agent that a policy acts for, and {agent!r} has "
                 "none"
             )
-        self._observations = observations = Layout(space_of(agent))
+        self._observations = observations = SpaceLayout(space_of(agent))
         action_space = environment.action_space(agent)
-        self._actions = actions = Layout(action_space)
+        self._actions = actions = SpaceLayout(action_space)
         self._action_names = column_names(names.ACTIONS, actions)
         self._seen_names = column_names(names.OBS, observations)
         return Actor(
@@ -224,7 +224,7 @@ def _mask(observation: Any, info: Any) -> Any:
     return mask.astype(np.int8) if isinstance(mask, np.ndarray) else mask
 
 
-def _stacked(groups: Sequence[AgentGroup], layout: Layout) -> list[Leaf]:
+def _stacked(groups: Sequence[AgentGroup], layout: SpaceLayout) -> list[Leaf]:
     """Lay the observations of several agents one under the other, leaf by leaf."""
     if layout.plain:
         try:

@@ -33,7 +33,7 @@ import numpy as np
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, MAPPING, NODE, TENSOR, node
-from samplebatch.env.spaces import Layout
+from samplebatch.env.spaces import SpaceLayout
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy.random import RandomPolicy
 
@@ -65,7 +65,7 @@ class PolicyAdapter(ABC):
 
     takes_batch = True
 
-    def __init__(self, policy: Callable[..., Any], layout: Layout | None) -> None:
+    def __init__(self, policy: Callable[..., Any], layout: SpaceLayout | None) -> None:
         self.policy = policy
         self._layout = layout
         parameters, self._state_name = _parameters(policy)
@@ -178,7 +178,7 @@ class ObservationPolicy(PolicyAdapter):
 class _Ungraded(PolicyAdapter):
     """A torch module, asked without gradients."""
 
-    def __init__(self, policy: Callable[..., Any], layout: Layout | None) -> None:
+    def __init__(self, policy: Callable[..., Any], layout: SpaceLayout | None) -> None:
         super().__init__(policy, layout)
         self._ask = self._ungraded
 
@@ -244,7 +244,7 @@ def as_policy(
     """
     if isinstance(policy, PolicyAdapter):
         return policy
-    layout = None if action_space is None else Layout(action_space)
+    layout = None if action_space is None else SpaceLayout(action_space)
     if is_space(policy):
         return BatchPolicy(RandomPolicy(policy, seed=seed), layout)
     if not callable(policy):

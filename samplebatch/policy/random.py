@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, node
-from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.env.spaces import Leaf, SpaceLayout
 from samplebatch.errors import require
 
 Draw = Callable[[int], Leaf]
@@ -46,7 +46,7 @@ class RandomPolicy:
     ) -> None:
         rng = np.random.default_rng(seed)
         self.action_space = action_space
-        self._layout = Layout(action_space)
+        self._layout = SpaceLayout(action_space)
         self._draws = [_draw_of(leaf, rng, numeric=self._layout.is_numeric(leaf)) for leaf in self._layout.spaces]
 
     def __call__(self, batch: Batch, state: Any = None) -> Batch:

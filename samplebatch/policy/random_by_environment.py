@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.env.spaces import Layout, Leaf
+from samplebatch.env.spaces import Leaf, SpaceLayout
 from samplebatch.policy.random import RandomPolicy
 
 _AHEAD = 256
@@ -40,7 +40,7 @@ class RandomByEnvironment:
     """
 
     def __init__(self, action_space: Any, env_ids: range, seeds: Sequence[np.random.SeedSequence]) -> None:
-        self._layout = Layout(action_space)
+        self._layout = SpaceLayout(action_space)
         self._policies = [RandomPolicy(action_space, seed=seed) for seed in seeds]
         self._first = env_ids.start
         drawn = [self._layout.flatten(policy.sample(_AHEAD)) for policy in self._policies]

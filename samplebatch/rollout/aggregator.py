@@ -16,13 +16,12 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
-from samplebatch.rollout import fragments as pieces
-from samplebatch.rollout.fragments import Piece
-from samplebatch.rollout.open_episodes import UnfinishedEpisodes
+from samplebatch.rollout.fragments import FragmentView, by_env_step, keep_together, policies_of
+from samplebatch.rollout.open_episodes import OpenEpisodes
 from samplebatch.rollout.statistics import finished_episodes
 
 _MODES = ("env_steps", "agent_steps")
-"""What a size may count, in the order of a piece's counts."""
+"""What a size may count, in the order of a view's counts."""
 _NOTHING = np.zeros(3, np.int64)
 
 
@@ -86,13 +85,13 @@ class Aggregator:
         choice("mode", mode, _MODES)
         self._size = train_batch_size
         self._mode = _MODES.index(mode)
-        self._unfinished = UnfinishedEpisodes() if complete_episodes else None
+        self._open_episodes = OpenEpisodes() if complete_episodes else None
         self._clear()
 
     def _clear(self) -> None:
-        self._queue: deque[Piece] = deque()
+        self._queue: deque[FragmentView] = deque()
         self._first = 0
-        """The first unit of the queue's first piece that is in no batch yet."""
+        """The first unit of the queue's first view that is in no batch yet."""
         self._models: dict[str, _Model] = {}
         self.env_steps = 0
         self.agent_steps = 0
@@ -102,12 +101,12 @@ class Aggregator:
     @property
     def fragments(self) -> int:
         """Fragments held, in whole or in part; with `complete_episodes`, episodes."""
-        return len(self._queue) + (0 if self._unfinished is None else len(self._unfinished))
+        return len(self._queue) + (0 if self._open_episodes is None else len(self._open_episodes))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the columns held; of a fragment that is in batches in part, all of its bytes."""
-        held = 0 if self._unfinished is None else self._unfinished.nbytes
+        held = 0 if self._open_episodes is None else self._open_episodes.nbytes
         return held + self._queued_nbytes
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
@@ -127,20 +126,20 @@ class Aggregator:
             raise ColumnTypeError(
                 f"a fragment must be a SampleBatch or MultiAgentBatch, got a {type(fragment).__name__}"
             )
-        models = self._checked(fragment)
-        if self._unfinished is not None:
-            whole = self._unfinished.add(fragment)
+        models = self._check(fragment)
+        if self._open_episodes is not None:
+            complete = self._open_episodes.add(fragment)
         elif self._size is None:
-            whole = [pieces.whole(fragment, len(finished_episodes(fragment)))]
+            complete = [keep_together(fragment, len(finished_episodes(fragment)))]
         else:
-            whole = [pieces.by_env_step(fragment)]
+            complete = [by_env_step(fragment)]
         self._models = {**(self._models if self.fragments else {}), **models}
-        for piece in whole:
-            self._queue.append(piece)
-            self._queued_nbytes += piece.nbytes
+        for view in complete:
+            self._queue.append(view)
+            self._queued_nbytes += view.nbytes
         self.env_steps += fragment.env_steps()
         self.agent_steps += fragment.agent_steps()
-        self.episodes += sum([int(piece.counts[-1, 2]) for piece in whole])
+        self.episodes += sum([int(view.counts[-1, 2]) for view in complete])
 
     def batches(self) -> Iterator[SampleBatch | MultiAgentBatch]:
         """Yield every train batch that is full: the next step or episode does not fit into it any more.
@@ -151,7 +150,7 @@ class Aggregator:
             If columns that are held cannot be joined after all. Nothing is lost then.
         """
         while (found := self._full()) is not None:
-            yield self._joined(*found)
+            yield self._join(*found)
 
     def build_and_reset(self, *, unfinished: bool = True) -> SampleBatch | MultiAgentBatch:
         """Join all that is held, however much it is, in the order in which it came, and start anew.
@@ -166,10 +165,10 @@ class Aggregator:
         ColumnMismatchError
             If columns that are held cannot be joined after all. Nothing is lost then.
         """
-        held = list(self._unfinished.pieces()) if unfinished and self._unfinished is not None else []
-        batch = self._joined(len(self._queue), 0, held)
-        if unfinished and self._unfinished is not None:
-            self._unfinished.clear()
+        held = list(self._open_episodes.views()) if unfinished and self._open_episodes is not None else []
+        batch = self._join(len(self._queue), 0, held)
+        if unfinished and self._open_episodes is not None:
+            self._open_episodes.clear()
         return batch
 
     def drop_unfinished(self, env_ids: Container[int] | None = None) -> int:
@@ -185,59 +184,59 @@ class Aggregator:
         int
             The environment steps that are lost with them.
         """
-        if self._unfinished is None:
+        if self._open_episodes is None:
             return 0
-        lost = self._unfinished.drop(env_ids).counts[-1].tolist()
+        lost = self._open_episodes.drop(env_ids).counts[-1].tolist()
         self.env_steps -= lost[0]
         self.agent_steps -= lost[1]
         return int(lost[0])
 
     def _full(self) -> tuple[int, int] | None:
-        """Find out how many pieces, and how many units of the one after them, make a full batch; None if none is."""
+        """Find out how many views, and how many units of the one after them, make a full batch; None if none is."""
         if self._size is None:
             return None
         room, first = self._size, self._first
-        for taken, piece in enumerate(self._queue):
-            before = piece.counts[:, self._mode]
+        for taken, view in enumerate(self._queue):
+            before = view.counts[:, self._mode]
             stop = int(before.searchsorted(before[first] + room, "right")) - 1
-            if stop < piece.stop:
+            if stop < view.stop:
                 if stop == first and room == self._size:
                     stop += 1
-                return (taken, stop) if stop < piece.stop else (taken + 1, 0)
+                return (taken, stop) if stop < view.stop else (taken + 1, 0)
             room -= int(before[stop] - before[first])
             if not room:
                 return taken + 1, 0
             first = 0
         return None
 
-    def _joined(self, whole: int, stop: int, held: Sequence[Piece] = ()) -> SampleBatch | MultiAgentBatch:
-        """Join so many whole pieces, the units up to `stop` of the one after them, and others; forget them then."""
-        ranges = [(piece, 0, piece.stop) for piece in islice(self._queue, whole)]
+    def _join(self, whole: int, stop: int, held: Sequence[FragmentView] = ()) -> SampleBatch | MultiAgentBatch:
+        """Join so many whole views, the units up to `stop` of the one after them, and others; forget them then."""
+        ranges = [(view, 0, view.stop) for view in islice(self._queue, whole)]
         if stop:
             ranges.append((self._queue[whole], 0, stop))
         if ranges:
             ranges[0] = (ranges[0][0], self._first, ranges[0][2])
-        ranges += [(piece, 0, piece.stop) for piece in held]
+        ranges += [(view, 0, view.stop) for view in held]
         by_policy: dict[str, list[SampleBatch]] = {}
-        for piece, first, last in ranges:
-            for policy, steps in piece.parts(first, last):
+        for view, first, last in ranges:
+            for policy, steps in view.parts(first, last):
                 by_policy.setdefault(policy, []).append(steps)
         joined = {policy: join(parts) for policy, parts in by_policy.items()}
-        counts = sum([piece.counts[last] - piece.counts[first] for piece, first, last in ranges], _NOTHING).tolist()
+        counts = sum([view.counts[last] - view.counts[first] for view, first, last in ranges], _NOTHING).tolist()
         self.env_steps -= counts[0]
         self.agent_steps -= counts[1]
         self.episodes -= counts[2]
         for _ in range(whole):
             self._queued_nbytes -= self._queue.popleft().nbytes
         self._first = stop
-        if ranges and all(piece.flat for piece, _, _ in ranges):
+        if ranges and all(view.flat for view, _, _ in ranges):
             return joined.get(names.DEFAULT_POLICY_ID, SampleBatch())
         return MultiAgentBatch(joined, counts[0])
 
-    def _checked(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
+    def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
         """Check that a fragment can be joined with what is held, and return what is to be like each policy's rows."""
         models = {}
-        for policy, steps in pieces.policies_of(fragment).items():
+        for policy, steps in policies_of(fragment).items():
             if steps.zero_padded or steps.time_major:
                 continue
             form = [(name, type(column), column.dtype, column.row_shape) for name, column in _columns(steps)]

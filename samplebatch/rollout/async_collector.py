@@ -13,7 +13,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.async_vector import Answers, AsyncEnvironments, put
-from samplebatch.env.infos import Infos, Rows, batch_of, rows_of
+from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, ActResult
 from samplebatch.rollout.collect_statistics import CollectStats
@@ -154,7 +154,7 @@ class AsyncCollector(Collector):
         returned = super().reset_env(gym_reset_kwargs)
         # What was returned shall stay as it is.
         self._obs = [leaf.copy() for leaf in self._obs or ()]
-        self._said = rows_of(returned[1], self.num_envs)
+        self._said = infos_to_rows(returned[1], self.num_envs)
         self._ready[:] = True
         return returned
 

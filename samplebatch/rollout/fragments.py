@@ -1,4 +1,4 @@
-"""Pieces: fragments that are cut between environment steps, or between episodes, without being copied."""
+"""Views: fragments that are cut between environment steps, or between episodes, without being copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Parts = list[tuple[str, SampleBatch]]
 """Views of a fragment's rows, and the policy of each."""
 
 
-class Piece:
+class FragmentView:
     """Steps that may be cut between units: environment steps, or one unit where they must stay together.
 
     Parameters
@@ -61,15 +61,15 @@ class Piece:
                 yield policy, steps.slice(start, end)
 
 
-def whole(fragment: SampleBatch | MultiAgentBatch, episodes: int) -> Piece:
-    """Make a piece of a fragment that stays together."""
+def keep_together(fragment: SampleBatch | MultiAgentBatch, episodes: int) -> FragmentView:
+    """Make a view of a fragment that stays together."""
     parts = list(fragment.as_multi_agent().policy_batches.items())
     counts = np.array([[0, 0, 0], [fragment.env_steps(), fragment.agent_steps(), episodes]])
-    return Piece(parts, None, counts, flat=isinstance(fragment, SampleBatch))
+    return FragmentView(parts, None, counts, flat=isinstance(fragment, SampleBatch))
 
 
-def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> Piece:
-    """Make a piece that can be cut between environment steps.
+def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
+    """Make a view that can be cut between environment steps.
 
     Every row of a flat batch is a step. Of a `MultiAgentBatch` the steps are the distinct pairs of `eps_id` and `t`, by
     episode in the order in which these appear, whatever their ids. One whose rows do not tell their steps, or tell
@@ -77,14 +77,14 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> Piece:
     """
     policies = policies_of(fragment)
     ends = episode_ends(policies)
-    together = whole(fragment, 0 if ends is None else int(ends.finished.sum()))
+    together = keep_together(fragment, 0 if ends is None else int(ends.finished.sum()))
     if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
         return together
     if isinstance(fragment, SampleBatch):
         last = np.zeros(fragment.count, np.int64) if ends is None else _last_rows(fragment, ends.ids[ends.finished])
         ones = np.ones(fragment.count, np.int64)
         units = {names.DEFAULT_POLICY_ID: np.arange(fragment.count)}
-        return Piece(list(policies.items()), units, _before(ones, ones, last), flat=True)
+        return FragmentView(list(policies.items()), units, _before(ones, ones, last), flat=True)
     numbered = number_steps(policies)
     if numbered is None or len(numbered.episode) != fragment.env_steps():
         return together
@@ -95,7 +95,7 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> Piece:
         finished = np.isin(numbered.ids, ends.ids[ends.finished])
         last[:] = finished[episode] & np.append(episode[1:] != episode[:-1], True)
     counts = _before(np.ones(len(episode), np.int64), agents, last)
-    return Piece(list(policies.items()), numbered.units, counts, flat=False)
+    return FragmentView(list(policies.items()), numbered.units, counts, flat=False)
 
 
 class NumberedSteps(NamedTuple):

@@ -1,4 +1,4 @@
-"""UnfinishedEpisodes: what has come in of episodes that have not ended."""
+"""OpenEpisodes: what has come in of episodes that have not ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samplebatch.batch.episodes import episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError, SequenceError
-from samplebatch.rollout.fragments import Piece, number_steps, policies_of, runs, whole
+from samplebatch.rollout.fragments import FragmentView, keep_together, number_steps, policies_of, runs
 
 
 @dataclass
@@ -27,14 +27,14 @@ class _Episode:
     agent_steps: int = 0
     flat: bool = True
 
-    def piece(self, *, ended: bool) -> Piece:
-        """Make a piece that stays together, in which the steps of each agent do too."""
+    def view(self, *, ended: bool) -> FragmentView:
+        """Make a view that stays together, in which the steps of each agent do too."""
         parts = sorted(self.parts, key=lambda part: part[0])
         counts = np.array([[0, 0, 0], [self.env_steps, self.agent_steps, ended]])
-        return Piece([(policy, steps) for _, policy, steps in parts], None, counts, flat=self.flat)
+        return FragmentView([(policy, steps) for _, policy, steps in parts], None, counts, flat=self.flat)
 
 
-class UnfinishedEpisodes:
+class OpenEpisodes:
     """Hold the steps of each episode until it ends."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class UnfinishedEpisodes:
         self._episodes = {}
         self.nbytes = 0
 
-    def drop(self, env_ids: Container[int] | None) -> Piece:
+    def drop(self, env_ids: Container[int] | None) -> FragmentView:
         """Forget the episodes of some environments, or all, and return what was forgotten."""
         gone = {
             eps_id: episode
@@ -63,16 +63,16 @@ class UnfinishedEpisodes:
             dropped.parts += episode.parts
             dropped.env_steps += episode.env_steps
             dropped.agent_steps += episode.agent_steps
-        piece = dropped.piece(ended=False)
-        self.nbytes -= piece.nbytes
-        return piece
+        view = dropped.view(ended=False)
+        self.nbytes -= view.nbytes
+        return view
 
-    def pieces(self) -> Iterator[Piece]:
+    def views(self) -> Iterator[FragmentView]:
         """Yield what is held of each episode, in the order in which they began."""
         for episode in self._episodes.values():
-            yield episode.piece(ended=False)
+            yield episode.view(ended=False)
 
-    def add(self, fragment: SampleBatch | MultiAgentBatch) -> list[Piece]:
+    def add(self, fragment: SampleBatch | MultiAgentBatch) -> list[FragmentView]:
         """Take a fragment in, and hand out the episodes that it ends.
 
         Raises
@@ -84,7 +84,7 @@ class UnfinishedEpisodes:
         """
         policies = policies_of(fragment)
         if not policies:
-            return [whole(fragment, 0)] if fragment.env_steps() else []
+            return [keep_together(fragment, 0)] if fragment.env_steps() else []
         flat = isinstance(fragment, SampleBatch)
         _check(policies, flat=flat)
         ends = episode_ends(policies)
@@ -104,8 +104,8 @@ class UnfinishedEpisodes:
         for policy, steps_of_policy in policies.items():
             self._cut(policy, steps_of_policy)
         finished = set(ends.ids[ends.finished].tolist())
-        found = [self._episodes.pop(eps_id).piece(ended=True) for eps_id in env_steps if eps_id in finished]
-        self.nbytes -= sum([piece.nbytes for piece in found])
+        found = [self._episodes.pop(eps_id).view(ended=True) for eps_id in env_steps if eps_id in finished]
+        self.nbytes -= sum([view.nbytes for view in found])
         return found
 
     def _cut(self, policy: str, steps: SampleBatch) -> None:

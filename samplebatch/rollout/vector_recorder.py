@@ -14,8 +14,8 @@ from samplebatch.batch.nested.conversions import as_sample_batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.base import StepResult
-from samplebatch.env.infos import Infos, Rows, batch_of_steps, rows_of
-from samplebatch.env.spaces import Columns, Layout, column_names
+from samplebatch.env.infos import Infos, Rows, batch_of_steps, infos_to_rows
+from samplebatch.env.spaces import Columns, SpaceLayout, column_names
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import TO_FLAT, TO_NESTED
 from samplebatch.policy.actor import ActResult
@@ -57,8 +57,8 @@ class VectorRecorder:
     def __init__(
         self,
         env_ids: npt.NDArray[np.int64],
-        observations: Layout,
-        actions: Layout,
+        observations: SpaceLayout,
+        actions: SpaceLayout,
         buffer: Any = None,
         *,
         on_step: StepHook | None = None,
@@ -238,7 +238,7 @@ def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | 
         return None
     rows: list[Any] = [_EMPTY] * (steps * count)
     for step, said in infos.items():
-        rows[step * count : (step + 1) * count] = rows_of(said, count)
+        rows[step * count : (step + 1) * count] = infos_to_rows(said, count)
     return rows if kept is None else [rows[row] for row in kept.tolist()]
 
 
@@ -283,7 +283,7 @@ def flat(transitions: Batch) -> Columns:
     return {name: np.asarray(columns.column(name).values) for name in columns.column_names}
 
 
-def _decision(act: ActResult, actions: Layout, rows: Rows | None) -> Batch:
+def _decision(act: ActResult, actions: SpaceLayout, rows: Rows | None) -> Batch:
     """Make the batch of a decision that the step hook is called on."""
     decision = act.decision
     batch = node(

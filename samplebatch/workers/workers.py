@@ -37,7 +37,7 @@ from samplebatch.workers.task import Fragment
 _LOOK_S = 0.1
 """Seconds after which a request to stop, or a worker that hangs, is noticed at the latest."""
 
-_ALL_ARENAS_NBYTES, _LEAST_ARENA_NBYTES, _MOST_ARENA_NBYTES = 256 << 20, 8 << 20, 64 << 20
+_ALL_ARENAS_NBYTES, _MIN_ARENA_NBYTES, _MAX_ARENA_NBYTES = 256 << 20, 8 << 20, 64 << 20
 _WEIGHTS_NBYTES, _NO_WEIGHTS_NBYTES = 16 << 20, 1 << 20
 
 Backend = Literal["process", "inline"]
@@ -192,7 +192,7 @@ class RolloutWorkers:
             for index in range(num_workers)
             if steps[index] != 0 and ends[index] != 0
         ]
-        least = max(_LEAST_ARENA_NBYTES, min(_MOST_ARENA_NBYTES, _ALL_ARENAS_NBYTES // num_workers))
+        least = max(_MIN_ARENA_NBYTES, min(_MAX_ARENA_NBYTES, _ALL_ARENAS_NBYTES // num_workers))
         self._capacity_bytes = least if capacity_bytes is None else capacity_bytes
         self._weights_nbytes = max(_weights_nbytes(policy), capacity_bytes or 0)
         self._ends: tuple[Publisher, Subscription] | None = None

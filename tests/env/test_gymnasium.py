@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from samplebatch.env.base import Environments
 from samplebatch.env.gymnasium import as_environments
-from samplebatch.env.infos import batch_of, replaced, rows_of
+from samplebatch.env.infos import batch_of, infos_to_rows, replaced
 from samplebatch.errors import EnvironmentSpecError
 
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -58,11 +58,11 @@ def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
     """Step, and list the transitions: (number, episode, step) before and after, and the rest."""
     obs, infos = environments.reset()
     found = []
-    said = rows_of(infos, environments.num_envs)
+    said = infos_to_rows(infos, environments.num_envs)
     for _ in range(steps):
         before, said_before = obs[0], said
         step = step_once(environments, [np.zeros(environments.num_envs, int)])
-        rows = rows_of(step.infos, environments.num_envs)
+        rows = infos_to_rows(step.infos, environments.num_envs)
         for row in range(environments.num_envs):
             if row not in step.autoreset:
                 over = row in step.ended
@@ -78,7 +78,7 @@ def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:
                         str(said_before[row]),
                     )
                 )
-        obs, said = step.obs, rows_of(step.obs_infos, environments.num_envs)
+        obs, said = step.obs, infos_to_rows(step.obs_infos, environments.num_envs)
     return sorted(found)
 
 
@@ -178,7 +178,7 @@ def test_wrapped_and_custom_vector_environments() -> None:
     environments.reset()
     step_once(environments, [np.zeros(2, int)])
     step = step_once(environments, [np.zeros(2, int)])
-    assert [sorted(row) for row in rows_of(step.infos, 2)] == [["episode"], []]
+    assert [sorted(row) for row in infos_to_rows(step.infos, 2)] == [["episode"], []]
     custom = as_environments(gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point"))
     obs, _ = custom.reset(seeds=[5, 6, 7])
     again, _ = custom.reset(seeds=[5, 9, 9])
@@ -221,8 +221,8 @@ def test_infos_of_some_rows_are_replaced() -> None:
     infos = {"x": np.array([1, 2, 3]), "_x": np.array([True, True, False]), "d": {"y": np.array([1.5, 2.5, 0.0])}}
     others = {"x": np.array([0.5, 0.0, 0.0]), "_x": np.array([True, False, False]), "z": np.array([None, "b", "c"])}
     merged = replaced(infos, others, np.array([0, 1]), 3)
-    assert rows_of(merged, 3) == [{"x": 0.5, "z": None}, {"z": "b"}, {"d": {"y": 0.0}}]
-    assert rows_of(infos, 3)[0] == {"x": 1, "d": {"y": 1.5}}
+    assert infos_to_rows(merged, 3) == [{"x": 0.5, "z": None}, {"z": "b"}, {"d": {"y": 0.0}}]
+    assert infos_to_rows(infos, 3)[0] == {"x": 1, "d": {"y": 1.5}}
 
 
 def test_infos_as_a_batch() -> None:
@@ -240,9 +240,9 @@ def test_infos_as_a_batch() -> None:
     assert sorted(made.__dict__) == ["_odd", "deep", "x"]
     assert batch_of([{"x": 1}, {}]).x.tolist() == [1, 0]
     assert not batch_of([{}, {}]).__dict__
-    assert rows_of([{"x": 1}], 1) == [{"x": 1}]
-    assert rows_of({}, 2) == [{}, {}]
-    assert rows_of({"v": np.eye(2)}, 2)[1]["v"].tolist() == [0.0, 1.0]
+    assert infos_to_rows([{"x": 1}], 1) == [{"x": 1}]
+    assert infos_to_rows({}, 2) == [{}, {}]
+    assert infos_to_rows({"v": np.eye(2)}, 2)[1]["v"].tolist() == [0.0, 1.0]
 
 
 class Silent(VectorEnv):
