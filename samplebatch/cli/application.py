@@ -1,4 +1,4 @@
-"""The command line: what can be asked for, and what becomes of errors."""
+"""The command line: commands, options, and how errors are told."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ The exit status is 1 if anything has changed since it was written.
 
 
 def main() -> None:
-    """Run the command; this is what the script `samplebatch` calls."""
+    """Run the command, for the script `samplebatch`."""
     try:
         require("rich", "cli")
         require("typer", "cli")
@@ -209,7 +209,7 @@ def application() -> Typer:
 
 
 def _guarded(command: Callable[[], int]) -> int:
-    """Run a command, and turn what may go wrong into one sentence and an exit status."""
+    """Run a command, and turn errors into one sentence and an exit status."""
     try:
         return command()
     except UntrustedPickleError as error:

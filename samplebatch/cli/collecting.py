@@ -31,7 +31,7 @@ _SHOWN_POLICIES = 3
 
 @dataclass(frozen=True)
 class Run:
-    """What to collect, by whom, and where to."""
+    """The options of `samplebatch collect`."""
 
     environment: str
     policies: Sequence[str]
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What is counted."""
+        """The unit that is counted."""
         return "steps" if self.steps else "episodes"
 
 
@@ -103,7 +103,7 @@ def collect(run: Run) -> int:
 
 
 def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
-    """Write what was collected, and say what it is."""
+    """Write the collected steps, and report them."""
     batch, nbytes = target.finish()
     show_columns(batch)
     show_episodes(episode_statistics(batch))

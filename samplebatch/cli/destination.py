@@ -42,7 +42,7 @@ class Destination(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[AnyBatch, int]:
-        """Write what is not written, and return all of it and the bytes that it takes on the disk."""
+        """Write the rest, and return all steps and the bytes that they take on the disk."""
 
 
 class OneFile(Destination):
@@ -82,7 +82,7 @@ class Dataset(Destination):
 
 
 def destination(path: Path) -> Destination:
-    """Find out what a path asks for: a folder is one that is there, or one whose name has no ending.
+    """Tell the kind of a path: a folder is one that is there, or one whose name has no ending.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def destination(path: Path) -> Destination:
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read what a destination has written; raises as `read_arrow` and `read_parquet` do."""
+    """Read a destination's files; raises as `read_arrow` and `read_parquet` do."""
     if path.is_dir():
         return ParquetDataset(path, allow_pickle=allow_pickle).read()
     return (read_parquet if path.suffix == PARQUET else read_arrow)(path, allow_pickle=allow_pickle, verify=True)

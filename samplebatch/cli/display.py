@@ -1,4 +1,4 @@
-"""What the command prints: tables, one-sentence complaints, and numbers for people."""
+"""Output of the command: tables, one-sentence complaints, and numbers for people."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def complain(sentence: str) -> None:
 
 
 def say(sentence: str, *, stderr: bool = False) -> None:
-    """Print a sentence as it is, whatever its length."""
+    """Print a sentence of any length as it is."""
     console(stderr=stderr).print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ from samplebatch.rollout.statistics import episode_statistics
 
 
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:
-    """Print what is in a file, draw it and write a page about it, and return the exit status."""
+    """Print a file's columns and episodes, draw them and write a page about them, and return the exit status."""
     if plot is not None:
         check_picture(plot)
     batch = read_any(file, allow_pickle=allow_pickle)

@@ -99,7 +99,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 
 def episodes_as_svg(batch: SampleBatch | MultiAgentBatch) -> str:
-    """Draw what `draw_episodes` draws as SVG, to stand within a page; raises as that does."""
+    """Draw the picture of `draw_episodes` as SVG, to stand within a page; raises as that does."""
     matplotlib = require("matplotlib", "plot")
     page = BytesIO()
     # Text stays text: it can be searched, and takes the reader's font.

@@ -1,4 +1,4 @@
-"""Environments that are stepped together, whatever they are; and a single one, which is the simplest case."""
+"""The protocol of environment adapters for one agent each, and the adapter of a single environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class StepResult(NamedTuple):
-    """Steps of n environments as arrays, a list with an entry a step: what adapters hand to collectors.
+    """Steps of n environments as arrays, a list with an entry a step, which adapters hand to collectors.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class Environments(ABC):
         return StepResult(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
 
     def close(self) -> None:
-        """Let go of what the environments hold."""
+        """Close the environments."""
         self.env.close()
 
 

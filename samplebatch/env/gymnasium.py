@@ -87,7 +87,7 @@ class VectorEnvironments(Environments):
         return leaves
 
     def _stepped(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
-        """Step every environment, and return what it gave: rewards and flags of the usual dtypes, all our own."""
+        """Step every environment, and return arrays of the usual dtypes that it will not write to."""
         step = self._step(actions[0] if self._flat else self.actions.nest(actions))
         obs, rewards, terminateds, truncateds, infos = self._exact(*step)
         if self._copies:
@@ -148,7 +148,7 @@ class VectorEnvironments(Environments):
         return (obs,) if self._raw else obs, self._said(infos) if infos else infos
 
     def _said(self, infos: Infos) -> Infos:
-        """Return of infos that came with a step what a policy is told in the next one."""
+        """Return the infos of a step that a policy is told in the next one."""
         return infos
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
@@ -279,10 +279,10 @@ def _finals(infos: Any) -> Any:
 
 
 class DisabledEnvironments(VectorEnvironments):
-    """A vector environment that resets nothing by itself; environments whose episode ended are reset at once."""
+    """A vector environment that resets nothing by itself; the adapter resets environments at the end of an episode."""
 
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
-        """Step every environment, and reset those whose episode ended; see `Environments.step_raw`."""
+        """Step every environment, and reset it at the end of its episode; see `Environments.step_raw`."""
         obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
         done = terminateds | truncateds
         if not _count(done):

@@ -1,4 +1,4 @@
-"""What many environments say beside their observations: as rows, as a batch, and partly replaced.
+"""Infos of many environments: as rows, as a batch, and partly replaced.
 
 Infos come in one of two forms: a list with a dict a row, or, as Gymnasium's vector environments give them, a dict of
 arrays, in which the mask `_key` says for which rows `key` is meant. Nothing said at all is an empty dict or an empty
@@ -27,7 +27,7 @@ _FINALS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
 
 
 def copied(infos: dict[str, Any]) -> dict[str, Any]:
-    """Copy dicts and arrays, which a vector environment may use again; what else there is stays the same."""
+    """Copy dicts and arrays, which a vector environment may use again; all else stays the same."""
     return {
         key: copied(value) if isinstance(value, dict) else value.copy() if isinstance(value, np.ndarray) else value
         for key, value in infos.items()
@@ -40,14 +40,14 @@ def says_more(infos: dict[str, Any]) -> bool:
 
 
 def without_finals(infos: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what Gymnasium puts among the infos about episodes that ended in the same step."""
+    """Leave out Gymnasium's infos about episodes that ended in the same step."""
     if infos.keys() <= _FINALS:
         return {}
     return {key: value for key, value in infos.items() if key not in _FINALS}
 
 
 def with_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
-    """Put what was said at the ends of episodes, which Gymnasium keeps apart, in the place of what their resets said.
+    """Put the infos of last steps, which Gymnasium keeps apart, in the place of those of the resets.
 
     What a vector environment's wrapper reports about these episodes stays.
     """
@@ -160,7 +160,7 @@ def batch_of(infos: Infos) -> Batch:
 
 
 def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
-    """Return a batch of what `count` environments said in several steps, the rows of a step after the other's.
+    """Return a batch of the infos of `count` environments in several steps, one step after the other.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
 
 
 def _joined(said: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
-    """Join what was said of each key; None if that is of different kinds or shapes."""
+    """Join the infos of each key; None if they are of different kinds or shapes."""
     data: dict[str, Any] = {}
     for key in dict.fromkeys([key for one in said.values() for key in one if not _is_mask(key, one)]):
         values = {step: one[key] for step, one in said.items() if key in one}

@@ -217,7 +217,7 @@ class MultiAgentAdapter(ABC):
 
 
 class ParallelAdapter(MultiAgentAdapter):
-    """An environment whose agents act at once."""
+    """Adapter of an environment in which all agents act at once."""
 
     environment: ParallelEnvironment
     together = True
@@ -315,7 +315,7 @@ class ParallelAdapter(MultiAgentAdapter):
 
 
 class TurnBasedAdapter(MultiAgentAdapter):
-    """An environment whose agents take turns.
+    """Adapter of an environment in which agents take turns.
 
     Every turn of a living agent is a step. Its outcome is known at the agent's next turn, be it a dead agent's last:
     the reward is then all that it got since, during the others' turns, too. A reward that an agent gets before it acts
@@ -344,7 +344,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
         self._next_turn()
 
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Let the agent act whose turn it is; see `MultiAgentAdapter.step`."""
+        """Let the selected agent act; see `MultiAgentAdapter.step`."""
         (group,) = self.groups
         ((action,),) = actions
         self.environment.step(action)

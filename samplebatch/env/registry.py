@@ -1,4 +1,4 @@
-"""Environments by name: Gymnasium's, PettingZoo's, and whatever a function makes."""
+"""Environments by name, of Gymnasium and PettingZoo, or made by a function."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ParallelEnvironment(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the environment holds."""
+        """Close the environment."""
         ...
 
 
@@ -61,11 +61,11 @@ class AECEnvironment(Protocol):
         ...
 
     def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Return what the agent whose turn it is sees, its rewards since its last turn, its flags and its info."""
+        """Return the selected agent's observation, its rewards since its last turn, its flags and its info."""
         ...
 
     def step(self, action: Any) -> None:
-        """Let the agent whose turn it is act; None takes a dead one out."""
+        """Let the selected agent act; None takes a dead one out."""
         ...
 
     def action_space(self, agent: Any) -> Any:
@@ -73,7 +73,7 @@ class AECEnvironment(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the environment holds."""
+        """Close the environment."""
         ...
 
 
@@ -119,7 +119,7 @@ def environment_factory(environment: Environment) -> Callable[[], Any]:
 
 
 def make_environment(environment: Environment) -> Any:
-    """Make an environment; see `environment_factory`, and `environment_kind` for what it may be.
+    """Make an environment; see `environment_factory`, and `environment_kind` for its kinds.
 
     Raises
     ------

@@ -64,7 +64,7 @@ class ActResult(NamedTuple):
 
 
 class Actor:
-    """Asks a policy for actions, or draws them, adds noise and maps them to what the environments take.
+    """A policy with exploration noise and an action map; collectors ask it once for all environments.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class Actor:
         self._hidden = hidden
 
     def act(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> ActResult:
-        """Ask the policy what to do.
+        """Ask the policy for actions.
 
         Parameters
         ----------

@@ -128,7 +128,7 @@ class PolicyAgents(AgentActor):
         self._actor: Actor | None = None
 
     def forget(self, env_id: int) -> None:
-        """Forget what agents of an environment carry, in which an episode begins."""
+        """Drop the states of the agents of an environment in which an episode begins."""
         self._states.forget(env_id)
 
     def act(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
@@ -183,7 +183,7 @@ class PolicyAgents(AgentActor):
 
 
 class _States:
-    """What a policy carries for each agent: a row of a state that it returned."""
+    """The recurrent state of each agent: a row of a state that the policy returned."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, Any], tuple[Any, int]] = {}
@@ -208,7 +208,7 @@ class _States:
         return joined
 
     def keep(self, keys: Sequence[tuple[int, Any]], state: Any) -> None:
-        """Keep what the policy returned."""
+        """Keep the state that the policy returned."""
         self._held.update((key, (state, row)) for row, key in enumerate(keys))
 
     def forget(self, env_id: int) -> None:

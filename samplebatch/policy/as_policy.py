@@ -1,4 +1,4 @@
-"""Policies: whatever can be asked for actions, as one callable.
+"""Policies of any kind as one callable: functions, torch modules, action spaces.
 
 ======================================  ================================================================================
 given                                   how it is asked
@@ -46,7 +46,7 @@ _ndarray = np.ndarray
 
 
 class PolicyAdapter(ABC):
-    """A policy that can be asked for actions, whatever it is.
+    """A policy of any kind, asked for actions by an `Actor`.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class PolicyAdapter(ABC):
         return self.decide(batch if self.takes_batch else batch.obs, state)
 
     def decide(self, given: Any, state: Any = None) -> Decision:
-        """Ask for actions, given what the policy takes: a batch or observations.
+        """Ask for actions, given a batch or observations, as the policy takes them.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class PolicyAdapter(ABC):
 
     @abstractmethod
     def _note(self) -> str:
-        """Word what the policy was called on, for errors that it raises."""
+        """Word the note for errors that the policy raises: whether it was called on a batch or on observations."""
 
     def _decision(self, result: Any) -> Decision:
         if type(result) is _ndarray and self._plain:
@@ -287,7 +287,7 @@ def _parameters(policy: Any) -> tuple[list[inspect.Parameter], str | None]:
 
 
 def _takes(parameter: inspect.Parameter) -> str:
-    """Tell by name, then by annotation, what a policy's first parameter is; "" if neither says."""
+    """Tell the kind of a policy's first parameter by its name, then by its annotation; "" if neither says."""
     annotation = parameter.annotation
     word = "" if annotation is parameter.empty else getattr(annotation, "__name__", None) or str(annotation)
     if parameter.name == "batch":
@@ -300,7 +300,7 @@ def _takes(parameter: inspect.Parameter) -> str:
 
 
 def _named(result: Any, kind: int) -> Mapping[str, Any] | None:
-    """Return the named values of what a policy returned, another library's batch included; None if it has none."""
+    """Return the named values of a policy's result, another library's batch included; None if it has none."""
     if kind == NODE:
         found: dict[str, Any] = result.__dict__
         return found

@@ -51,7 +51,7 @@ class PickledPolicy:
 
 
 def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
-    """Make a policy of what stands for one; what is a policy already, or `"random"`, is returned as it is.
+    """Make a policy from a factory or a name; a policy, and `"random"`, are returned as they are.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
 
 
 def _named(name: str) -> Any:
-    """Import what a name stands for."""
+    """Import the object that a name stands for."""
     module_name, colon, path = name.partition(":")
     if not colon or not path or not all(part.isidentifier() for part in module_name.split(".")):
         raise PolicySpecError(f"a policy must be named 'random' or as 'module:function', got {name!r}")
@@ -121,7 +121,7 @@ def _factory_parameters(policy: Any) -> list[str] | None:
 
 
 def check_policy(policy: Any) -> None:
-    """Check that what has a name is there.
+    """Check that policies given by name are there.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a recurrent policy carries from step to step: an array, a tensor, or a tree of them; a row an environment."""
+"""Recurrent states of policies: an array, a tensor, or a tree of them, with a row for each environment."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _parts(state: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _mapped(state: Any, function: Callable[..., Any], other: Any = None, *, paired: bool = False) -> Any:
-    """Make a state of what a function makes of each leaf; if `paired`, also of the leaf in its place in another one."""
+    """Apply a function to each leaf of a state; if `paired`, also to the leaf in its place in another one."""
     parts = _parts(state)
     if parts is None:
         if state is not None and KINDS[type(state)] not in (ARRAY, TENSOR):

@@ -110,7 +110,7 @@ class GAE(TrajectoryColumns):
 
 
 class NStepReturns(TrajectoryColumns):
-    """Adds `returns` and `discount`, and lets `new_obs` be what the last of n steps led to.
+    """Adds `returns` and `discount`, and makes `new_obs` the next observation of the last of n steps.
 
     The target of a step is then `returns + discount * estimate(new_obs)`. Fewer steps count where the trajectory ends
     before; after a terminated one `discount` is 0. See `samplebatch.returns.nstep`.

@@ -153,7 +153,7 @@ class Aggregator:
             yield self._join(*found)
 
     def build_and_reset(self, *, unfinished: bool = True) -> SampleBatch | MultiAgentBatch:
-        """Join all that is held, however much it is, in the order in which it came, and start anew.
+        """Join all that is held, in the order in which it came, and start afresh.
 
         Parameters
         ----------
@@ -234,7 +234,7 @@ class Aggregator:
         return MultiAgentBatch(joined, counts[0])
 
     def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
-        """Check that a fragment can be joined with what is held, and return what is to be like each policy's rows."""
+        """Check that a fragment can be joined with those held, and return a model of each policy's rows."""
         models = {}
         for policy, steps in policies_of(fragment).items():
             if steps.zero_padded or steps.time_major:
@@ -253,7 +253,7 @@ class Aggregator:
 
 
 class _Model(NamedTuple):
-    """What the rows of a policy must be like."""
+    """The columns that rows of a policy must have to be joined."""
 
     form: list[tuple[str, type[Column], Any, tuple[int | None, ...]]]
     """Name, class, dtype and row shape of every column of the fragment that came last."""

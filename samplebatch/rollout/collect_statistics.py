@@ -100,7 +100,7 @@ class CollectStats(Generic[BatchT]):
         batch: BatchT | None = None,
         policies: Mapping[str, CollectStats[Any]] | None = None,
     ) -> Self:
-        """Work out what follows from what was counted.
+        """Make a report from counts.
 
         Examples
         --------

@@ -188,7 +188,7 @@ class Collector:
         reset_stats: bool = True,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Any, Infos]:
-        """Reset the environments and, unless told otherwise, the buffer and the counts; return what `reset_env` does.
+        """Reset the environments and, unless told otherwise, the buffer and the counts; return as `reset_env` does.
 
         Parameters
         ----------
@@ -207,7 +207,7 @@ class Collector:
         return returned
 
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
-        """Start an episode in every environment, and return the observations and what was said with them.
+        """Start an episode in every environment, and return the observations and infos.
 
         Episodes that were under way are cut off: in a buffer, their last steps become truncated.
 
@@ -233,7 +233,7 @@ class Collector:
             self.buffer.reset(keep_statistics=keep_statistics)
 
     def reset_stat(self) -> None:
-        """Start counting steps, episodes and time anew."""
+        """Set the counts of steps, episodes and time to zero."""
         self.collect_step = self.collect_episode = 0
         self.collect_time = 0.0
 

@@ -1,4 +1,4 @@
-"""Episode hooks: what is worked out once an episode has ended, and kept with its steps."""
+"""Episode hooks: columns computed once an episode has ended, and kept with its steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ name, is kept with them."""
 
 
 def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length: int) -> None:
-    """Call a hook on an episode in a buffer, and write what it returns there.
+    """Call a hook on an episode in a buffer, and write the returned columns there.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
 
 
 def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
-    """Call a hook on every episode that ends in a batch, and put what it returns there, NaN in all other rows.
+    """Call a hook on every episode that ends in a batch, and add the returned columns, NaN in all other rows.
 
     Of an episode that began in an earlier batch, the hook gets the rows that are in this one.
 
@@ -91,7 +91,7 @@ def _results(hook: EpisodeHook, episode: Batch, steps: int) -> list[tuple[str, n
 
 
 def _blank(values: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """Make a column of NaN, of False or of None: of what stands for nothing in the widest dtype of that kind."""
+    """Make a column of NaN, False or None, whichever the widest dtype of that kind has for no value."""
     kind = values.dtype.kind
     dtype = values.dtype if kind in "fcbO" else np.dtype(np.float64)
     return np.full((rows, *values.shape[1:]), {"b": False, "O": None}.get(kind, np.nan), dtype)

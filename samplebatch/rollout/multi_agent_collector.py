@@ -323,7 +323,7 @@ class MultiAgentCollector:
         return step
 
     def _record(self, policy_id: str, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
-        """Record the rows of agents that acted at once, and have seen what came of it."""
+        """Record the rows of agents that acted at once, and whose outcomes are there."""
         groups = step.groups
         columns, streams, t = step.columns, step.streams, step.t
         if not outcomes.keys() >= step.starts.keys():
@@ -345,7 +345,7 @@ class MultiAgentCollector:
     def _queue_turn(
         self, adapter: MultiAgentAdapter, group: AgentGroup, step: PolicyStep, outcomes: Sequence[AgentOutcomes]
     ) -> None:
-        """Let a turn wait for its outcome, and complete those whose outcomes came with it."""
+        """Let a turn wait for its outcome, and complete those that have one by now."""
         turns, row = self._turns[adapter.env_id], step.starts[group]
         columns = {name: rows_of_block(block, [row]) for name, block in step.columns.items()}
         turns.begin(group.agents[0], Turn(group, columns, int(step.t[row])))

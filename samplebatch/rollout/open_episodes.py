@@ -1,4 +1,4 @@
-"""OpenEpisodes: what has come in of episodes that have not ended."""
+"""OpenEpisodes: the steps of episodes that have not ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samplebatch.rollout.fragments import FragmentView, keep_together, number_st
 
 @dataclass
 class _Episode:
-    """What has come in of one episode."""
+    """The steps of one episode so far."""
 
     parts: list[tuple[int, str, SampleBatch]] = field(default_factory=list)
     """Runs of steps: the agent's index, the policy, and the rows."""
@@ -51,7 +51,7 @@ class OpenEpisodes:
         self.nbytes = 0
 
     def drop(self, env_ids: Container[int] | None) -> FragmentView:
-        """Forget the episodes of some environments, or all, and return what was forgotten."""
+        """Drop the episodes of some environments, or all, and return their steps."""
         gone = {
             eps_id: episode
             for eps_id, episode in self._episodes.items()
@@ -68,7 +68,7 @@ class OpenEpisodes:
         return view
 
     def views(self) -> Iterator[FragmentView]:
-        """Yield what is held of each episode, in the order in which they began."""
+        """Yield the steps of each episode, in the order in which they began."""
         for episode in self._episodes.values():
             yield episode.view(ended=False)
 

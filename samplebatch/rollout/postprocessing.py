@@ -1,4 +1,4 @@
-"""Postprocessing: what is worked out for each trajectory once it is collected, before it goes into train batches.
+"""Postprocessing: hooks applied to each trajectory once it is collected, before it goes into train batches.
 
 A hook is called on every trajectory, with those of the other agents of the same episode beside it. Ready ones, which
 work on all trajectories of a policy at once, are `GAE` and `NStepReturns`.

@@ -48,7 +48,7 @@ class PolicyStatistics:
 
 @dataclass(frozen=True)
 class EpisodeStatistics:
-    """What a batch says about its episodes.
+    """Statistics of the episodes in a batch.
 
     Attributes
     ----------

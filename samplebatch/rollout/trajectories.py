@@ -1,4 +1,4 @@
-"""Trajectories: what one agent saw and did in an episode, as far as a batch has it."""
+"""Trajectories: the part of a stream in one episode that a batch has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samplebatch.errors import ColumnNotFoundError, SequenceError
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What one agent saw and did in an episode, as far as a batch has it: a part of it, or all.
+    """The steps of one agent in one episode that a batch has, all or a part; hooks are called on it.
 
     Attributes
     ----------

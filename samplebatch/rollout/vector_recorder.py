@@ -187,7 +187,7 @@ class VectorRecorder:
         self._recorder.append(names.DEFAULT_POLICY_ID, blocks, streams, t, infos)
 
     def _count(self, columns: Columns, envs: Rows) -> tuple[Any, Any, Any, Any]:
-        """Count rows; return the episode and the time of each, and whose episodes ended after how many steps."""
+        """Count rows; return the episode and time of each, the environments whose episodes ended, and the lengths."""
         done = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS]
         counted = self._episodes.add(envs, done, columns[names.REWARDS])
         self._returns.append(counted.returns)
@@ -277,7 +277,7 @@ def nested(values: Columns, infos: Batch) -> Batch:
 
 
 def flat(transitions: Batch) -> Columns:
-    """Take Tianshou's transitions apart into columns again, leaving out what the environments said."""
+    """Take Tianshou's transitions apart into columns again, without the infos."""
     kept = {TO_FLAT.get(name, name): value for name, value in transitions.__dict__.items() if name != "info"}
     columns = as_sample_batch(node(Batch, kept))
     return {name: np.asarray(columns.column(name).values) for name in columns.column_names}

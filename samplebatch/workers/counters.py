@@ -1,4 +1,4 @@
-"""WorkerCounters: what workers tell of themselves at any time, in shared memory."""
+"""WorkerCounters: progress counters of workers, in shared memory."""
 
 from __future__ import annotations
 

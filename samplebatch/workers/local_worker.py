@@ -17,7 +17,7 @@ from samplebatch.workers.task import Task, make_task
 
 
 class LocalWorker:
-    """Does what a `WorkerProcess` does when it is asked for the next fragment, and has that surface.
+    """A worker without a process, with the interface of `WorkerProcess`: it collects when it is asked for a fragment.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class LocalWorker:
         self.made += steps
 
     def check_stall(self, stall_timeout_s: float) -> None:
-        """Do nothing: whoever asks is who does the work."""
+        """Do nothing: a worker without a process cannot stall."""
 
     def extend_deadline(self, seconds: float) -> None:
         """Do nothing: there is no time that counts."""

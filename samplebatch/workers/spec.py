@@ -1,4 +1,4 @@
-"""WorkerSpec: what one rollout worker is to do, and how the work of a run is shared out."""
+"""WorkerSpec: the work of one rollout worker, and how that of a run is shared out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samplebatch.env.registry import Environment
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What one worker is to do.
+    """The work of one worker, pickled to its process.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""RunSummary: what a run of rollout workers has come to so far."""
+"""RunSummary: the counts of a run of rollout workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samplebatch.rollout.statistics import finished_episodes
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """What happened to a worker that failed, died or hung.
+    """The failure, death or hang of a worker.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class WorkerFailure:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run has come to so far.
+    """The counts of a run so far, for its user.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class RunSummary:
 
 
 class Counted(Protocol):
-    """What is asked of a worker."""
+    """The counts of a worker."""
 
     env_steps: int
     episodes: int
@@ -101,7 +101,7 @@ class Counted(Protocol):
 
 
 class RunCount:
-    """Counts what comes from workers, and what happens to them.
+    """The counts of fragments that workers sent, and of their failures.
 
     Attributes
     ----------
@@ -132,13 +132,13 @@ class RunCount:
             self._versions[version] = self._versions.get(version, 0) + env_steps
 
     def lose(self, incident: WorkerFailure, worker: Counted) -> None:
-        """Note what happened to a worker, which is not asked any more."""
+        """Note the failure of a worker that is replaced or gone."""
         self.incidents.append(incident)
         if incident.replaced:
             self.keep([worker])
 
     def keep(self, workers: Iterable[Counted]) -> None:
-        """Note what workers have sent that will not be asked any more."""
+        """Keep the counts of workers that are replaced or gone."""
         self._sent_before += sum(worker.sent_steps for worker in workers)
 
     def summary(self, workers: Iterable[Counted]) -> RunSummary:

@@ -1,4 +1,4 @@
-"""Supervision: what the parent knows of a worker's process, and how it receives from it."""
+"""Supervision: a worker's process as its parent sees it, and the channel that it receives from."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class WorkerProcess:
         self._process.terminate()
 
     def drain(self, deadline: float) -> Iterator[SampleBatch | MultiAgentBatch]:
-        """Receive what a worker that is being stopped has still sent; kill it if it has not ended by the deadline."""
+        """Receive the last fragments of a worker that is being stopped; kill it if it has not ended by the deadline."""
         with contextlib.suppress(WorkerExit):
             while not self.finished:
                 fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
@@ -180,7 +180,7 @@ class WorkerProcess:
                     self._process.kill()
 
     def end(self) -> None:
-        """End the process, whatever it is doing, and close the channel; fragments that were received stay."""
+        """Kill the process, and close the channel; fragments that were received stay."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -188,7 +188,7 @@ class WorkerProcess:
 
 
 def _leaves_room(consumer: Consumer) -> bool:
-    """Tell whether half of the arena is free in one piece beside what was handed out.
+    """Tell whether half of the arena is free in one piece beside the blocks handed out.
 
     No fragment takes more than that: so whoever keeps fragments never keeps a worker from sending the next.
     """

@@ -1,4 +1,4 @@
-"""Tasks: the work of one rollout worker, fragment by fragment, in whatever process it is done."""
+"""Tasks: the work of one rollout worker, fragment by fragment, in any process."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SingleAgentTask(Task):
         return postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
-        """Leave out what is beyond what is to be made."""
+        """Leave out steps beyond those wanted."""
         if self._left is not None:
             beyond = len(batch) - self._left
             self._left = max(0, -beyond)

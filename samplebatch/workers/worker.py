@@ -1,4 +1,4 @@
-"""What runs in a worker's process: collect, and send."""
+"""The main function of a worker's process: collect, and send."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _send_all(producer: Producer, subscription: Subscription, line: Any, spec: W
 
 
 def _seed(seeds: np.random.SeedSequence) -> None:
-    """Seed what draws from generators of the process, such as torch's distributions: else all workers draw the same."""
+    """Seed the process's own generators, which torch's distributions draw from: else all workers draw the same."""
     words = seeds.generate_state(3).tolist()
     random.seed(words[0])
     np.random.seed(words[1])

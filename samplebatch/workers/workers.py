@@ -211,7 +211,7 @@ class RolloutWorkers:
 
     @property
     def summary(self) -> RunSummary:
-        """What the run has come to so far."""
+        """The counts of the run so far."""
         return self._count.summary(self._workers)
 
     def publish(self, weights: Mapping[str, Any]) -> int:
@@ -333,7 +333,7 @@ class RolloutWorkers:
                 self._poller.unregister(descriptor)
 
     def _ended(self, worker: WorkerProcess | LocalWorker, end: WorkerExit) -> WorkerError | None:
-        """Note what happened to a worker, and replace it; if it cannot be replaced, return what is to be raised."""
+        """Note the failure of a worker, and replace it; if that cannot be, return the error to raise."""
         self._unwatch(worker)
         spec = worker.spec
         steps_left = None if spec.n_step is None else spec.n_step - worker.env_steps
