@@ -128,7 +128,7 @@ class Layout:
     def fits(self, like: Like) -> bool:
         """Tell quickly whether this is the layout of a batch; it may be told that it is not."""
         if isinstance(like, SampleBatch):
-            return self.kind == SAMPLE_BATCH and self._seen[0].has(like)
+            return self.kind == SAMPLE_BATCH and bool(self._seen) and self._seen[0].has(like)
         if isinstance(like, MultiAgentBatch):
             own = like.policy_batches
             return (

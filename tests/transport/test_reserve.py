@@ -441,6 +441,14 @@ def test_a_layout_is_looked_up_once_and_no_other_is_taken_for_it(ends: tuple[Pro
                     assert (a.kind, a.dtype, a.row_shape) == (b.kind, b.dtype, b.row_shape)
 
 
+def test_dtypes_and_batches_take_turns(ends: tuple[Producer, Consumer]) -> None:
+    producer, consumer = ends
+    for like in ({"x": "i4"}, SampleBatch(x=np.zeros(1)), {"x": "u1"}, Batch(x=np.zeros((1, 2)))):
+        with producer.reserve(like, 3) as reservation:
+            reservation["x"][:] = 7
+        assert consumer.recv(timeout_s=1)["x"].shape[0] == 3
+
+
 def test_a_batch_that_changes_is_looked_at_again(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     like = SampleBatch(x=np.zeros(1), y=np.zeros(1))
