@@ -43,8 +43,8 @@ def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatc
     def interrupted(_: object) -> None:
         raise Interruption
 
-    for name in ("Lease", "Tie", "SlotColumns.batch"):
-        monkeypatch.setattr(f"samplebatch.transport.decode.{name}", lambda *_: interrupted(_))
+    for name in ("Lease", "Tie", "decode"):
+        monkeypatch.setattr(f"samplebatch.transport.decode.{name}", lambda *_, **__: interrupted(_))
         with pytest.raises(Interruption):
             consumer.recv(timeout_s=0)
         assert consumer.poll()
