@@ -65,9 +65,7 @@ def exact_rows(
     array = _numbers(values, shape)
     if array is not None:
         array = _in_dtype(array, dtype)
-    if array is None:
-        raise _refusal(name, values, dtype, shape, refuse, _in_dtype)
-    return array
+    return _row_by_row(name, values, dtype, shape, refuse, _in_dtype) if array is None else array
 
 
 def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) -> Any:
@@ -92,9 +90,7 @@ def nearest_rows(
     array = _numbers(values, shape)
     if array is not None:
         array = _nearest(array, dtype)
-    if array is None:
-        raise _refusal(name, values, dtype, shape, refuse, _nearest)
-    return array
+    return _row_by_row(name, values, dtype, shape, refuse, _nearest) if array is None else array
 
 
 def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
@@ -146,20 +142,21 @@ def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
     return rounded if np.array_equal(np.isinf(rounded), np.isinf(array)) else None
 
 
-def _refusal(
+def _row_by_row(
     name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse, convert: Callable[..., Any]
-) -> SampleBatchError:
-    """Make the error for values that cannot be converted, from the first row at fault."""
+) -> npt.NDArray[Any]:
+    """Convert values that NumPy cannot join without loss; the first row that does not fit by itself is refused."""
     count, row_shape = shape[0], shape[1:]
     rows = list(values) if isinstance(values, list | tuple) or np.ndim(values) else None
     if rows is None or len(rows) != count:
         got = f"a single {type(values).__name__}" if rows is None else len(rows)
-        return refuse(f"column {name!r} must have {count} rows, got {got}", None)
+        raise refuse(f"column {name!r} must have {count} rows, got {got}", None)
     for row, value in enumerate(rows):
         must = _fault(value, dtype, row_shape, convert)
         if must is not None:
-            return refuse(f"column {name!r} must {must}", row)
-    return refuse(f"column {name!r} must hold {dtype}, got {np.asarray(values).dtype}", None)
+            raise refuse(f"column {name!r} must {must}", row)
+    arrays = [_numbers(value, row_shape) for value in rows]
+    return np.concatenate([convert(array[None], dtype) for array in arrays if array is not None])
 
 
 def _fault(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], convert: Callable[..., Any]) -> str | None:
