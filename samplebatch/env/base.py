@@ -1,4 +1,4 @@
-"""The protocol of environment adapters for one agent each, and the adapter of a single environment."""
+"""The protocol of environment adapters for one agent each, and the step results that they hand out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.column.exact import BOOL, FLOAT, Refuse
+from samplebatch.column.exact import Refuse
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.spaces import Leaf, SpaceLayout
-from samplebatch.env.stepper import EnvironmentStepper
 from samplebatch.errors import EnvironmentSpecError
 
 Floats = npt.NDArray[np.float64]
@@ -133,31 +132,10 @@ class Environments(ABC):
         spoken = {place: said for place, said in enumerate(infos) if any(said)}
         return StepResult(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
 
+    def render_all(self) -> None:
+        """Render every environment."""
+        self.env.render()
+
     def close(self) -> None:
         """Close the environments."""
         self.env.close()
-
-
-class SingleEnvironment(Environments):
-    """One Gymnasium environment, reset as soon as its episode has ended."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env, 1, env.observation_space, env.action_space)
-        self._stepper = EnvironmentStepper(env)
-
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode; see `Environments.reset`."""
-        if seeds is not None:
-            given.setdefault("seed", seeds[0])
-        obs, info = self._stepper.reset(**given)
-        return obs, [info]
-
-    def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
-        """Step the environment, and reset it if its episode ended; see `Environments.step_raw`."""
-        step = self._stepper.step(self.actions.nest([leaf[0] for leaf in actions]))
-        new_obs, reward, terminated, truncated, info = step
-        outcome = (np.array([reward], FLOAT), np.array([terminated], BOOL), np.array([truncated], BOOL))
-        if not step.ended:
-            return (new_obs, *outcome, [info], new_obs, [info])
-        obs, said = self._stepper.begin_episode()
-        return (new_obs, *outcome, [info], obs, [said])

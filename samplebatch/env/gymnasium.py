@@ -24,10 +24,10 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_rows, nearest_rows
-from samplebatch.env.base import Environments, SingleEnvironment, StepResult, ends_of
+from samplebatch.env.base import Environments, StepResult, ends_of
 from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
-from samplebatch.errors import EnvironmentSpecError, require
+from samplebatch.errors import EnvironmentSpecError
 
 _count = np.count_nonzero
 
@@ -253,14 +253,10 @@ class SameStepEnvironments(VectorEnvironments):
 
     def _last(self, values: Sequence[Any], envs: Rows, dtypes: Sequence[np.dtype[Any]]) -> Sequence[Leaf]:
         """Take last observations of single environments apart, one array a leaf, in the dtypes of all others."""
+        refuse = self.refusing(*envs.tolist())
         parts: list[Any] = [list(values)]
         if not self._flat:
-            leaves = [
-                self.observations.flatten_one(value, names.NEXT_OBS, self.refusing(env))
-                for env, value in zip(envs.tolist(), values, strict=True)
-            ]
-            parts = list(map(np.concatenate, zip(*leaves, strict=True)))
-        refuse = self.refusing(*envs.tolist())
+            parts = self.observations.flatten_each(values, names.NEXT_OBS, refuse)
         given = zip(self._new_names, parts, self.observations.spaces, dtypes, strict=True)
         return [
             part if dtype.hasobject else nearest_rows(name, part, dtype, (len(values), *space.shape), refuse)
@@ -324,44 +320,26 @@ _BY_MODE: dict[str, type[VectorEnvironments]] = {
 }
 
 
-def as_environments(env: Any) -> Environments:
-    """Put a Gymnasium environment or vector environment behind the one interface.
+def vector_environments(env: Any) -> VectorEnvironments:
+    """Put a vector environment behind the interface of environment adapters, whenever it resets.
 
     Raises
     ------
     EnvironmentSpecError
-        If it is neither.
-
-    Examples
-    --------
-    >>> import gymnasium
-    >>> environments = as_environments(gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"))
-    >>> type(environments).__name__, environments.num_envs
-    ('NextStepEnvironments', 3)
+        If its autoreset mode is none of Gymnasium's.
     """
-    if isinstance(env, Environments):
-        return env
-    gymnasium = require("gymnasium", "envs")
-    vector = require("gymnasium.vector", "envs")
-    if isinstance(env, gymnasium.Env):
-        return SingleEnvironment(env)
-    if not isinstance(env, vector.VectorEnv):
-        raise EnvironmentSpecError(
-            f"env must be a Gymnasium environment or vector environment, got a {type(env).__name__}; "
-            "put several environments into a gymnasium.vector.SyncVectorEnv"
-        )
     return _BY_MODE[_mode(env)](env)
 
 
 def _mode(env: Any) -> str:
     # The metadata belong to the environments' class: vector environments of one class share them, whatever their mode.
-    metadata = env.metadata or {}
+    metadata = getattr(env, "metadata", None) or {}
     mode = getattr(getattr(env, "unwrapped", env), "autoreset_mode", None) or metadata.get("autoreset_mode")
     if mode is None:
         warnings.warn(
             f"{type(env).__name__} does not say when it resets: it must have metadata['autoreset_mode'], one of "
             "gymnasium.vector.AutoresetMode; it is taken to reset in the step after an episode",
-            stacklevel=4,
+            stacklevel=5,
         )
     word = str(getattr(mode, "value", mode or "NextStep"))
     if word not in _BY_MODE:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+
+from samplebatch.errors import EnvironmentSpecError
 
 POLICY, RANDOM, ENVIRONMENT, PROCESS, RESTART = range(5)
 """Places of the seeds of: policies, random actions by `env_id`, environments by `env_id`, the generators that a
@@ -22,3 +27,35 @@ def seeds_at(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequen
 def seed_number(seeds: np.random.SeedSequence) -> int:
     """Return a seed for code that takes a single number."""
     return int(seeds.generate_state(1)[0])
+
+
+def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequence[int | None]:
+    """Return the seed of each of `count` environments that are reset together; None leaves a generator running.
+
+    Parameters
+    ----------
+    count
+        How many environments there are.
+    seeds
+        A seed for each, by default; None for none.
+    seed
+        What the caller asked for instead: a seed for each, or that of the first, from which the others count on.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there are not as many seeds as environments.
+
+    Examples
+    --------
+    >>> list(seeds_of_reset(2, [5, 3], 7))
+    [7, 8]
+    """
+    numbers: Sequence[int | None] = seeds or [None] * count
+    if isinstance(seed, int | np.integer):
+        numbers = range(int(seed), int(seed) + count)
+    elif seed is not None:
+        numbers = seed
+    if len(numbers) != count:
+        raise EnvironmentSpecError(f"there must be a seed for each of {count} environments, got {len(numbers)}")
+    return numbers

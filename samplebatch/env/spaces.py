@@ -154,24 +154,54 @@ class SpaceLayout:
                 return [value[None].copy()]
             # A list of one value is copied into an array.
             return [exact_rows(top, [value], space.dtype, (1, *space.shape), refuse)]
+        return self.flatten_each([value], top, refuse)
+
+    def flatten_each(self, values: Sequence[Any], top: str, refuse: Refuse) -> list[Leaf]:
+        """Take the values of n single environments apart into one array of shape (n, ...) a leaf.
+
+        Every array has memory of its own. Numbers get the dtype of their space, or keep a wider one; see `exact_rows`.
+
+        Parameters
+        ----------
+        values
+            A value an environment, not stacked.
+        top
+            The name of the column, for errors.
+        refuse
+            Makes the error for a value that does not fit the space.
+
+        Examples
+        --------
+        >>> from gymnasium import spaces
+        >>> from samplebatch.errors import EnvironmentSpecError
+        >>> layout = SpaceLayout(spaces.Dict(arm=spaces.Discrete(3)))
+        >>> refuse = lambda sentence, row: EnvironmentSpecError(f"{sentence} from environment {row}")
+        >>> layout.flatten_each([{"arm": 1}, {"arm": 2}], "obs", refuse)
+        [array([1, 2])]
+        >>> layout.flatten_each([{"arm": 1}, {}], "obs", refuse)
+        Traceback (most recent call last):
+        samplebatch.errors.EnvironmentSpecError: column 'obs.arm' must have a value, got none from environment 1
+        """
         found: list[Leaf] = []
-        self._gather_one(self._space, value, top, found, refuse)
+        # Arrays that are stacked from a list are never those of an environment.
+        self._gather_each(self._space, list(values), top, found, refuse)
         return found
 
-    def _gather_one(self, space: Any, value: Any, name: str, found: list[Leaf], refuse: Refuse) -> None:
+    def _gather_each(self, space: Any, values: list[Any], name: str, found: list[Leaf], refuse: Refuse) -> None:
         parts = self._parts(space)
         if parts is None:
             numeric = self.is_numeric(space)
-            found.append(
-                exact_rows(name, [value], space.dtype, (1, *space.shape), refuse) if numeric else _objects([value])
-            )
+            shape = (len(values), *(space.shape or ())) if numeric else ()
+            found.append(exact_rows(name, values, space.dtype, shape, refuse) if numeric else _objects(values))
             return
         for key, part in parts:
-            try:
-                own = value[key]
-            except (KeyError, IndexError, TypeError) as error:
-                raise refuse(f"column '{name}.{key}' must have a value, got none", 0) from error
-            self._gather_one(part, own, f"{name}.{key}", found, refuse)
+            own = []
+            for row, value in enumerate(values):
+                try:
+                    own.append(value[key])
+                except (KeyError, IndexError, TypeError) as error:
+                    raise refuse(f"column '{name}.{key}' must have a value, got none", row) from error
+            self._gather_each(part, own, f"{name}.{key}", found, refuse)
 
     def nest(self, leaves: Sequence[Any]) -> Any:
         """Put leaves, or anything that stands for them, together as the space has them: in dicts and tuples."""
@@ -202,6 +232,18 @@ def column_names(top: str, layout: SpaceLayout) -> tuple[str, ...]:
     ('obs.camera',)
     """
     return tuple(f"{top}.{leaf}" if leaf else top for leaf in layout.names)
+
+
+def put(leaf: Leaf, rows: npt.NDArray[np.intp], values: Leaf) -> Leaf:
+    """Write rows of an array, and return it; in a copy of a wider dtype where the values have one.
+
+    >>> put(np.zeros(3, np.float32), np.array([1]), np.array([0.1]))
+    array([0. , 0.1, 0. ])
+    """
+    if leaf.dtype != values.dtype:
+        leaf = leaf.astype(np.result_type(leaf.dtype, values.dtype))
+    leaf[rows] = values
+    return leaf
 
 
 def _objects(values: Any) -> Leaf:

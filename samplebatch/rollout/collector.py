@@ -11,7 +11,7 @@ import numpy as np
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.gymnasium import as_environments
+from samplebatch.env.as_environments import as_environments
 from samplebatch.env.infos import Infos, Rows, batch_of
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
@@ -56,9 +56,13 @@ class Collector:
         Anything that `as_policy` takes: a callable on batches or observations, a torch module, an action space; or
         `"random"`. If it has methods `map_action` or `add_exploration_noise`, they are used, as Tianshou's are.
     env
-        A Gymnasium environment, or vector environment in any autoreset mode.
+        A Gymnasium environment; a list of environments, which are stepped one after the other in this process; a
+        function that makes one, or its id, such as `"CartPole-v1"` (see `environment_factory`), also in lists; or a
+        vector environment in any autoreset mode.
     buffer
         A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each.
+    num_envs
+        How many environments to make where `env` is a function or an id; by default 1.
     exploration_noise
         Whether to let the policy's `add_exploration_noise` change the actions; or a function of actions and batch that
         does.
@@ -83,7 +87,7 @@ class Collector:
     Attributes
     ----------
     policy, env, buffer
-        As given.
+        As given, but for `env` where it was a list, a function or an id: a list of the environments.
     num_envs
         How many environments there are.
     collect_step, collect_episode, collect_time
@@ -92,17 +96,16 @@ class Collector:
     Raises
     ------
     EnvironmentSpecError
-        If `env` is no Gymnasium environment.
+        If there is no such environment, it is none of one agent, or the spaces of several differ.
     PolicySpecError
         If the policy cannot be asked for actions.
     ValueError
-        If the buffer has not a ring for each environment, or there are both a buffer and `hooks`.
+        If the buffer has not a ring for each environment, there are both a buffer and `hooks`, or `num_envs` is not the
+        number of environments.
 
     Examples
     --------
-    >>> import gymnasium
-    >>> env = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
-    >>> collector = Collector(lambda obs: (obs[:, 2] > 0).astype(int), env, seed=1)
+    >>> collector = Collector(lambda obs: (obs[:, 2] > 0).astype(int), "CartPole-v1", num_envs=4, seed=1)
     >>> stats = collector.collect(n_episode=6)
     >>> stats.n_collected_episodes, stats.batch["new_obs"].shape == (stats.lens.sum(), 4)
     (6, True)
@@ -115,6 +118,7 @@ class Collector:
         env: Any,
         buffer: Any = None,
         *,
+        num_envs: int | None = None,
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
@@ -124,8 +128,9 @@ class Collector:
         first_unroll_id: int = 0,
         first_env_id: int = 0,
     ) -> None:
-        self._environments = environments = as_environments(env)
-        self.policy, self.env, self.buffer = policy, env, buffer
+        self._environments = environments = as_environments(env, num_envs)
+        self.env = env if hasattr(env, "step") and not isinstance(env, type) else environments.env
+        self.policy, self.buffer = policy, buffer
         self.num_envs = environments.num_envs
         check_buffer(buffer, self.num_envs)
         if buffer is not None and hooks:
@@ -347,7 +352,7 @@ class Collector:
             if steps:
                 self._finish_chunk(columns, steps, quota, result)
         if render is not None:
-            self.env.render()
+            self._environments.render_all()
             if render > 0:
                 time.sleep(render)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,11 @@ from samplebatch.batch.episodes import run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.agents import policy_by_kind
+from samplebatch.env.as_environments import as_environments, make_all
 from samplebatch.env.base import Environments
-from samplebatch.env.gymnasium import as_environments
+from samplebatch.env.environment_list import EnvironmentList
 from samplebatch.env.registry import environment_kind, make_environment
-from samplebatch.errors import EnvironmentSpecError, PolicySpecError, require
+from samplebatch.errors import EnvironmentSpecError, PolicySpecError
 from samplebatch.policy.source import load_weights, make_policy
 from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
@@ -213,13 +213,9 @@ def _as_environments(spec: WorkerSpec, first: Any) -> Environments:
         raise EnvironmentSpecError(
             f"envs_per_worker must be 1 where the environment is a vector environment, got {spec.num_envs}"
         )
-    if is_vector or spec.num_envs == 1:
+    if is_vector:
         return as_environments(first)
-    vector = require("gymnasium.vector", "envs")
-    makers: list[Callable[[], Any]] = [lambda: first]
-    makers += [partial(make_environment, spec.env)] * (spec.num_envs - 1)
-    # Like a single one, which begins anew at once: every step is one of every environment.
-    return as_environments(vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode.SAME_STEP))
+    return EnvironmentList([first, *make_all([spec.env] * (spec.num_envs - 1))])
 
 
 def _only_policy(policies: Mapping[str, Any]) -> Any:

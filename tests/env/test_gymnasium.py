@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from samplebatch.env.as_environments import as_environments
 from samplebatch.env.base import Environments
-from samplebatch.env.gymnasium import as_environments
 from samplebatch.env.infos import batch_of, infos_to_rows, replaced
 from samplebatch.errors import EnvironmentSpecError
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
-def ladders(kind: type[Any], mode: str, lengths: list[int], **given: Any) -> VectorEnv:
+def ladders(kind: type[Any], mode: str, lengths: list[int], **given: Any) -> Any:
     makers = [
         lambda number=number, length=length: kind(number, length, **given) for number, length in enumerate(lengths)
     ]
-    return SyncVectorEnv(makers, autoreset_mode=mode)
+    return makers if mode == "List" else SyncVectorEnv(makers, autoreset_mode=mode)
 
 
 class Step(NamedTuple):
@@ -100,7 +100,7 @@ def expected(lengths: list[int], counts: list[int], *, truncates: bool, says: bo
 
 @pytest.mark.parametrize("says", [False, True])
 @pytest.mark.parametrize("truncates", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "List"])
 def test_transitions_are_the_same_in_every_mode(mode: str, truncates: bool, says: bool) -> None:
     lengths = [1, 3, 5]
     environments = as_environments(ladders(gyms.Ladder, mode, lengths, truncates=truncates, says=says))
@@ -213,8 +213,8 @@ def test_a_missing_final_observation_is_refused() -> None:
 
 
 def test_what_is_no_environment_is_refused() -> None:
-    with pytest.raises(EnvironmentSpecError, match="got a list"):
-        as_environments([gyms.Ladder(0)])
+    with pytest.raises(EnvironmentSpecError, match=r"env must be a Gymnasium environment .*, got a int"):
+        as_environments(7)
 
 
 def test_infos_of_some_rows_are_replaced() -> None:

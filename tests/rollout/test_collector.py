@@ -680,5 +680,5 @@ def test_a_policy_that_raises_after_a_reset_does_so_to_the_caller(buffer: Any) -
 
 
 def test_environments_that_are_neither_are_refused() -> None:
-    with pytest.raises(EnvironmentSpecError, match="got a str"):
-        Collector(stay, "CartPole-v1")
+    with pytest.raises(EnvironmentSpecError, match="got a int"):
+        Collector(stay, 7)

@@ -95,6 +95,15 @@ def test_values_that_would_change_are_refused(place: int, value: Any, must: str)
         collector.collect(n_step=9)
 
 
+@pytest.mark.parametrize(("place", "value", "must"), REFUSED)
+def test_environments_of_a_list_are_checked(place: int, value: Any, must: str) -> None:
+    collector = Collector(stay, [Odd(), Odd(place, value), Odd()])
+    with pytest.raises(EnvironmentSpecError, match=f"^column '{NAMES[place]}' must {must}.* environment 1 in step 5$"):
+        collector.collect(n_step=27)
+    batch = collector.collect(n_step=3).batch
+    assert batch["t"].tolist() == [0, 1, 2, 3] * 3
+
+
 @pytest.mark.parametrize("buffered", [False, True])
 def test_steps_before_a_refused_one_are_kept_whole(buffered: bool) -> None:
     buffer = VectorReplayBuffer(30, 3) if buffered else None
@@ -138,7 +147,7 @@ def test_flags_and_rewards_of_other_dtypes_are_converted_exactly() -> None:
 
 def test_floats_wider_than_their_space_are_kept() -> None:
     wide = np.array([0.1, 1e300, np.nan])
-    for env in (Odd(0, wide), OddVector(0, np.stack([wide] * 3))):
+    for env in (Odd(0, wide), [Odd(0, wide), Odd()], OddVector(0, np.stack([wide] * 3))):
         batch = Collector(stay, env).collect(n_step=18).batch
         assert batch["new_obs"].dtype == np.float64
         np.testing.assert_array_equal(batch["new_obs"][batch["t"] == 4][0], wide)
@@ -155,10 +164,20 @@ def test_floats_wider_than_their_space_are_kept() -> None:
         (spaces.Box(0, 9, (1,), np.float32), np.array([[5]])),
     ],
 )
-def test_values_that_their_space_holds_get_its_dtype(space: Any, value: Any) -> None:
-    batch = Collector(stay, Odd(0, value, space)).collect(n_step=5).batch
+@pytest.mark.parametrize("count", [1, 3])
+def test_values_that_their_space_holds_get_its_dtype(space: Any, value: Any, count: int) -> None:
+    envs = [Odd(None, None, space) for _ in range(count - 1)]
+    batch = Collector(stay, [*envs, Odd(0, value, space)]).collect(n_step=5 * count).batch
     assert batch["new_obs"].dtype == space.dtype
     np.testing.assert_array_equal(batch["new_obs"][-1], np.ravel(value).reshape(space.shape))
+
+
+def test_values_that_fit_by_themselves_fit_together() -> None:
+    space = spaces.Box(0, 2**60, (1,), np.int64)
+    envs = [Odd(0, [2**53 + 1], space), Odd(0, [2.0], space), Odd(0, np.array([[7]]), space)]
+    batch = Collector(stay, envs).collect(n_step=15).batch
+    assert batch["new_obs"].dtype == np.int64
+    assert batch["new_obs"][batch["t"] == 4].tolist() == [[2**53 + 1], [2], [7]]
 
 
 @pytest.mark.parametrize(
@@ -350,14 +369,31 @@ def test_policies_of_several_agents_are_checked() -> None:
         MultiAgentCollector(arena.Relay(), policy=policy).collect(n_step=4)
 
 
-def make_odd() -> Odd:
-    return Odd(1, None)
+class Herd:
+    """Makes three environments, the second of which is odd."""
+
+    def __init__(self, place: int, value: Any) -> None:
+        self._odd, self._made = (place, value), 0
+
+    def __call__(self) -> Odd:
+        self._made += 1
+        return Odd(*self._odd) if self._made == 2 else Odd()
 
 
-def test_workers_tell_which_value_was_refused() -> None:
-    workers = RolloutWorkers(make_odd, n_step=20, num_workers=1, backend="inline", max_restarts=0)
-    with (
-        pytest.raises(SampleBatchError, match="'rewards' must hold numbers, got a NoneType from environment 0"),
-        workers,
-    ):
+def work(herd: Herd, envs: int) -> RolloutWorkers:
+    given = {"num_workers": 1, "backend": "inline", "max_restarts": 0}
+    return RolloutWorkers(herd, n_step=30, envs_per_worker=envs, fragment_length=30, **given)
+
+
+@pytest.mark.parametrize(("place", "value", "must"), REFUSED)
+def test_workers_tell_which_value_of_several_environments_was_refused(place: int, value: Any, must: str) -> None:
+    match = f"column '{NAMES[place]}' must {must}.* from environment 1 in step 5"
+    with pytest.raises(SampleBatchError, match=match), work(Herd(place, value), 3) as workers:
         list(workers)
+
+
+def test_workers_keep_floats_wider_than_their_space() -> None:
+    wide = np.array([0.1, 1e300, np.nan])
+    with work(Herd(0, wide), 3) as workers:
+        (batch,) = list(workers)
+    np.testing.assert_array_equal(batch["new_obs"][(batch["env_id"] == 1) & (batch["t"] == 4)], [wide])

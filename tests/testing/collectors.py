@@ -73,14 +73,20 @@ class CollectorOfCopiesCase(CollectorCase):
         return Collector(policy, env, **given)
 
 
-class SingleEnvironmentsCase(CollectorCase):
-    """An environment that is no vector environment; of several there are none."""
+class EnvironmentListCase(CollectorCase):
+    """Single environments: one, or a list. There are no modes: an environment is reset at once."""
 
-    modes = ("Disabled",)
+    modes = ("SameStep",)
 
     def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
-        env = makers[0]() if len(makers) == 1 else vector_of(makers, mode)
-        return Collector(policy, env, **given)
+        return Collector(policy, makers[0]() if len(makers) == 1 else [make() for make in makers], **given)
+
+
+class EnvironmentListStepByStepCase(EnvironmentListCase):
+    """Single environments, and a hook that looks at each step."""
+
+    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
+        return Collector(policy, list(makers), on_step_hook=lambda decided, transitions: None, **given)
 
 
 class AsyncCollectorCase(CollectorCase):
@@ -113,10 +119,10 @@ class Worked:
 
     keeps_steps = False
 
-    def fragments(self, environment: Any, policy: Any, **given: Any) -> tuple[BaseException | None, list[Any]]:
+    def fragments(self, env: Any, policy: Any, **given: Any) -> tuple[BaseException | None, list[Any]]:
         found: list[Any] = []
         try:
-            with RolloutWorkers(environment, policy, num_workers=1, backend="inline", **given) as workers:
+            with RolloutWorkers(env, policy, num_workers=1, backend="inline", **given) as workers:
                 for fragment in workers:
                     found.append(fragment)
         except Exception as error:
@@ -126,6 +132,9 @@ class Worked:
 
 class WorkersCase(Worked, CollectorContract):
     """A worker whose environment is a vector environment."""
+
+    def environments(self, makers: Makers, mode: str) -> dict[str, Any]:
+        return {"env": partial(vector_of, makers, mode)}
 
     def collect(
         self,
@@ -143,7 +152,7 @@ class WorkersCase(Worked, CollectorContract):
         length = -(-(n_step or 0) // len(makers)) * len(makers)
         steps = {"n_step": n_step if times == 1 else times * length, "fragment_length": length}
         given = steps if n_episode is None else {"n_episode": n_episode}
-        error, found = self.fragments(partial(vector_of, makers, mode), policy, seed=seed, hooks=hooks, **given)
+        error, found = self.fragments(policy=policy, seed=seed, hooks=hooks, **given, **self.environments(makers, mode))
         if error is not None:
             raise error
         return found if n_episode is None else [concat_samples(found)]
@@ -151,8 +160,19 @@ class WorkersCase(Worked, CollectorContract):
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
-        error, found = self.fragments(partial(vector_of, makers, mode), policy, n_step=n_step, fragment_length=4)
+        given = {"n_step": n_step, "fragment_length": 4}
+        error, found = self.fragments(policy=policy, **given, **self.environments(makers, mode))
         return error or AssertionError("nothing was raised"), found
+
+
+class WorkersOfSeveralCase(WorkersCase):
+    """A worker that makes several environments, one after the other."""
+
+    modes = ("SameStep",)
+
+    def environments(self, makers: Makers, mode: str) -> dict[str, Any]:
+        waiting = list(makers)
+        return {"env": lambda: waiting.pop(0)(), "envs_per_worker": len(makers)}
 
 
 class MultiAgentCollectorCase(MultiAgentContract):

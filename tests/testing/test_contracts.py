@@ -20,8 +20,12 @@ class TestCollectorOfCopies(collectors.CollectorOfCopiesCase):
     """Vector environments that write to their arrays again."""
 
 
-class TestSingleEnvironments(collectors.SingleEnvironmentsCase):
-    """Environments that are no vector environment."""
+class TestEnvironmentList(collectors.EnvironmentListCase):
+    """Single environments, one or many."""
+
+
+class TestEnvironmentListStepByStep(collectors.EnvironmentListStepByStepCase):
+    """Single environments, a step at a time."""
 
 
 class TestAsyncCollector(collectors.AsyncCollectorCase):
@@ -30,6 +34,10 @@ class TestAsyncCollector(collectors.AsyncCollectorCase):
 
 class TestWorkers(collectors.WorkersCase):
     """Workers, one agent an environment."""
+
+
+class TestWorkersOfSeveral(collectors.WorkersOfSeveralCase):
+    """Workers, several environments of one agent each."""
 
 
 class TestMultiAgentCollector(collectors.MultiAgentCollectorCase):

@@ -1,0 +1,105 @@
+"""as_environments: environment adapters for anything that collectors of one agent take as `env`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from samplebatch.arguments import whole
+from samplebatch.env.base import Environments
+from samplebatch.env.environment_list import EnvironmentList
+from samplebatch.env.gymnasium import vector_environments
+from samplebatch.env.registry import environment_kind, make_environment
+from samplebatch.errors import ArgumentError, EnvironmentSpecError
+
+
+def as_environments(env: Any, num_envs: int | None = None) -> Environments:
+    """Put Gymnasium environments behind the interface of environment adapters.
+
+    Parameters
+    ----------
+    env
+        An environment or vector environment; a function that makes one, or its id (see `environment_factory`); or a
+        list of single environments, functions that make them and ids.
+    num_envs
+        How many environments to make of one function or id, by default 1.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there is no such environment, it is none of one agent, or the spaces of several differ.
+    ArgumentError
+        If `num_envs` is no whole number from 1, or another number than that of the environments given.
+
+    Examples
+    --------
+    >>> as_environments("CartPole-v1", 3).num_envs
+    3
+    >>> import gymnasium
+    >>> vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
+    >>> type(as_environments(vector)).__name__
+    'NextStepEnvironments'
+    """
+    if num_envs is not None:
+        whole("num_envs", num_envs, 1)
+    found = _adapt(env, num_envs or 1)
+    if num_envs not in (None, found.num_envs):
+        word = "a list" if isinstance(env, list | tuple) else f"a {type(env).__name__}"
+        raise ArgumentError(
+            f"num_envs must be {found.num_envs}, as env is {word} of as many environments, got {num_envs}"
+        )
+    return found
+
+
+def _adapt(env: Any, num_envs: int) -> Environments:
+    if isinstance(env, Environments):
+        return env
+    if isinstance(env, list | tuple):
+        return EnvironmentList(make_all(env))
+    if not is_factory(env):
+        return _adapt_made(env)
+    first = make_environment(env)
+    if environment_kind(first) == "vector" or num_envs == 1:
+        return _adapt_made(first)
+    return EnvironmentList(make_all([first, *[env] * (num_envs - 1)]))
+
+
+def _adapt_made(env: Any) -> Environments:
+    try:
+        kind = environment_kind(env)
+    except EnvironmentSpecError:
+        raise EnvironmentSpecError(
+            "env must be a Gymnasium environment or vector environment, a list of environments, a function or an id, "
+            f"got a {type(env).__name__}"
+        ) from None
+    if kind in ("parallel", "aec"):
+        raise EnvironmentSpecError(
+            f"env must be a Gymnasium environment, got a {type(env).__name__} of several agents; "
+            "use a MultiAgentCollector"
+        )
+    return vector_environments(env) if kind == "vector" else EnvironmentList([env])
+
+
+def make_all(given: Sequence[Any]) -> list[Any]:
+    """Make the environments of which functions or ids are given; those that are made already stay as they are.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If one cannot be made. Those made before it are closed.
+    """
+    with ExitStack() as stack:
+        made = []
+        for env in given:
+            if is_factory(env):
+                env = make_environment(env)
+                stack.callback(env.close)
+            made.append(env)
+        stack.pop_all()
+    return made
+
+
+def is_factory(env: Any) -> bool:
+    """Tell whether an argument makes an environment, as ids, classes and functions do, or is one."""
+    return isinstance(env, str | type) or (callable(env) and not hasattr(env, "step"))
