@@ -16,7 +16,7 @@ from samplebatch.buffer.store import Range
 from samplebatch.buffer.table import Table
 from samplebatch.column import threads
 from samplebatch.errors import ColumnNotFoundError, near_names, no_such_column
-from samplebatch.returns import nstep_of_rings
+from samplebatch.returns.arrays import nstep_of_rings
 
 ORDER: Final = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
 """The names that rows have, in this order, whether or not they were given; others follow."""

@@ -14,7 +14,7 @@ from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError
-from samplebatch.returns import gae, nstep
+from samplebatch.returns.arrays import gae, nstep
 from samplebatch.rollout.postprocessing import TrajectoryColumns
 
 Values = str | Callable[[Any], Any]

@@ -1,0 +1,289 @@
+"""Returns and advantages of arrays: steps in time order, one episode after the other."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import fraction, whole
+from samplebatch.batch.nested.node import KINDS, TENSOR
+from samplebatch.batch.nested.tensors import array_of
+from samplebatch.column import memory
+from samplebatch.column.casting import as_flags
+from samplebatch.errors import ColumnLengthError, ColumnTypeError, RowIndexError
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
+
+
+class NStep(NamedTuple):
+    """N-step returns of rows, and the discount of the estimate that learners bootstrap with."""
+
+    returns: Floats
+    """The discounted sum of the rewards, of the shape of the rewards."""
+    discount: Floats
+    """What an estimate at the observation after `last` is multiplied by: gamma to the number of steps, 0 where the last
+    one is terminated; shape (n,)."""
+    last: Indices
+    """The row of the last step, shape (n,)."""
+
+
+def gae(
+    rewards: npt.ArrayLike,
+    terminated: npt.ArrayLike,
+    truncated: npt.ArrayLike | None = None,
+    *,
+    values: npt.ArrayLike,
+    next_values: npt.ArrayLike,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+) -> tuple[Floats, Floats]:
+    r"""Estimate the returns and advantages of steps, by generalized advantage estimation (arXiv:1506.02438).
+
+    .. math::
+        A_t = r_t + \gamma V(s_{t+1}) - V(s_t) + \gamma \lambda A_{t+1}
+
+    where the value of the next state is 0 if the step is terminated, and the last term is 0 if the episode ends with
+    the step in whichever way, or with the last row.
+
+    Parameters
+    ----------
+    rewards
+        Of steps in time order, one episode after the other; shape (n,), or (n, m) for m rewards a step.
+    terminated, truncated
+        Flags, shape (n,). None: no step is truncated.
+    values, next_values
+        Estimates for the observations that the steps start from and lead to, of the shape of the rewards. An array or
+        a tensor.
+    gamma, gae_lambda
+        The discount of a step, and the decay of the estimate on top of it.
+
+    Returns
+    -------
+    tuple
+        Returns, which are the advantages plus the values, and advantages, of the shape of the rewards.
+
+    Raises
+    ------
+    ColumnLengthError
+        If an array has not as many elements as it must; names it.
+    ColumnTypeError
+        If an array holds no numbers; names it.
+
+    Examples
+    --------
+    >>> returns, advantages = gae(
+    ...     [1.0, 1.0, 1.0], [0, 0, 1], values=[0.5, 0.5, 0.5], next_values=[0.5, 0.5, 9.0], gamma=0.5, gae_lambda=1.0
+    ... )
+    >>> returns, advantages
+    (array([1.75, 1.5 , 1.  ]), array([1.25, 1.  , 0.5 ]))
+    """
+    reward = as_floats("rewards", rewards)
+    over, ended = as_episode_flags(terminated, truncated, len(reward))
+    estimates = as_floats("values", values, reward.shape), as_floats("next_values", next_values, reward.shape)
+    return estimate_advantages(reward, over, ended, *estimates, gamma, gae_lambda)
+
+
+def discounted_returns(
+    rewards: npt.ArrayLike,
+    terminated: npt.ArrayLike,
+    truncated: npt.ArrayLike | None = None,
+    next_values: npt.ArrayLike | None = None,
+    *,
+    gamma: float = 0.99,
+) -> Floats:
+    """Sum each step's reward and the discounted rewards that follow it in its episode.
+
+    Parameters
+    ----------
+    rewards, terminated, truncated
+        As `gae` takes them.
+    next_values
+        Estimates for the observations that the steps lead to, of the shape of the rewards: they stand for what follows
+        a truncated step or an unfinished last row, and count nowhere else. None: nothing follows.
+    gamma
+        The discount of a step.
+
+    Returns
+    -------
+    ndarray
+        Of the shape of the rewards.
+
+    Raises
+    ------
+    ColumnLengthError, ColumnTypeError
+        As `gae` does.
+
+    Examples
+    --------
+    >>> discounted_returns([1.0, 1.0, 1.0, 1.0], [0, 1, 0, 0], next_values=[8.0, 8.0, 8.0, 8.0], gamma=0.5)
+    array([1.5, 1. , 3.5, 5. ])
+    """
+    reward = as_floats("rewards", rewards)
+    over, ended = as_episode_flags(terminated, truncated, len(reward))
+    following = np.zeros(reward.shape)
+    if next_values is not None:
+        given = as_floats("next_values", next_values, reward.shape)
+        ended[-1:] = True
+        following[ended] = given[ended]
+    returns, _ = estimate_advantages(reward, over, ended, np.zeros(reward.shape), following, gamma, 1.0)
+    return returns
+
+
+def nstep(
+    rewards: npt.ArrayLike,
+    terminated: npt.ArrayLike,
+    truncated: npt.ArrayLike | None = None,
+    n_step: int = 3,
+    gamma: float = 0.99,
+) -> NStep:
+    """Sum the discounted rewards of each step and the `n_step - 1` that follow it in its episode.
+
+    A window ends early with the episode, however that ended, and with the last row. The target of a step is then
+    `returns + discount * estimate`, with an estimate at the observation after the step `last`.
+
+    Parameters
+    ----------
+    rewards, terminated, truncated
+        As `gae` takes them.
+    n_step
+        The most steps to sum.
+    gamma
+        The discount of a step.
+
+    Raises
+    ------
+    ColumnLengthError, ColumnTypeError
+        As `gae` does.
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+
+    Examples
+    --------
+    >>> nstep([1.0, 2.0, 3.0, 4.0], [0, 0, 1, 0], n_step=2, gamma=0.5)
+    NStep(returns=array([2. , 3.5, 3. , 4. ]), discount=array([0.25, 0.  , 0.  , 0.5 ]), last=array([1, 2, 2, 3]))
+    """
+    reward = as_floats("rewards", rewards)
+    n = len(reward)
+    over, ended = as_episode_flags(terminated, truncated, n)
+    return nstep_of_rings(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
+
+
+def nstep_of_rings(
+    rewards: npt.NDArray[Any],
+    terminated: npt.NDArray[Any],
+    ended: npt.NDArray[Any],
+    edges: npt.ArrayLike,
+    newest: npt.ArrayLike,
+    slots: Indices,
+    n_step: int,
+    gamma: float,
+) -> NStep:
+    """Sum the discounted rewards of the steps from each of some slots on, in rings of slots; see `nstep`.
+
+    A window goes on at its ring's first slot after the last, and never past the ring's newest step.
+
+    Parameters
+    ----------
+    rewards, terminated, ended
+        Of all slots, shapes (slots, ...), (slots,) and (slots,); `ended` are those terminated or truncated.
+    edges
+        The first slot of each ring, and the number of slots; shape (rings + 1,).
+    newest
+        The slot of each ring's newest step, shape (rings,).
+    slots
+        Where the windows start, shape (n,).
+    n_step, gamma
+        The most steps to sum, and the discount of a step.
+
+    Raises
+    ------
+    RowIndexError
+        If a slot is none; names it.
+    ArgumentError
+        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+
+    Examples
+    --------
+    >>> never = np.zeros(3, bool)
+    >>> nstep_of_rings(np.array([1.0, 2.0, 4.0]), never, never, [0, 3], [1], np.array([2, 1]), n_step=3, gamma=1.0)
+    NStep(returns=array([7., 2.]), discount=array([1., 1.]), last=array([1, 1]))
+    """
+    from samplebatch import kernels
+
+    whole("n_step", n_step, 1)
+    fraction("gamma", gamma)
+    reward = np.ascontiguousarray(rewards, np.float64)
+    flat = reward.reshape(len(reward), prod(reward.shape[1:]))
+    n = len(slots)
+    returns, discount, last = np.empty((n, flat.shape[1])), np.empty(n), np.empty(n, np.intp)
+    refused = kernels.windows(
+        flat,
+        np.ascontiguousarray(terminated, np.bool_),
+        np.ascontiguousarray(ended, np.bool_),
+        np.ascontiguousarray(edges, np.intp),
+        np.ascontiguousarray(newest, np.intp),
+        slots,
+        n_step,
+        gamma,
+        returns,
+        discount,
+        last,
+    )
+    if refused >= 0:
+        raise RowIndexError(f"slot {slots[refused]} must lie in [0, {len(reward)})")
+    return NStep(returns.reshape(n, *reward.shape[1:]), discount, last)
+
+
+def estimate_advantages(
+    rewards: Floats, terminated: Flags, ended: Flags, values: Floats, next_values: Floats, gamma: float, decay: float
+) -> tuple[Floats, Floats]:
+    """Estimate returns and advantages by the compiled kernel, for each column of rewards."""
+    from samplebatch import kernels
+
+    gamma, decay = fraction("gamma", gamma), fraction("gae_lambda", decay)
+    if rewards.ndim == 1:
+        advantages, returns = memory.empty(rewards.shape, rewards.dtype), memory.empty(rewards.shape, rewards.dtype)
+        kernels.gae(rewards, terminated, ended, values, next_values, gamma, decay, advantages, returns)
+        return returns, advantages
+    n, m = len(rewards), prod(rewards.shape[1:])
+    columns = [np.ascontiguousarray(array.reshape(n, m).T) for array in (rewards, values, next_values)]
+    found = np.empty((2, m, n))
+    for column, (reward, value, following) in enumerate(zip(*columns, strict=True)):
+        advantages, returns = found[:, column]
+        kernels.gae(reward, terminated, ended, value, following, gamma, decay, advantages, returns)
+    advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in found)
+    return returns, advantages
+
+
+def _numbers(name: str, value: Any) -> npt.NDArray[Any]:
+    array = array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ColumnTypeError(f"{name!r} must hold numbers, got dtype {array.dtype}")
+    return array
+
+
+def as_floats(name: str, value: Any, shape: tuple[int, ...] | None = None) -> Floats:
+    """Return an array, tensor or list as float64, in a shape if one is given that it has the elements for."""
+    array = np.ascontiguousarray(_numbers(name, value), np.float64)
+    if shape is None or array.shape == shape:
+        return array
+    if array.size != prod(shape):
+        raise ColumnLengthError(f"{name!r} must have {prod(shape)} elements, as the rewards have, got {array.size}")
+    return array.reshape(shape)
+
+
+def as_episode_flags(terminated: Any, truncated: Any, n: int) -> tuple[Flags, Flags]:
+    """Return the flags of terminated steps, and in a new array those of steps that end an episode."""
+    read = []
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if value is not None:
+            flags = np.ascontiguousarray(as_flags(_numbers(name, value), name)).reshape(-1)
+            if len(flags) != n:
+                raise ColumnLengthError(f"{name!r} must have {n} rows, one for each reward, got {len(flags)}")
+            read.append(flags)
+    return read[0], read[0] | read[-1]
