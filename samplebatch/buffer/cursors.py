@@ -340,12 +340,19 @@ class Cursors:
             If there are no rows, and any are asked for.
         """
         if ring is not None:
-            size = self._cursor_and_size(ring)[1]
-            self._check_rows(size, count)
-            return int(self.bases[ring]) + _integers(size, count, rng)
-        total = len(self)
-        self._check_rows(total, count)
-        picked = _integers(total, count, rng)
+            total = self._cursor_and_size(ring)[1]
+        else:
+            total = self.size * self.n if self.together else int(self.sizes.sum())
+        if count and not total:
+            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+        # Twice as fast as bit-exact whole numbers, and as likely as any other up to the 53 bits of a float. The largest
+        # float below 1 times a whole number below 2**53 is less than that number, rounding included.
+        fractions = rng.random(count)
+        fractions *= total
+        picked: Ints = fractions.astype(_INTP)
+        if ring is not None:
+            picked += int(self.bases[ring])
+            return picked
         if total == self.capacity or self.n == 1:
             return picked
         if self.together:
@@ -355,11 +362,6 @@ class Cursors:
         ring_of = np.searchsorted(ends, picked, "right")
         found: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
         return found
-
-    @staticmethod
-    def _check_rows(rows: int, count: int) -> None:
-        if count and not rows:
-            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
 
     def interval(self, start: int, stop: int) -> Ints:
         """Return the slots from `start` up to `stop`, both of one ring; past the ring's end they go on at its start.
@@ -378,13 +380,3 @@ class Cursors:
         if start <= stop:
             return np.arange(start, stop)
         return np.concatenate([np.arange(start, self.edges[ring + 1]), np.arange(self.edges[ring], stop)])
-
-
-def _integers(below: int, count: int, rng: np.random.Generator) -> Ints:
-    """Draw whole numbers from 0, each as likely as any other up to the 53 bits of a float: twice as fast as bit-exact.
-
-    The largest float below 1 times a whole number below 2**53 is less than that number, rounding included.
-    """
-    picked = rng.random(count)
-    picked *= below
-    return picked.astype(_INTP)

@@ -70,7 +70,7 @@ class Durable(Rows):
             self._sampler.mirror = folder.columns[WEIGHTS]
         self._folder = folder
         self._table.journal = FolderJournal(folder, self._table, self._committed_state)
-        self._table.forget_ways()
+        self._table.forget_fast_add()
 
     def _committed_state(self) -> bytes:
         """Return what is committed of the buffer with every step, beside its rings, as JSON."""
@@ -290,7 +290,7 @@ class Durable(Rows):
         own.rings, own.columns = table.rings, table.columns
         if own.finals is not None and table.finals is not None:
             own.finals.adopt(table.finals.columns, table.finals.owners)
-        own.forget_ways()
+        own.forget_fast_add()
         self._rng = rng
         self._use(sampler)
         parts = self.__dict__.get("_parts")

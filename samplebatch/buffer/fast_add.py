@@ -1,9 +1,9 @@
-"""The shortest way from a batch to its slots, for batches that look as the last one did.
+"""Fast `add`: a function compiled for batches of the same columns, dtypes and shapes as the last one.
 
-Whoever steps environments adds the same columns, of the same dtypes and shapes, again and again. Once a batch has gone
-the long way, where every column is looked at and converted, a function is written for those like it, as `dataclasses`
-writes an `__init__`: it looks at every value once, and then puts each where it belongs. What is not exactly alike goes
-the long way again. The text of the function holds nothing that a user has given: names and arrays are its variables.
+A collector adds the same columns again and again. After `Table.add` has checked and converted every column of one
+batch, `compile_fast_add` writes a function for the batches like it, as `dataclasses` writes an `__init__`: it checks
+every value once and writes it to its slot. A batch that differs in anything is left to `Table.add`. The text of the
+function holds nothing that a user has given: names and arrays are its variables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samplebatch.buffer.stores import OBSERVATIONS
 if TYPE_CHECKING:
     from samplebatch.buffer.table import Table
 
-Way = Callable[[dict[str, Any]], Added | None]
+FastAdd = Callable[[dict[str, Any]], Added | None]
 """Takes the values of a batch by name, and adds them; or returns None, and has done nothing."""
 
 _ndarray = np.ndarray
@@ -137,8 +137,8 @@ class _Text:
         self.checks.append(f"if type({local}) is not ndarray or {wrong_dtype} or {wrong_shape}: return None")
 
 
-def way_for(table: Table, held: dict[str, Any], n: int | None) -> Way | None:
-    """Write the function for batches like one that has just been added; None if they must go the long way.
+def compile_fast_add(table: Table, held: dict[str, Any], n: int | None) -> FastAdd | None:
+    """Compile a fast `add` for batches like one that has just been added; None if they need the general one.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def way_for(table: Table, held: dict[str, Any], n: int | None) -> Way | None:
         "rings": rings,
     }
     exec(source, variables)
-    found: Way = variables["way"]
+    found: FastAdd = variables["fast_add"]
     return found
 
 
@@ -224,7 +224,7 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
             body.append(line.format(**{key: value[0] if value else "" for key, value in parts.items()}))
     checks = "\n".join(f"        {line}" for line in text.checks)
     return (
-        f"def way(held):\n    if len(held) != count: return None\n    try:\n{checks}\n"
+        f"def fast_add(held):\n    if len(held) != count: return None\n    try:\n{checks}\n"
         "    except (KeyError, AttributeError, IndexError):\n        return None\n" + "\n".join(body) + "\n"
     )
 

@@ -10,6 +10,7 @@ from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.buffer.columns import copied, leaves_of, taken
+from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.final_observations import patched
 from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.store import Range
@@ -38,13 +39,17 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
     ColumnNotFoundError
         If nothing has been added yet.
     """
-    tree = _tree(table)
-    around = _around(table, slots, stack)
+    tree = table.columns.tree
+    if "obs" not in tree:
+        raise _nothing_added()
+    around = (slots, None, None) if stack == 1 and table.keeps_next else _around(table, slots, stack)
     held: dict[str, Any] = {}
     for name in ORDER:
         column = tree.get(name)
         if column is not None:
-            held[name] = taken(column, around[0] if name in STACKED else slots)
+            own = around[0] if name in STACKED else slots
+            # Most columns are arrays, which are gathered without a call in between.
+            held[name] = column.take(own) if type(column) is DenseStore else taken(column, own)
         elif name == "obs_next" and not table.keeps_next:
             held[name] = next_observations(table, slots, around)
         else:
@@ -58,7 +63,9 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
 
 def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
     """Copy all that the steps in ranges of slots have, one range after the other; see `rows_at`."""
-    tree = _tree(table)
+    tree = table.columns.tree
+    if "obs" not in tree:
+        raise _nothing_added()
     if stack > 1:
         return rows_at(table, slots_in(ranges), stack)
     held: dict[str, Any] = {}
@@ -177,11 +184,8 @@ def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...]
     return tuple(part[there] for part in cut), rows[there]
 
 
-def _tree(table: Table) -> dict[str, Any]:
-    tree = table.columns.tree
-    if "obs" not in tree:
-        raise ColumnNotFoundError("no column 'obs': nothing has been added to the buffer yet")
-    return tree
+def _nothing_added() -> ColumnNotFoundError:
+    return ColumnNotFoundError("no column 'obs': nothing has been added to the buffer yet")
 
 
 def shown_slots(table: Table, name: str, start: int, stop: int) -> Any:

@@ -138,7 +138,7 @@ class ReplayBuffer(Sampling, Durable):
         """Draw rows by a sampler from now on."""
         self._sampler = sampler
         self._table.listener = sampler if sampler.listens else None
-        self._table.forget_ways()
+        self._table.forget_fast_add()
 
     # Adding
 
@@ -180,11 +180,12 @@ class ReplayBuffer(Sampling, Durable):
         table = self._table
         with table.lock:
             if buffer_ids is None and type(batch) is Batch and not columns and self._ring is None:
-                way = table.way_of_one
-                if way is not None:
-                    added = way(batch.__dict__)
-                    if added is not None:
-                        return added
+                held = batch.__dict__
+                added = None if table.fast_add is None else table.fast_add(held)
+                if added is None:
+                    added = table.add_one(held)
+                    table.compile_fast_add(held, None)
+                return added
             return self._add(values_given(batch, columns), buffer_ids)
 
     def _add(self, held: dict[str, Any], buffer_ids: Any) -> Added:

@@ -20,6 +20,9 @@ from samplebatch.buffer.samplers import Uniform, whole_stacks
 from samplebatch.errors import ColumnMismatchError, EmptyBufferError, SequenceError
 
 _INTP = np.dtype(np.intp)
+_GAMMA = 0.99
+"""The discount of a step, unless another is given."""
+
 _zeros = np.zeros
 
 
@@ -31,7 +34,7 @@ class Sampling(Rows):
 
     # Steps
 
-    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> tuple[Batch, Ints]:
+    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = _GAMMA) -> tuple[Batch, Ints]:
         """Draw rows; see `sample_indices`.
 
         Parameters
@@ -74,7 +77,8 @@ class Sampling(Rows):
         (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
         """
         with self._table.lock:
-            check_window(self._table, n_step, gamma)
+            if n_step is not None or gamma != _GAMMA:
+                check_window(self._table, n_step, gamma)
             slots = self._drawn(batch_size)
             rows = self._rows(slots)
             if n_step is not None:

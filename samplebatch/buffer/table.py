@@ -9,7 +9,7 @@ import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.columns import Columns, Ready
-from samplebatch.buffer.fast_add import Way, way_for
+from samplebatch.buffer.fast_add import FastAdd, compile_fast_add
 from samplebatch.buffer.final_observations import OWNER, FinalObservations
 from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
@@ -65,6 +65,8 @@ class Table:
     ----------
     rings, columns, finals
         The parts.
+    fast_add
+        Adds a batch like the last one for which `compile_fast_add` was called; None if there is none.
     journal
         Whom to tell of all that is written; None for nobody.
     listener
@@ -75,8 +77,8 @@ class Table:
     """
 
     __slots__ = (
-        "_no_way", "columns", "finals", "journal", "keeps_next", "last_frame", "listener", "lock", "rings",
-        "way_of_all", "way_of_one",
+        "_general_only", "columns", "fast_add", "finals", "journal", "keeps_next", "last_frame", "listener", "lock",
+        "rings",
     )  # fmt: skip
 
     def __init__(self, maxsizes: Sequence[int], stores: Stores, *, keeps_next: bool, last_frame: bool) -> None:
@@ -87,11 +89,10 @@ class Table:
         self.last_frame = last_frame
         self.journal: Journal | None = None
         self.listener: Listener | None = None
-        self.way_of_one: Way | None = None
-        self.way_of_all: Way | None = None
-        self._no_way: tuple[Any, ...] = ()
+        self.fast_add: FastAdd | None = None
+        self._general_only: tuple[Any, ...] = ()
         self.finals = (
-            None if keeps_next else FinalObservations(self.rings.n, self.rings.capacity, stores, self.forget_ways)
+            None if keeps_next else FinalObservations(self.rings.n, self.rings.capacity, stores, self.forget_fast_add)
         )
 
     @property
@@ -100,21 +101,25 @@ class Table:
         store = self.columns.tree.get("done")
         return _NONE if store is None else store.values
 
-    def forget_ways(self) -> None:
-        """Look at the next batch anew: a store, its memory or who listens is another than before."""
-        self.way_of_one = self.way_of_all = None
-        self._no_way = ()
+    def forget_fast_add(self) -> None:
+        """Drop the compiled `fast_add`: a store, its memory or the listener has changed."""
+        self.fast_add = None
+        self._general_only = ()
 
-    def _look_for_way(self, held: dict[str, Any], n: int | None) -> None:
-        known = self.way_of_one if n is None else self.way_of_all
+    def compile_fast_add(self, held: dict[str, Any], n: int | None) -> None:
+        """Compile `fast_add`, if there is none, for batches like one that `add` has just taken.
+
+        Parameters
+        ----------
+        held
+            Its values by name.
+        n
+            Its rows, one for each ring; None for a single row without a leading axis.
+        """
         form = (n, *held)
-        if known is None and form != self._no_way:
-            found = way_for(self, held, n)
-            if n is None:
-                self.way_of_one = found
-            else:
-                self.way_of_all = found
-            self._no_way = () if found else form
+        if self.fast_add is None and form != self._general_only:
+            self.fast_add = compile_fast_add(self, held, n)
+            self._general_only = () if self.fast_add else form
 
     # Adding
 
@@ -136,9 +141,7 @@ class Table:
             If there are no slots.
         """
         values, obs_next = self._completed(held, 1, single=True)
-        found = self._add(values, obs_next, 1, None, single=True)
-        self._look_for_way(held, None)
-        return found
+        return self._add(values, obs_next, 1, None, single=True)
 
     def add(self, held: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
         """Add one step to each of n rings, all of them in order if none are given; see `Rings.advance`.
@@ -153,10 +156,7 @@ class Table:
         values, obs_next = self._completed(held, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
             return self._add_series(values, obs_next, rings)
-        found = self._add(values, obs_next, n, rings, single=single)
-        if rings is None and not single:
-            self._look_for_way(held, n)
-        return found
+        return self._add(values, obs_next, n, rings, single=single)
 
     def _add(self, values: dict[str, Any], obs_next: Any, n: int, rings: Ints | None, *, single: bool) -> Added:
         self._write(values, obs_next, rings, n, single=single)
@@ -305,7 +305,7 @@ class Table:
             value = numbers(value, name, (n,), np.float64 if name == "rew" else np.bool_)
         ready = self.columns.fit_only(name, value, n)
         self._begin(slots, slice(0, 0), 0)
-        self.forget_ways()
+        self.forget_fast_add()
         new = {id(held) for _, _, held in ready.new}
         self.columns.write(Ready([], ready.new), slots)
         for store, rows in ready.rows:
@@ -338,7 +338,7 @@ class Table:
 
     def _put(self, ready: Ready, slots: Slots, rew_shape: tuple[int, ...]) -> None:
         if ready.new:
-            self.forget_ways()
+            self.forget_fast_add()
         if "rew" not in self.columns.tree:
             self.rings.expect(rew_shape)
         self.columns.write(ready, slots)
@@ -442,7 +442,7 @@ class Table:
         FormatError
             If it is of rings of other sizes, or its parts do not fit each other.
         """
-        self.forget_ways()
+        self.forget_fast_add()
         self.rings.load_state_dict(state["rings"])
         self.columns.load_state_dict(self.rings.stored(), state["columns"])
         if self.finals is not None and state["finals"] is not None:

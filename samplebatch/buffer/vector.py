@@ -169,10 +169,13 @@ class ReplayBufferManager(ReplayBuffer):
         table = self._table
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         with table.lock:
-            if rings is None and type(batch) is Batch and not columns and table.way_of_all is not None:
-                added = table.way_of_all(batch.__dict__)
-                if added is not None:
-                    return added
+            if rings is None and type(batch) is Batch and not columns:
+                held = batch.__dict__
+                added = None if table.fast_add is None else table.fast_add(held)
+                if added is None:
+                    added = table.add(held, self.buffer_num)
+                    table.compile_fast_add(held, self.buffer_num)
+                return added
             return table.add(values_given(batch, columns), self.buffer_num if rings is None else len(rings), rings)
 
     def _rings_of(self, buffer_ids: Any) -> Ints | None:

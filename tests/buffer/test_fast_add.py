@@ -1,4 +1,4 @@
-"""The shortest way to the slots does what the long way does, and takes only what is exactly alike."""
+"""The compiled fast `add` does what the general one does, and takes only batches that are exactly alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
+from samplebatch import Batch, ReplayBuffer, ReplayBufferManager, VectorReplayBuffer
+from samplebatch.buffer import table
 from samplebatch.errors import SampleBatchError
 
 F4 = np.float32
@@ -42,13 +43,9 @@ def pair(rows: int | None, **options: Any) -> tuple[ReplayBuffer, ReplayBuffer]:
     return VectorReplayBuffer(11 * rows, rows, **options), VectorReplayBuffer(11 * rows, rows, **options)
 
 
-def add_long(buffer: ReplayBuffer, batch: Batch) -> Any:
-    buffer._table.forget_ways()
+def add_generally(buffer: ReplayBuffer, batch: Batch) -> Any:
+    buffer._table.forget_fast_add()
     return buffer.add(batch)
-
-
-def way_of(buffer: ReplayBuffer) -> Any:
-    return buffer._table.way_of_one or buffer._table.way_of_all
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -61,32 +58,32 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("rows", [None, 1, 3])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_both_ways_lead_to_the_same_slots(name: str, rows: int | None) -> None:
-    short, long = pair(rows, **OPTIONS[name])
+def test_both_write_the_same_slots(name: str, rows: int | None) -> None:
+    fast, general = pair(rows, **OPTIONS[name])
     for n in range(40):
         values = step(n, rows)
         if "last" in name:
             for obs in ("obs", "obs_next"):
                 values[obs] = values[obs]["image"]
-        found, expected = short.add(Batch(values)), add_long(long, Batch(values))
+        found, expected = fast.add(Batch(values)), add_generally(general, Batch(values))
         assert [part.tolist() for part in found] == [part.tolist() for part in expected]
         assert [part.dtype for part in found] == [part.dtype for part in expected]
-        assert (way_of(short) is not None) == (n >= 0)
-        assert shown(short) == shown(long)
+        assert fast._table.fast_add is not None
+        assert shown(fast) == shown(general)
 
 
 @pytest.mark.parametrize("rows", [None, 2])
 def test_vector_rewards_and_objects(rows: int | None) -> None:
-    short, long = pair(rows)
+    fast, general = pair(rows)
     lead = () if rows is None else (rows,)
     for n in range(25):
         rew = np.arange(2.0) + n + np.zeros((*lead, 2))
         words: Any = "é" * (n % 3) if rows is None else np.array([None, f"{n}"], object)
         batch = Batch(step(n, rows, rew=rew, info={"word": words}))
-        found, expected = short.add(batch), add_long(long, batch)
+        found, expected = fast.add(batch), add_generally(general, batch)
         assert [part.tolist() for part in found] == [part.tolist() for part in expected]
-        assert way_of(short) is not None
-    assert shown(short) == shown(long)
+        assert fast._table.fast_add is not None
+    assert shown(fast) == shown(general)
 
 
 UNALIKE: dict[str, Any] = {
@@ -104,16 +101,16 @@ UNALIKE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", UNALIKE)
-def test_what_is_unalike_goes_the_long_way(name: str) -> None:
+def test_an_unlike_batch_is_left_to_the_general_add(name: str) -> None:
     import torch
 
     changed = {"act": torch.tensor(7)} if name == "a tensor" else UNALIKE[name]
-    short, long = pair(None)
+    fast, general = pair(None)
     for n in range(6):
         batch = Batch(step(n, None, **(changed if n % 2 else {})))
-        found, expected = short.add(batch), add_long(long, batch)
+        found, expected = fast.add(batch), add_generally(general, batch)
         assert [part.tolist() for part in found] == [part.tolist() for part in expected]
-    assert shown(short) == shown(long)
+    assert shown(fast) == shown(general)
 
 
 REFUSED: dict[str, Any] = {
@@ -130,7 +127,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_all_the_same(name: str) -> None:
+def test_a_misfit_is_refused_all_the_same(name: str) -> None:
     buffer = ReplayBuffer(4)
     for n in range(6):
         buffer.add(Batch(step(n, None)))
@@ -157,16 +154,16 @@ def test_rows_for_each_ring_must_be_as_many() -> None:
 
 def test_columns_may_be_called_anything() -> None:
     names = ["slot", "rings", "held", "v0", "_0", "a b", "'", "class", "done_memory", "__class__", "{keep}", "\n"]
-    short, long = pair(None)
+    fast, general = pair(None)
     for n in range(15):
         batch = Batch(step(n, None, info={name: i + n for i, name in enumerate(names)}))
-        short.add(batch)
-        add_long(long, batch)
-    assert way_of(short) is not None
-    assert shown(short) == shown(long)
+        fast.add(batch)
+        add_generally(general, batch)
+    assert fast._table.fast_add is not None
+    assert shown(fast) == shown(general)
 
 
-def test_a_way_ends_where_its_memory_moves() -> None:
+def test_it_is_dropped_where_its_memory_moves() -> None:
     """Final observations move when there are many: of the truncations that are kept, each has one."""
     buffer = ReplayBuffer(100, ignore_obs_next=True)
     for n in range(90):
@@ -184,3 +181,19 @@ def test_the_batch_is_left_alone() -> None:
     assert str(batch.to_dict()) == str(before)
     batch.obs.image[...] = -1
     assert buffer.obs.image.min() == 1
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda buffer, batch: buffer.add(batch, buffer_ids=[0]),
+        lambda buffer, batch: buffer.add(batch, buffer_ids=np.zeros(len(batch), int)),
+        lambda buffer, batch: buffer.add(batch[0].to_dict()),
+        lambda buffer, batch: buffer.add(**batch[0]),
+        lambda buffer, batch: ReplayBufferManager([buffer]).buffers[0].add(batch[0]),
+    ],
+    ids=["one row", "rows of a collector", "a dict", "keywords", "part of another"],
+)
+def test_it_is_compiled_only_where_add_calls_it(fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "compile_fast_add", lambda *_: pytest.fail("compiled, and never called"))
+    fill(ReplayBuffer(8), Batch(step(3, 1)))
