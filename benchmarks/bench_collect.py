@@ -1,7 +1,8 @@
 """`collect.*`: from a vector of CartPoles to what a learner takes, in microseconds for 256 steps of all of them.
 
 Everybody steps the same environments. `bare` steps Gymnasium's own vector environment with the same policy and keeps
-nothing: what is above it is what collecting costs. RLlib's runner acts at random, which costs it least.
+nothing: what is above it is what collecting costs. In `list` rows ours gets the environments one by one, as a list.
+RLlib's runner acts at random, which costs it least.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def made(num_envs: int, mode: str) -> Any:
             self.turns += 1
             return super().step(actions)
 
-    return Counted([cartpole] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
+    autoreset = "SameStep" if mode == "List" else mode
+    return Counted([cartpole] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(autoreset))
 
 
 def cartpole() -> Any:
@@ -63,20 +65,41 @@ def bare(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
     return step_on
 
 
+class CountedSteps:
+    """The number of steps of a list of environments, which the first of them counts."""
+
+    turns = 0
+
+
+def counted_list(num_envs: int) -> tuple[list[Any], CountedSteps]:
+    """Make single environments, and count how often they are stepped."""
+    import gymnasium
+
+    counted = CountedSteps()
+
+    class First(gymnasium.Wrapper):  # type: ignore[misc,type-arg]
+        def step(self, action: Any) -> Any:
+            counted.turns += 1
+            return super().step(action)
+
+    return [First(cartpole()), *(cartpole() for _ in range(num_envs - 1))], counted
+
+
 def ours(lib: Any, data: tuple[int, str], *, buffer: bool = False, episodes: int | None = None) -> Callable[[], float]:
     """Collect with our collector."""
     from samplebatch import Collector, VectorReplayBuffer
 
-    num_envs, _ = data
-    env = made(*data)
+    num_envs, mode = data
+    env: Any
+    env, counted = counted_list(num_envs) if mode == "List" else (made(*data),) * 2
     collector = Collector(policy, env, VectorReplayBuffer(20_000, num_envs) if buffer else None, seed=0)
     wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
 
     def collect() -> float:
-        before = env.turns
+        before = counted.turns
         began = perf_counter()
         collector.collect(**wanted)
-        return (perf_counter() - began) * TURNS / (env.turns - before)
+        return (perf_counter() - began) * TURNS / (counted.turns - before)
 
     return collect
 
@@ -131,11 +154,14 @@ def clocked(setup: Callable[..., Any], **given: Any) -> Way:
     return Way(partial(setup, **given), clocked=True)
 
 
+_INFIXES = {"NextStep": "", "SameStep": ".same_step", "List": ".list"}
+
+
 def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
     """Declare the rows of so many environments."""
     found = []
     for mode in modes:
-        name = f"collect.cartpole{num_envs}" + (".same_step" if mode == "SameStep" else "")
+        name = f"collect.cartpole{num_envs}" + _INFIXES[mode]
         data = partial(tuple[int, str], (num_envs, mode))
         peers = {"tianshou": clocked(tianshou)}
         found += [
@@ -149,4 +175,4 @@ def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
     return found
 
 
-ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep"), *rows_of(1, 2.5, "SameStep")]
+ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List"), *rows_of(1, 2.5, "SameStep")]
