@@ -59,10 +59,16 @@ HAND_OVERS = {
     ("samplebatch.batch.sample_batch", "_multi_agent_batch"): {"samplebatch.batch.multi_agent"},
     ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.functions"},
     ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
-    ("samplebatch.buffer.durable", "load"): {"samplebatch.storage.buffer_file"},
-    ("samplebatch.buffer.durable", "load_hdf5"): {"samplebatch.storage.hdf5_buffer"},
-    ("samplebatch.buffer.durable", "save"): {"samplebatch.storage.buffer_file"},
-    ("samplebatch.buffer.durable", "save_hdf5"): {"samplebatch.storage.hdf5_buffer"},
+    ("samplebatch.buffer.multi_agent", "load_state_dict"): {"samplebatch.storage.state_dict"},
+    ("samplebatch.buffer.multi_agent", "state_dict"): {"samplebatch.storage.state_dict"},
+    ("samplebatch.buffer.replay", "_keep_in"): {"samplebatch.storage.buffer_folder.buffers"},
+    ("samplebatch.buffer.replay", "load"): {"samplebatch.storage.buffer_file"},
+    ("samplebatch.buffer.replay", "load_hdf5"): {"samplebatch.storage.hdf5_buffer"},
+    ("samplebatch.buffer.replay", "load_state_dict"): {"samplebatch.storage.state_dict"},
+    ("samplebatch.buffer.replay", "open"): {"samplebatch.storage.buffer_folder.buffers"},
+    ("samplebatch.buffer.replay", "save"): {"samplebatch.storage.buffer_file"},
+    ("samplebatch.buffer.replay", "save_hdf5"): {"samplebatch.storage.hdf5_buffer"},
+    ("samplebatch.buffer.replay", "state_dict"): {"samplebatch.storage.state_dict"},
     ("samplebatch.cli.application", "application.collect_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.inspecting"},
     ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.verifying"},
@@ -70,7 +76,7 @@ HAND_OVERS = {
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 
 MAX_LINES = 450
-LONG: dict[str, int] = {}
+LONG = {"samplebatch.buffer.replay": 650}
 """Files that may be longer than the others: those whose public class or family of functions is one subject."""
 
 ONE_IMPORTER = {
@@ -81,27 +87,28 @@ ONE_IMPORTER = {
         "samplebatch.batch.row_batch",
         "samplebatch.batch.sequence_batch",
         "samplebatch.buffer.cursors",
-        "samplebatch.buffer.fast_add",
         "samplebatch.buffer.env_steps",
+        "samplebatch.buffer.fast_add",
         "samplebatch.buffer.fragments",
         "samplebatch.buffer.ragged_store",
+        "samplebatch.buffer.rows",
         "samplebatch.buffer.sampling",
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
         "samplebatch.env.environment_processes",
         "samplebatch.env.stepper",
         "samplebatch.policy.agents",
-        "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.agent_steps",
+        "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",
-        "samplebatch.transport.shared_queue",
         "samplebatch.transport.reservation",
+        "samplebatch.transport.shared_queue",
     },
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",
-        "samplebatch.buffer.commits",
-        "samplebatch.buffer.journal",
         "samplebatch.column.object_size",
+        "samplebatch.storage.buffer_folder.journal",
+        "samplebatch.storage.state_checksums",
         "samplebatch.transport.arena",
     },
     "is a layer's door to the only layer above that needs it": {
@@ -119,6 +126,7 @@ ONE_IMPORTER = {
         "samplebatch.cli.inspecting",
         "samplebatch.cli.verifying",
         "samplebatch.storage.buffer_file",
+        "samplebatch.storage.buffer_folder.buffers",
         "samplebatch.storage.hdf5_buffer",
     },
     "is a file format of its own": {

@@ -13,7 +13,6 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.buffer.checkpoint import State, generator_of, generator_state
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
 from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, Tail, fragment_of, rows_as_added
 from samplebatch.buffer.gather import check_window, nstep_columns
@@ -21,7 +20,6 @@ from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.state_checksums import check_state, with_checksums
 from samplebatch.errors import (
     ColumnTypeError,
     EmptyBufferError,
@@ -318,20 +316,14 @@ class MultiAgentReplayBuffer:
 
     # Carrying on elsewhere
 
-    def state_dict(self) -> State:
-        """Return all there is to know of the buffer, whatever it needs to go on exactly so; it can be pickled."""
-        with self._lock:
-            state = {
-                "buffers": {policy: buffer.state_dict() for policy, buffer in self.buffers.items()},
-                "forms": {policy: (sorted(form.flags), form.rewards.str) for policy, form in self._forms.items()},
-                "tails": {policy: tuple(tail) for policy, tail in self._tails.items()},
-                "steps": self._steps.state_dict(),
-                "generator": generator_state(self._rng),
-            }
-        return with_checksums(state)
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the buffer needs to go on exactly as it would have; it can be pickled."""
+        from samplebatch.storage.state_dict import export_multi_agent_state
+
+        return export_multi_agent_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Take back what `state_dict` returned of a buffer that was made with the same arguments.
+        """Continue from the state of a buffer that was made with the same arguments.
 
         Parameters
         ----------
@@ -347,17 +339,9 @@ class MultiAgentReplayBuffer:
         FormatError
             If the state of a buffer is not whole, or not as it was; names the part. Nothing has changed then.
         """
-        if verify:
-            check_state(state)
-        buffers = {policy: self._new(policy) for policy in state["buffers"]}
-        for policy, buffer in buffers.items():
-            buffer.load_state_dict(state["buffers"][policy], verify=False)
-        rng, steps = generator_of(state["generator"]), EnvSteps.from_state_dict(state["steps"])
-        forms = {policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()}
-        tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}
-        with self._lock:
-            self._forms, self._tails = forms, tails
-            self.buffers, self._rng, self._steps = buffers, rng, steps
+        from samplebatch.storage.state_dict import load_multi_agent_state
+
+        load_multi_agent_state(self, state, verify=verify)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}

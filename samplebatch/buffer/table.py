@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.columns import Columns, Ready
@@ -27,13 +28,22 @@ _NONE: Flags = np.zeros(0, np.bool_)
 
 
 class Journal(Protocol):
-    """Who wants to know of every step, such as a folder from which the buffer can be opened again."""
+    """A write-ahead log of steps that a table writes to, such as that of a folder."""
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Take notice that the rows of these columns in these slots will be written over."""
+        """Save the rows of these columns in these slots, which are about to be overwritten."""
 
     def commit(self) -> None:
-        """Take notice that a step is written, cursors included."""
+        """Commit a step that is written, cursors included."""
+
+    def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Store a sampler's weights of all slots, and return the array that is to get every further one."""
+
+    def flush(self) -> None:
+        """Commit changes beside steps, and wait until everything is on the disk."""
+
+    def close(self) -> None:
+        """Commit changes beside steps, and close the log; closing again does nothing."""
 
 
 class Listener(Protocol):
@@ -68,7 +78,7 @@ class Table:
     fast_add
         Adds a batch like the last one for which `compile_fast_add` was called; None if there is none.
     journal
-        Whom to tell of all that is written; None for nobody.
+        The write-ahead log of all that is written; None for a table in memory.
     listener
         Whom to tell of the slots of rows that come and go; None for nobody.
     lock
@@ -431,19 +441,8 @@ class Table:
         """
         maxsizes = np.asarray(state["rings"]["maxsizes"]).tolist()
         table = cls(maxsizes, state["stores"], keeps_next=state["keeps_next"], last_frame=state["last_frame"])
-        table.load_state_dict(state)
+        table.rings.load_state_dict(state["rings"])
+        table.columns.load_state_dict(table.rings.stored(), state["columns"])
+        if table.finals is not None and state["finals"] is not None:
+            table.finals.load_state_dict(state["finals"])
         return table
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of a table of rings of the same sizes.
-
-        Raises
-        ------
-        FormatError
-            If it is of rings of other sizes, or its parts do not fit each other.
-        """
-        self.forget_fast_add()
-        self.rings.load_state_dict(state["rings"])
-        self.columns.load_state_dict(self.rings.stored(), state["columns"])
-        if self.finals is not None and state["finals"] is not None:
-            self.finals.load_state_dict(state["finals"])

@@ -71,7 +71,7 @@ class ReplayBufferManager(ReplayBuffer):
             if not isinstance(buffer, ReplayBuffer) or isinstance(buffer, ReplayBufferManager):
                 found = type(buffer).__name__
                 raise ColumnTypeError(f"the parts of a buffer must be buffers of one ring each, got a {found}")
-            if buffer._folder is not None:
+            if buffer._journal is not None:
                 raise StorageError("the parts of a buffer must be in memory, one is kept in a folder")
         if len(set(map(id, buffers))) < len(buffers):
             raise ColumnMismatchError("the parts of a buffer must be different buffers, got one of them twice")

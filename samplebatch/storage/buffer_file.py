@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,7 @@ import pyarrow as pa
 
 from samplebatch.batch.arrow import METADATA_KEY, metadata_of
 from samplebatch.batch.tree import named_leaves
-from samplebatch.buffer import checkpoint
-from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.columns import Columns
-from samplebatch.buffer.description import described_of
-from samplebatch.buffer.durable import Durable
-from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
 from samplebatch.column.compressed import CompressedColumn
@@ -33,8 +28,14 @@ from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError
+from samplebatch.storage import buffer_state
 from samplebatch.storage.arrow_file import arrow_writer, bound_of_file, check_arrow, check_magic, file_bytes
+from samplebatch.storage.buffer_description import describe, make_buffer
 from samplebatch.storage.damage import buffer_damage_named
+from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_structure
+
+if TYPE_CHECKING:
+    from samplebatch.buffer.replay import ReplayBuffer
 
 _PART_NBYTES = 1 << 25
 """Bytes of rows that are written at once, about."""
@@ -47,9 +48,10 @@ _REFERENCE_NBYTES = 8
 _WEIGHTS, _FINAL_ROWS = "sampler.weights", "final.rows"
 
 Slots = npt.NDArray[np.intp]
+_Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 
 
-def write_buffer(buffer: Durable, path: str | os.PathLike[str]) -> None:
+def write_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     """Write a buffer to an Arrow IPC file, whole or not at all.
 
     Parameters
@@ -66,24 +68,29 @@ def write_buffer(buffer: Durable, path: str | os.PathLike[str]) -> None:
     OSError
         If the file cannot be written.
     """
+    with buffer._table.lock:
+        _write(buffer, path)
+
+
+def _write(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     table, ring = buffer._table, buffer._ring
     slots = table.rings.stored() if ring is None else buffer._start + np.arange(len(buffer))
-    sampler = checkpoint.sampler_state(buffer._sampler, slots)
+    sampler = buffer_state.sampler_state(buffer._sampler, slots)
     weights = sampler["known"].pop("weights", None) if isinstance(sampler["known"], dict) else None
     finals = _Finals(table, ring, slots)
-    structure = checkpoint.structure_of(table.columns)
-    about = described_of(buffer) | {
+    structure = buffer_state.structure_of(table.columns)
+    about = describe(buffer) | {
         "type": "ReplayBuffer",
-        "generator": checkpoint.generator_state(buffer._rng),
+        "generator": buffer_state.generator_state(buffer._rng),
         "sampler": sampler,
         "rings": table.rings.state_dict(ring),
         "structure": _form(structure),
-        "stores": checkpoint.stores_state(table.columns.stores),
+        "stores": buffer_state.stores_state(table.columns.stores),
         "finals": finals.form,
         "keeps_next": table.keeps_next,
         "last_frame": table.last_frame,
     }
-    metadata = {METADATA_KEY: json.dumps(checkpoint.plain(about)).encode()}
+    metadata = {METADATA_KEY: json.dumps(buffer_state.plain(about)).encode()}
     names = list(named_leaves(structure["tree"]))
     own: dict[str, Column] = {} if weights is None else {_WEIGHTS: TensorColumn(weights)}
     parts = _parts(table.columns, names, slots, own, finals)
@@ -162,12 +169,20 @@ def _parts(
 
 
 def read_buffer(
-    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, max_nbytes: int | None = None
-) -> tuple[State, Table, Sampler]:
-    """Read what `write_buffer` wrote.
+    cls: type[_Buffer],
+    path: str | os.PathLike[str],
+    *,
+    allow_pickle: bool = False,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    missing: dict[str, Any],
+) -> _Buffer:
+    """Read a buffer from an Arrow IPC file of `write_buffer`.
 
     Parameters
     ----------
+    cls
+        The class of the buffer, or one that it derives from.
     path
         The file.
     allow_pickle
@@ -176,11 +191,8 @@ def read_buffer(
         Whether to hold the file against its checksums, if it has any.
     max_nbytes
         Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
-
-    Returns
-    -------
-    tuple
-        What the buffer is, its table, and its sampler.
+    missing
+        Attributes that no file can hold, by argument.
 
     Raises
     ------
@@ -210,7 +222,9 @@ def read_buffer(
             weights = [part.column(_WEIGHTS) for part in _batches(file)]
             known = pa.chunked_array(weights).combine_chunks().to_numpy(zero_copy_only=False)
             sampler["known"] = sampler["known"] | {"weights": known}
-        return about, table, checkpoint.sampler_of(sampler, table.rings.capacity, table.rings.stored())
+        chosen = buffer_state.sampler_from_state(sampler, table.rings.capacity, table.rings.stored())
+    buffer: _Buffer = make_buffer(cls, about, table, chosen, missing)
+    return buffer
 
 
 def _batches(file: Any) -> Iterator[pa.RecordBatch]:
@@ -245,7 +259,7 @@ def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_
     _check_rows(file, about, bound)
     form, final_form, schema = about["structure"], about["finals"], file.schema
     count = len(form["kinds"])
-    checkpoint.check_structure(form["tree"], count)
+    check_structure(form["tree"], count)
     rings = {key: np.array(value) for key, value in about["rings"].items()}
     state = {
         "rings": rings | {"together": about["rings"]["together"]},
@@ -253,7 +267,7 @@ def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_
         "finals": None,
         **{name: about[name] for name in ("stores", "keeps_next", "last_frame")},
     }
-    table = checkpoint.table_of(state)
+    table = buffer_state.table_from_state(state)
     slots, at = table.rings.stored(), 0
     for batch in _batches(file):
         part = slots[at : at + batch.num_rows]
@@ -279,7 +293,7 @@ def _restore_finals(
 ) -> None:
     """Put final observations back into their rows."""
     count = len(form["kinds"])
-    checkpoint.check_structure(form["tree"], count)
+    check_structure(form["tree"], count)
     names = [name for name, _ in named_leaves(form["tree"])]
     places = [place for _, place in named_leaves(form["tree"])]
     first = len(file.schema) - count - 1
@@ -306,9 +320,9 @@ def _restore_finals(
     ]
     rows = joined[-1].to_numpy()
     owner = np.concatenate(owners)
-    checkpoint.check_finals(rows, owner, int(form["room"]), table.rings)
+    check_finals(rows, owner, int(form["room"]), table.rings)
     ordered = [column for _, column in sorted(zip(places, joined[:-1], strict=True), key=lambda pair: pair[0])]
     found = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
     assert table.finals is not None
     table.finals.load_state_dict({"rows": rows, "owners": owner, "room": int(form["room"]), "found": found})
-    checkpoint.check_final_shapes(table)
+    check_final_shapes(table)

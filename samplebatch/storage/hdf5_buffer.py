@@ -13,35 +13,38 @@ import json
 import os
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.batch.nested.node import values_of
-from samplebatch.buffer import checkpoint
-from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.dense_store import DenseStore, TorchStore
-from samplebatch.buffer.description import described_of, make
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
 from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
 from samplebatch.errors import FormatError, require
+from samplebatch.storage import buffer_state
 from samplebatch.storage.arrow_file import file_bytes
+from samplebatch.storage.buffer_description import describe, make_buffer
 from samplebatch.storage.damage import buffer_damage_named
 from samplebatch.storage.file_checksums import HDF5, add_checksums, check_whole
 from samplebatch.storage.hdf5 import to_hdf5, write_value
 from samplebatch.storage.hdf5_heaps import check_heaps
 from samplebatch.storage.hdf5_reader import TYPE_KEY, Hdf5Reader, Ranges, bound_of
 from samplebatch.storage.tianshou_state import attributes_for, description_in, reward_function_in, sampler_in
+from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_rings, check_structure
 
 if TYPE_CHECKING:
     import h5py
 
+    from samplebatch.buffer.replay import ReplayBuffer
+
+_Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 _ABOUT, _FINALS = "samplebatch", "samplebatch.finals"
 _PART_NBYTES = 1 << 25
 _CHUNK_NBYTES = 1 << 16
@@ -51,8 +54,16 @@ _MOST_PICKLED_NUMBER = 1 << 10
 """Bytes that a pickled number has at the most."""
 
 
-def save_buffer(buffer: Any, path: str | os.PathLike[str], compression: str | None = None) -> None:
+def save_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None = None) -> None:
     """Write a buffer to an HDF5 file; see `ReplayBuffer.save_hdf5`."""
+    with buffer._table.lock:
+        _write(buffer, path, compression)
+
+
+# Writing
+
+
+def _write(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
     h5py = require("h5py", "hdf5")
     state = attributes_for(buffer)
     temporary = f"{os.fspath(path)}.tmp"
@@ -61,7 +72,7 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], compression: str | No
         with h5py.File(temporary, "w", libver=("v108", "v108")) as file:
             to_hdf5(state, file, compression)
             _write_columns(buffer, file.create_group("_meta"), compression)
-            file["_indices"].attrs[_ABOUT] = json.dumps(checkpoint.plain(_about(buffer)))
+            file["_indices"].attrs[_ABOUT] = json.dumps(buffer_state.plain(_about(buffer)))
             finals = _finals(buffer)
             if finals is not None:
                 file["_indices"].attrs[_FINALS] = finals
@@ -74,9 +85,6 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], compression: str | No
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
-
-
-# Writing
 
 
 def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> None:
@@ -128,12 +136,12 @@ def _is_numeric(store: Store) -> bool:
 
 def _about(buffer: Any) -> State:
     table = buffer._table
-    sampler = checkpoint.sampler_state(buffer._sampler, np.zeros(0, np.intp))
-    return described_of(buffer) | {
-        "generator": checkpoint.generator_state(buffer._rng),
+    sampler = buffer_state.sampler_state(buffer._sampler, np.zeros(0, np.intp))
+    return describe(buffer) | {
+        "generator": buffer_state.generator_state(buffer._rng),
         "sampler": sampler,
         "rings": table.rings.state_dict(buffer._ring),
-        "stores": checkpoint.stores_state(table.columns.stores),
+        "stores": buffer_state.stores_state(table.columns.stores),
     }
 
 
@@ -148,7 +156,7 @@ def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
     pairs = [arrow_field_and_array(column, str(i)) for i, column in enumerate(found["columns"])]
     pairs += [(pa.field(name, pa.int64()), pa.array(state[name], pa.int64())) for name in ("rows", "owners")]
     form = {name: found[name] for name in ("tree", "kinds", "row_shapes")} | {"room": state["room"]}
-    schema = pa.schema([field for field, _ in pairs], {b"form": json.dumps(checkpoint.plain(form)).encode()})
+    schema = pa.schema([field for field, _ in pairs], {b"form": json.dumps(buffer_state.plain(form)).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch([array for _, array in pairs], schema=schema))
@@ -159,14 +167,14 @@ def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
 
 
 def load_buffer(
-    cls: Any,
+    cls: type[_Buffer],
     path: str | os.PathLike[str],
     *,
     allow_pickle: bool = False,
     verify: bool = True,
     max_nbytes: int | None = None,
     missing: dict[str, Any],
-) -> Any:
+) -> _Buffer:
     """Read a buffer from an HDF5 file; see `ReplayBuffer.load_hdf5`."""
     h5py = require("h5py", "hdf5")
     name = os.fspath(path)
@@ -180,7 +188,8 @@ def load_buffer(
     with buffer_damage_named(name), h5py.File(name, "r") as file:
         reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
         about, table, sampler, stored = _parts_of(cls, file, reader)
-    return make(cls, about, table, sampler, stored | missing)
+    buffer: _Buffer = make_buffer(cls, about, table, sampler, stored | missing)
+    return buffer
 
 
 def check_hdf5(data: pa.Buffer, name: str) -> bool:
@@ -222,12 +231,12 @@ def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Tab
     notes = reader.attributes(children["_indices"])
     about = json.loads(notes[_ABOUT]) if _ABOUT in notes else description_in(cls, found, children, reader)
     rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
-    checkpoint.check_rings(rings)
+    check_rings(rings)
     columns = values_of(reader.of_rows(*_counting(rings)).read(children["_meta"]))
     table = _table(about, found, rings, dict(columns or {}))
     if table.finals is not None and _FINALS in notes:
         table.finals.load_state_dict(_read_finals(notes[_FINALS], table, reader))
-        checkpoint.check_final_shapes(table)
+        check_final_shapes(table)
     sampler = sampler_in(about, found, children, table, reader)
     return about, table, sampler, reward_function_in(children, reader)
 
@@ -255,7 +264,7 @@ def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
 def _table(about: State, found: State, rings: State, columns: State) -> Table:
     """Make a table of rows for every slot."""
     keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
-    stores = checkpoint.stores_of(about["stores"])
+    stores = buffer_state.stores_from_state(about["stores"])
     table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
     if "done" in columns and "terminated" not in columns:
         columns |= {"terminated": columns["done"], "truncated": np.zeros(len(columns["done"]), np.bool_)}
@@ -288,11 +297,11 @@ def _read_finals(data: Any, table: Table, reader: Hdf5Reader) -> State:
         raise FormatError(f"the final observations of a buffer must be a whole Arrow stream: {error}") from error
     form = json.loads(batch.schema.metadata[b"form"])
     count = len(form["kinds"])
-    checkpoint.check_structure(form["tree"], count)
+    check_structure(form["tree"], count)
     columns = [
         column_from_arrow(batch.column(i), batch.schema.field(i), allow_pickle=reader.allow_pickle)
         for i in range(count)
     ]
     rows, owners = (batch.column(name).to_numpy() for name in ("rows", "owners"))
-    checkpoint.check_finals(rows, owners, int(form["room"]), table.rings)
+    check_finals(rows, owners, int(form["room"]), table.rings)
     return {"rows": rows, "owners": owners, "room": int(form["room"]), "found": form | {"columns": columns}}

@@ -9,19 +9,19 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.buffer import checkpoint
-from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.samplers import Prioritized, Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError
-from samplebatch.storage import tianshou_pickle
+from samplebatch.storage import buffer_state, tianshou_pickle
+from samplebatch.storage.buffer_description import VERSION
 from samplebatch.storage.hdf5_reader import Hdf5Reader
 from samplebatch.storage.inert_pickle import resolved
 from samplebatch.storage.stub_unpickler import Foreign, Named
 from samplebatch.storage.tianshou_pickle import Standing
+from samplebatch.storage.untrusted_state import State
 
 _OPTIONS = ("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail", "alpha", "beta")
 _CURSORS = ("_insertion_idx", "_size", "_ep_start_idx", "_ep_len", "_ep_return")
@@ -152,7 +152,7 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
         If its weights are not there, or do not fit the table.
     """
     if "weight" not in children:
-        return checkpoint.sampler_of(about["sampler"], table.rings.capacity, table.rings.stored())
+        return buffer_state.sampler_from_state(about["sampler"], table.rings.capacity, table.rings.stored())
     tree = reader.inert(children["weight"])
     state = tree.state if isinstance(tree, Foreign) else {}
     value, bound = resolved(state["_value"]), int(state["_bound"])
@@ -162,7 +162,7 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
         "smallest": found["_min_prio"],
         "weights": np.asarray(value, np.float64)[bound + slots],
     }
-    return checkpoint.sampler_of({"kind": "prioritized", "known": known}, table.rings.capacity, slots)
+    return buffer_state.sampler_from_state({"kind": "prioritized", "known": known}, table.rings.capacity, slots)
 
 
 def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: Hdf5Reader) -> State:
@@ -191,15 +191,15 @@ def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: 
             "known": settings | {"weight_norm": options["weight_norm"], "stratified": False},
         }
     return {
-        "version": checkpoint.VERSION,
+        "version": VERSION,
         "class": _class_name(cls, found, children, len(set(maxsizes)) == 1),
         "set_up": {"maxsizes": maxsizes, "options": options},
         "own": attributes | {"stack_num": int(found["stack_num"])},
         "missing": ["compute_reward_fn"] if "horizon" in found else [],
-        "generator": checkpoint.generator_state(np.random.default_rng(_seed(children, reader))),
+        "generator": buffer_state.generator_state(np.random.default_rng(_seed(children, reader))),
         "sampler": known,
         "rings": _rings(parts, maxsizes),
-        "stores": checkpoint.stores_state(Stores(most_open=2 * len(parts) + 4)),
+        "stores": buffer_state.stores_state(Stores(most_open=2 * len(parts) + 4)),
     }
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from samplebatch.buffer.commits import Commits
-from samplebatch.buffer.folder_files import locked
-from samplebatch.buffer.folder_status import ABOUT, LOCK, FolderStatus, read_about
 from samplebatch.errors import FormatError, require
 from samplebatch.storage.arrow_file import check_arrow, file_bytes
+from samplebatch.storage.buffer_folder.commits import Commits
+from samplebatch.storage.buffer_folder.files import locked
+from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, FolderStatus, read_about
 from samplebatch.storage.hdf5_buffer import check_hdf5
 from samplebatch.storage.parquet import check_parquet
 from samplebatch.storage.parquet_dataset import ParquetDataset

@@ -27,11 +27,11 @@ from samplebatch import (
     write_arrow,
     write_parquet,
 )
-from samplebatch.buffer.state_checksums import CHECKSUMS
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
 from samplebatch.storage.inert_pickle import is_plain, read_pickle
+from samplebatch.storage.state_checksums import CHECKSUMS
 from tests.fuzz.driver import FileTarget, files_of, written
 from tests.fuzz.mutations import Files, mutate, mutate_tree
 

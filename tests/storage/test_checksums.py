@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from flips import unnoticed
 from pyarrow import parquet
 
 from samplebatch import (
@@ -27,6 +26,7 @@ from samplebatch import (
 )
 from samplebatch.errors import FormatError
 from samplebatch.storage.file_checksums import ARROW, PARQUET, Format
+from tests.storage.flips import unnoticed
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "arrow": lambda path: read_arrow(path, memory_map=False),

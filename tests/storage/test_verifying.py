@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from flips import COUNT
 from pyarrow import parquet
 from typer.testing import CliRunner
 
 from samplebatch import Batch, ParquetDataset, ReplayBuffer, SampleBatch, verify, write_arrow, write_parquet
 from samplebatch.cli import application
 from samplebatch.errors import FormatError, StorageError
+from tests.storage.flips import COUNT
 
 
 def steps(n: int = 40) -> SampleBatch:
@@ -152,7 +152,7 @@ def test_a_folder_that_was_not_closed_has_no_checksums_and_a_copy_of_it_is_damag
     with pytest.raises(StorageError, match="must not be open elsewhere"):
         verify(tmp_path / "folder")
     shutil.copytree(tmp_path / "folder", tmp_path / "copy")
-    buffer._folder._abandon("crashed")
+    buffer._journal.folder._abandon("crashed")
     (report,) = verify(tmp_path / "folder")
     assert (report.has_checksums, report.fault) == (False, "")
     (report,) = verify(tmp_path / "copy")

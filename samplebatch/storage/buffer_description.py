@@ -1,4 +1,4 @@
-"""What a buffer is, beside its rows, as plain values; and buffers made of that."""
+"""Description of a buffer beside its rows, as plain values: class, options, attributes; and buffers made from it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from importlib import import_module
 from types import NoneType
 from typing import Any
 
-from samplebatch.buffer import checkpoint
-from samplebatch.buffer.checkpoint import State
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
 from samplebatch.errors import FormatError, near_names
+from samplebatch.storage.buffer_state import generator_from_state, is_plain, plain
+from samplebatch.storage.untrusted_state import State
+
+VERSION = 1
+"""Version of the description, and of states and files that have one."""
 
 _HOMES = {
     "ReplayBuffer": "replay",
@@ -25,25 +28,25 @@ _HOMES = {
     "HERReplayBufferManager": "hindsight",
     "HERVectorReplayBuffer": "hindsight",
 }
-"""Modules of the classes that may be named in what was kept."""
+"""Modules of the classes that a description may name."""
 
-_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_folder", "_parts", "_committed"))
-"""Attributes that are kept in another form, or not at all."""
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_parts"))
+"""Attributes that are stored in another form, or not at all."""
 
 
-def described_of(buffer: Any) -> State:
-    """Return what a buffer is, beside its rows: its class, its plain attributes, and the names of its others."""
+def describe(buffer: Any) -> State:
+    """Describe a buffer beside its rows: its class, its plain attributes, and the names of the others."""
     own = {name: value for name, value in buffer.__dict__.items() if name not in _BOUND}
     return {
-        "version": checkpoint.VERSION,
+        "version": VERSION,
         "class": type(buffer).__name__,
-        "own": {name: checkpoint.plain(value) for name, value in own.items() if checkpoint.is_plain(value)},
-        "missing": [name for name, value in own.items() if not checkpoint.is_plain(value)],
+        "own": {name: plain(value) for name, value in own.items() if is_plain(value)},
+        "missing": [name for name, value in own.items() if not is_plain(value)],
     }
 
 
-def checked(described: Mapping[str, Any]) -> None:
-    """Check that what was kept is of a buffer, and of a version that can be read.
+def check_description(described: Mapping[str, Any]) -> None:
+    """Check that a description is of a buffer, and of a version that can be read.
 
     Raises
     ------
@@ -53,21 +56,21 @@ def checked(described: Mapping[str, Any]) -> None:
     if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
         raise FormatError("what was kept must be of a buffer, it is of something else")
     version = described.get("version")
-    if type(version) is not int or version != checkpoint.VERSION:
-        raise FormatError(f"the buffer is of version {str(version)[:20]}, this library reads {checkpoint.VERSION}")
+    if type(version) is not int or version != VERSION:
+        raise FormatError(f"the buffer is of version {str(version)[:20]}, this library reads {VERSION}")
 
 
-def make(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
-    """Make a buffer of its parts.
+def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
+    """Make a buffer from its parts.
 
     Parameters
     ----------
     cls
         Its class, or one that it derives from.
     described
-        What `described_of` returned, and the state of the generator.
+        What `describe` returned, and the state of the generator.
     missing
-        The attributes that cannot be kept.
+        The attributes that no file can hold, by argument.
 
     Raises
     ------
@@ -76,25 +79,25 @@ def make(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler,
     TypeError
         If an attribute is given that is not missing.
     """
-    buffer = rowless(cls, described, missing)
+    buffer = make_rowless(cls, described, missing)
     if buffer.__dict__.get("buffer_num", table.rings.n) != table.rings.n:
         raise FormatError(f"a {described['class']} must have a ring for each of its buffers, it has {table.rings.n}")
     buffer._table = table
     buffer.maxsize = table.rings.capacity
-    buffer._rng = checkpoint.generator_of(described["generator"])
+    buffer._rng = generator_from_state(described["generator"])
     buffer._use(sampler)
     return buffer
 
 
-def rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
-    """Make a buffer without rows, of the class that was kept: this one, or one that derives from it.
+def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
+    """Make a buffer without rows, of the class described: the given one, or one that derives from it.
 
     Raises
     ------
     FormatError, TypeError
-        As `make` does.
+        As `make_buffer` does.
     """
-    checked(described)
+    check_description(described)
     name = described["class"]
     if name in _HOMES:
         import_module(f"samplebatch.buffer.{_HOMES[name]}")
@@ -133,7 +136,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "horizon": (int,),
     "future_k": (int, float),
 }
-"""What attributes must be, where buffers have them."""
+"""Types of attributes, where buffers have them."""
 
 _OPTIONS = frozenset(("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail"))
 

@@ -1,31 +1,35 @@
-"""A buffer in a folder: its columns mapped from files, and every step committed there.
+"""The write-ahead log of a buffer in a folder, and stores whose columns are mapped from its files.
 
-`FolderJournal` is what the table of such a buffer tells of its steps. With each it commits the state of rings, sampler
-and generator; what columns there are, and how they are nested, is noted in the folder when it changes.
+The table of such a buffer tells its `FolderJournal` of every step. With each the journal commits the state of rings,
+sampler and generator. Names and nesting of columns are noted in the folder when they change.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.node import KINDS, TENSOR
-from samplebatch.buffer.checkpoint import State, check_rings
 from samplebatch.buffer.columns import Columns, Tree
 from samplebatch.buffer.dense_store import DenseStore, TorchStore
 from samplebatch.buffer.final_observations import OWNER
-from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.store import Slots, Store, as_rows
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnTypeError, FormatError
+from samplebatch.storage.buffer_folder.folder import BufferFolder
+from samplebatch.storage.buffer_state import generator_state, plain, sampler_state
+from samplebatch.storage.untrusted_state import State, check_rings
+
+if TYPE_CHECKING:
+    from samplebatch.buffer.replay import ReplayBuffer
 
 WEIGHTS = "sampler/weights"
 """The name of the column that holds a sampler's weights."""
@@ -37,7 +41,7 @@ _HEAD = struct.Struct("<?QQ")
 
 @dataclass(frozen=True)
 class MappedStores(Stores):
-    """Makes stores in the memory of a folder: of numbers of one shape alone."""
+    """A factory of stores in the memory of a folder, for numbers of one shape alone."""
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
         """Make the store that suits the first rows of a column; they are not written.
@@ -76,26 +80,30 @@ class MappedStores(Stores):
 
 
 class FolderJournal:
-    """Commits every step of a table to a folder.
+    """The write-ahead log of a buffer in a folder, to which the buffer's table commits every step.
 
     Parameters
     ----------
     folder
-        The folder, whose memory the table's columns have.
-    table
-        The table.
-    describe
-        Returns what else is to be committed, as JSON.
+        The folder, in whose memory the table's columns lie.
+    buffer
+        The buffer.
+
+    Attributes
+    ----------
+    folder
+        As given.
     """
 
-    def __init__(self, folder: MappedFolder, table: Table, describe: Callable[[], bytes]) -> None:
+    def __init__(self, folder: BufferFolder, buffer: ReplayBuffer) -> None:
         self.folder = folder
-        self._table = table
-        self._describe = describe
+        self._buffer = buffer
+        self._table = buffer._table
         self._noted: tuple[int, int] = (-1, -1)
+        self._encoded: tuple[str, bytes] = ("", b"")
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Keep the rows that a step will write over, as far as they count."""
+        """Save the rows that a step will overwrite, as far as they count."""
         rings = self._table.rings
         kept: list[tuple[Iterable[str], Slots]] = []
         for names, slots in overwritten:
@@ -115,13 +123,50 @@ class FolderJournal:
         return numbers[numbers - rings.bases[ring] < rings.sizes_of_all()[ring]]
 
     def commit(self) -> None:
-        """Commit the step that has been written, and the state after it."""
+        """Commit a step that is written, and the state after it."""
         table = self._table
         noted = (_count(table.columns.tree), 0 if table.finals is None else _count(table.finals.columns.tree))
         if noted != self._noted:
             self.folder.note(notes_of(table))
             self._noted = noted
-        self.folder.commit(packed(table.rings.state_dict(), self._describe()))
+        self.folder.commit(pack_state(table.rings.state_dict(), self._rest()))
+
+    def commit_state(self) -> None:
+        """Commit changes since the last step, such as those of the generator."""
+        self.begin([])
+        self.commit()
+
+    def _rest(self) -> bytes:
+        """Return the state of generator and sampler, and `stack_num`, as JSON."""
+        buffer = self._buffer
+        none = np.zeros(0, np.intp)
+        found = repr((buffer._rng.bit_generator.state, buffer._sampler.state_dict(none), buffer.stack_num))
+        # Encoding the same again would be most of the cost of a step.
+        if found != self._encoded[0]:
+            state = {
+                "generator": generator_state(buffer._rng),
+                "sampler": plain(sampler_state(buffer._sampler, none)),
+                "stack_num": buffer.stack_num,
+            }
+            self._encoded = found, json.dumps(state, separators=(",", ":")).encode()
+        return self._encoded[1]
+
+    def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Store the weights of all slots, and return the array that is to get every further one."""
+        mirror = self.folder.allocate(WEIGHTS, weights.shape, weights.dtype)
+        mirror[:] = weights
+        return mirror
+
+    def flush(self) -> None:
+        """Commit the state, and wait until it is on the disk; see `ReplayBuffer.flush`."""
+        self.commit_state()
+        self.folder.flush()
+
+    def close(self) -> None:
+        """Commit the state, and close the folder; closing again does nothing. See `ReplayBuffer.close`."""
+        if not self.folder.closed:
+            self.commit_state()
+            self.folder.close()
 
 
 def _count(tree: Tree) -> int:
@@ -130,7 +175,7 @@ def _count(tree: Tree) -> int:
 
 
 def notes_of(table: Table) -> State:
-    """Return how the columns of a table are nested, and what they are beside their arrays; plain values."""
+    """Return nesting and torch dtypes of a table's columns, as plain values."""
     finals = table.finals
     return {"columns": _notes(table.columns.tree), "finals": None if finals is None else _notes(finals.columns.tree)}
 
@@ -145,13 +190,13 @@ def _notes(tree: Tree) -> State:
     return found
 
 
-def packed(rings: State, rest: bytes) -> bytes:
-    """Put the state of rings, and what else there is, into bytes.
+def pack_state(rings: State, rest: bytes) -> bytes:
+    """Encode the state of rings, followed by the rest of the state as JSON.
 
     Examples
     --------
     >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state_dict()
-    >>> again, rest = unpacked(packed(state, b'{"stack_num": 4}'), [4], ())
+    >>> again, rest = unpack_state(pack_state(state, b'{"stack_num": 4}'), [4], ())
     >>> again["cursors"], rest
     (array([0]), {'stack_num': 4})
     """
@@ -162,8 +207,8 @@ def packed(rings: State, rest: bytes) -> bytes:
     return b"".join([head, *numbers, returns.tobytes(), rest])
 
 
-def unpacked(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, ...]) -> tuple[State, State]:
-    """Take apart what `packed` made, and check it.
+def unpack_state(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, ...]) -> tuple[State, State]:
+    """Decode and check the bytes of `pack_state`.
 
     Raises
     ------
@@ -189,8 +234,8 @@ def unpacked(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, ...]
     return state, rest
 
 
-def adopt(folder: MappedFolder, table: Table) -> None:
-    """Let an empty table have the columns of a folder.
+def adopt_columns(folder: BufferFolder, table: Table) -> None:
+    """Give an empty table the columns of a folder.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Nursery:
@@ -52,11 +52,11 @@ class Nursery:
 
 @contextmanager
 def nursery(module: str) -> Iterator[Nursery]:
-    """Start a process that forks workers: functions of a module of these tests, in their list `WORK`."""
+    """Start a process that forks workers: functions of a module, in its dict `WORK`."""
     process = subprocess.Popen(
         [sys.executable, __file__, module],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -108,5 +108,5 @@ def payload(steps: np.ndarray, width: int) -> np.ndarray:
 if __name__ == "__main__":
     import importlib
 
-    sys.modules["nursery"] = sys.modules["__main__"]
+    sys.modules["tests.storage.buffer_folder.nursery"] = sys.modules["__main__"]
     serve(importlib.import_module(sys.argv[1]).WORK)

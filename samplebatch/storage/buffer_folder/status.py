@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from samplebatch.buffer.folder_files import read_plain, sync, write_plain
 from samplebatch.column.checksum import BLOCK_NBYTES, checksum
 from samplebatch.errors import FormatError
+from samplebatch.storage.buffer_folder.files import read_plain, sync, write_plain
 
 ABOUT, LOCK, STATUS = "buffer.json", "lock", "status.json"
 
@@ -46,7 +46,7 @@ class FileState(NamedTuple):
 
 
 class FolderStatus:
-    """Whether a folder was closed, and which files it then had; a `MappedFolder` keeps it.
+    """Whether a folder was closed, and which files it then had; a `BufferFolder` keeps it.
 
     Parameters
     ----------

@@ -6,23 +6,23 @@ import itertools
 import struct
 
 import numpy as np
-from nursery import payload, started
 
-from samplebatch.buffer.mapped import MappedFolder
+from samplebatch.storage.buffer_folder.folder import BufferFolder
+from tests.storage.buffer_folder.nursery import payload, started
 
 SLOTS = 64
 WIDTHS = {"small": 1, "wide": 400, "image": 6_000}
 
 
 def create(path: str) -> None:
-    folder = MappedFolder.create(path, {"slots": SLOTS}, struct.pack("<q", 0))
+    folder = BufferFolder.create(path, {"slots": SLOTS}, struct.pack("<q", 0))
     for name, width in WIDTHS.items():
         folder.allocate(name, (SLOTS, width), np.dtype(np.int64))
     folder.commit(struct.pack("<q", 0))
     folder.close()
 
 
-def step(folder: MappedFolder) -> None:
+def step(folder: BufferFolder) -> None:
     """Go on from the last step: rows 0, 1, 2, ... into a ring, as many at once as the step's number says."""
     (count,) = struct.unpack("<q", folder.state)
     rows = np.arange(count, count + 1 + count % 7)
@@ -35,7 +35,7 @@ def step(folder: MappedFolder) -> None:
 
 def write(path: str) -> None:
     """Take one step after the other."""
-    folder = MappedFolder.open(path)
+    folder = BufferFolder.open(path)
     started()
     while True:
         step(folder)
@@ -45,7 +45,7 @@ def reopen(path: str) -> None:
     """Open, take a step and close, again and again; a column grows now and then."""
     started()
     for i in itertools.count():
-        folder = MappedFolder.open(path)
+        folder = BufferFolder.open(path)
         step(folder)
         if i % 3 == 2:
             old = folder.columns["small"]

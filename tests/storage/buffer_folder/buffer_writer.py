@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nursery import started
-from streams import BUFFERS, step
-
 from samplebatch.buffer.replay import ReplayBuffer
+from tests.storage.buffer_folder.nursery import started
+from tests.storage.streams import BUFFERS, step
 
 
 def steps_in(buffer: Any) -> int:

@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import streams
-from streams import BUFFERS, OTHERS, assert_go_on_alike, assert_same_rows, fill, mixed, step
 
 from samplebatch import Batch
-from samplebatch.buffer import checkpoint
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.vector import VectorReplayBuffer
@@ -28,6 +25,10 @@ from samplebatch.errors import (
     SampleBatchError,
     UntrustedPickleError,
 )
+from samplebatch.storage import buffer_state
+from samplebatch.storage.untrusted_state import check_rings
+from tests.storage import streams
+from tests.storage.streams import BUFFERS, OTHERS, assert_go_on_alike, assert_same_rows, fill, mixed, step
 
 ALL = BUFFERS | OTHERS
 
@@ -446,8 +447,8 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
 def test_generators_of_numpy_go_on(bits: str) -> None:
     rng = np.random.Generator(getattr(np.random, bits)(7))
     rng.integers(10, size=3)
-    state = json.loads(json.dumps(checkpoint.generator_state(rng)))
-    other = checkpoint.generator_of(state)
+    state = json.loads(json.dumps(buffer_state.generator_state(rng)))
+    other = buffer_state.generator_from_state(state)
     assert np.array_equal(other.integers(2**60, size=10), rng.integers(2**60, size=10))
     assert np.array_equal(other.random(10), rng.random(10))
 
@@ -475,9 +476,9 @@ def test_states_that_rings_cannot_be_in_are_refused(changed: dict[str, Any]) -> 
     buffer = make()
     fill(buffer, n, 0, 5)
     state = buffer._table.rings.state_dict()
-    checkpoint.check_rings(state)
+    check_rings(state)
     with pytest.raises(FormatError):
-        checkpoint.check_rings(state | changed)
+        check_rings(state | changed)
 
 
 def test_errors_are_the_librarys() -> None:

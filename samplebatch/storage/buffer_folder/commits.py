@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from samplebatch.buffer.folder_files import reserve, write_at
 from samplebatch.errors import FormatError, StorageError
+from samplebatch.storage.buffer_folder.files import reserve, write_at
 
 VERSION = 1
 INTENT, UNDO = "intent", "undo"

@@ -1,4 +1,4 @@
-"""Checksums of a buffer's state, one for each part of it, wherever the state has been since: in a pickle, on a disk."""
+"""Checksums of a buffer's state, one for each part of it, which pickles and files carry along."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.batch.tree import named_leaves
-from samplebatch.buffer.checkpoint import State
 from samplebatch.column.checksum import checksum
 from samplebatch.column.interface import Column
 from samplebatch.errors import FormatError
+from samplebatch.storage.untrusted_state import State
 
 CHECKSUMS = "checksums"
 """Key of the checksums in a state, by the dotted names of its parts."""

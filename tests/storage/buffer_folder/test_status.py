@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flips import COUNT
-from folder_writer import SLOTS, WIDTHS, create
-from nursery import nursery, payload
-from streams import BUFFERS, assert_same_rows, fill
 
-from samplebatch.buffer import folder_status
-from samplebatch.buffer.folder_status import STATUS
-from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.column.checksum import BLOCK_NBYTES
 from samplebatch.errors import FormatError, SampleBatchError
+from samplebatch.storage.buffer_folder import status
+from samplebatch.storage.buffer_folder.folder import BufferFolder
+from samplebatch.storage.buffer_folder.status import STATUS
+from tests.storage.buffer_folder.folder_writer import SLOTS, WIDTHS, create
+from tests.storage.buffer_folder.nursery import nursery, payload
+from tests.storage.flips import COUNT
+from tests.storage.streams import BUFFERS, assert_same_rows, fill
 
 KILLS = int(os.environ.get("SAMPLEBATCH_KILLS", "12"))
 """Processes to kill."""
@@ -82,7 +82,7 @@ def test_a_byte_that_changes_in_a_closed_folder_is_noticed(kind: str, path: Path
 
 
 def test_a_byte_that_changes_in_its_place_is_noticed_and_its_column_named(path: Path) -> None:
-    folder = MappedFolder.create(path, {}, b"")
+    folder = BufferFolder.create(path, {}, b"")
     for name in ("a", "b"):
         folder.allocate(name, (3 << 17,), np.dtype("f8"))[:] = 1.0
     folder.commit(b"")
@@ -90,9 +90,9 @@ def test_a_byte_that_changes_in_its_place_is_noticed_and_its_column_named(path: 
     for _ in range(2):
         flip(path / "1.column", (2 << 20) + 9)
         with pytest.raises(FormatError, match=r"bytes of column 'b' .* first of them between 2097152 and 3145728; "):
-            MappedFolder.open(path)
+            BufferFolder.open(path)
         flip(path / "1.column", (2 << 20) + 9)
-        MappedFolder.open(path).close()
+        BufferFolder.open(path).close()
 
 
 def test_a_closed_folder_may_be_copied_and_moved(path: Path, tmp_path: Path) -> None:
@@ -109,34 +109,34 @@ def test_what_nobody_touched_is_not_read_again_unless_that_is_asked_for(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed(path)
-    monkeypatch.setattr(folder_status, "_SETTLED_NS", 0)
+    monkeypatch.setattr(status, "_SETTLED_NS", 0)
     read: list[int] = []
-    blocks = folder_status._blocks
-    monkeypatch.setattr(folder_status, "_blocks", lambda fd, nbytes: read.append(nbytes) or blocks(fd, nbytes))
+    blocks = status._blocks
+    monkeypatch.setattr(status, "_blocks", lambda fd, nbytes: read.append(nbytes) or blocks(fd, nbytes))
     shutil.copytree(path, tmp_path / "copy")
     columns = len(list(path.glob("*.column")))
-    MappedFolder.open(path).close()
+    BufferFolder.open(path).close()
     assert len(read) <= 2, "opening and closing writes to the commits alone"
     for folder, verify in ((path, True), (tmp_path / "copy", None)):
         read.clear()
-        MappedFolder.open(folder, verify=verify).close()
+        BufferFolder.open(folder, verify=verify).close()
         assert len(read) >= columns
     read.clear()
     flip(path / "0.column", 3)
     with pytest.raises(FormatError, match=r"0\.column' must have the bytes"):
-        MappedFolder.open(path)
+        BufferFolder.open(path)
     assert len(read) <= 2
 
 
 def test_a_change_right_after_closing_is_noticed_though_the_clock_has_not_moved(path: Path) -> None:
     for _ in range(20):
-        folder = MappedFolder.create(path, {}, b"")
+        folder = BufferFolder.create(path, {}, b"")
         values = folder.allocate("a", (4,), np.dtype("f8"))
         folder.commit(b"")
         folder.close()
         values[1] = 5.0
         with pytest.raises(FormatError, match=r"0\.column' must have the bytes of column 'a'"):
-            MappedFolder.open(path)
+            BufferFolder.open(path)
         shutil.rmtree(path)
 
 
@@ -186,10 +186,10 @@ def test_files_of_two_states_are_refused(path: Path, tmp_path: Path) -> None:
             mixed = shutil.copytree(states[1 - old], tmp_path / "mixed")
             shutil.copy(states[old] / name, mixed)
             if (states[0] / name).read_bytes() == (states[1] / name).read_bytes():
-                MappedFolder.open(mixed).close()
+                BufferFolder.open(mixed).close()
             else:
                 with pytest.raises(FormatError):
-                    MappedFolder.open(mixed)
+                    BufferFolder.open(mixed)
                 refused += 1
             shutil.rmtree(mixed)
     assert refused > 10
@@ -200,7 +200,7 @@ def test_a_copy_of_an_open_folder_is_refused_and_the_folder_itself_recovers(path
     buffer = make(storage=path)
     fill(buffer, n, 0, 13)
     copy = shutil.copytree(path, tmp_path / "copy")
-    buffer._folder._abandon("crashed")
+    buffer._journal.folder._abandon("crashed")
     for _ in range(2):
         with pytest.raises(FormatError, match="it was copied without being closed, so its rows may be torn; open with"):
             ReplayBuffer.open(copy)
@@ -213,29 +213,29 @@ def test_a_copy_of_an_open_folder_is_refused_and_the_folder_itself_recovers(path
 def test_copies_made_while_a_process_writes_are_refused(path: Path, tmp_path: Path) -> None:
     create(str(path))
     copy = tmp_path / "copy"
-    with nursery("folder_writer") as children:
+    with nursery("tests.storage.buffer_folder.folder_writer") as children:
         pid = children.start("write", str(path))
         for _ in range(20):
             shutil.copytree(path, copy)
             with pytest.raises(FormatError, match="copied without being closed"):
-                MappedFolder.open(copy)
+                BufferFolder.open(copy)
             shutil.rmtree(copy)
             time.sleep(0.002)
         assert children.kill(pid) == 9
-    MappedFolder.open(path).close()
+    BufferFolder.open(path).close()
     shutil.copytree(path, copy)
-    MappedFolder.open(copy).close()
+    BufferFolder.open(copy).close()
 
 
 def test_a_process_killed_while_it_opens_and_closes_leaves_a_folder_that_opens(path: Path) -> None:
     create(str(path))
     rng = np.random.default_rng()
     count = was_closed = 0
-    with nursery("folder_writer") as children:
+    with nursery("tests.storage.buffer_folder.folder_writer") as children:
         for _ in range(KILLS):
             assert children.kill_after(float(rng.uniform(0, 0.04)), "reopen", str(path)) == 9
             was_closed += json.loads((path / STATUS).read_text())["closed"]
-            folder = MappedFolder.open(path)
+            folder = BufferFolder.open(path)
             before, count = count, *struct.unpack("<q", folder.state)
             assert count >= before
             rows = np.arange(max(0, count - SLOTS), count)
@@ -254,12 +254,12 @@ def test_a_folder_that_was_open_when_the_machine_went_down_is_refused(
         buffer = make(storage=path)
         fill(buffer, n, 0, 12)
         if open_then:
-            buffer._folder._abandon("crashed")
+            buffer._journal.folder._abandon("crashed")
         else:
             buffer.close()
         (tmp_path / "boot").write_text("another start of the machine\n")
         with monkeypatch.context() as patch:
-            patch.setattr(folder_status, "_BOOT", tmp_path / "boot")
+            patch.setattr(status, "_BOOT", tmp_path / "boot")
             if open_then:
                 with pytest.raises(FormatError, match="was open when the machine went down, so rows may be lost"):
                     ReplayBuffer.open(path)
@@ -305,7 +305,7 @@ def test_a_folder_of_the_version_before_is_read_and_has_checksums_from_then_on(p
     mapped, plain = make(storage=path), make()
     for buffer in (mapped, plain):
         fill(buffer, n, 0, 17)
-    mapped.close() if how == "closed" else mapped._folder._abandon("crashed")
+    mapped.close() if how == "closed" else mapped._journal.folder._abandon("crashed")
     (path / STATUS).unlink()
     for file in path.glob("*.json"):
         content = json.loads(file.read_text())
@@ -328,9 +328,9 @@ def test_parts_of_files_that_were_never_written_count_as_zeros(tmp_path: Path) -
     full.write_bytes(sparse.read_bytes())
     for path in (sparse, full):
         fd = os.open(path, os.O_RDONLY)
-        blocks = folder_status._blocks(fd, nbytes)
+        blocks = status._blocks(fd, nbytes)
         os.close(fd)
         assert len(blocks) == 6
         assert blocks[0] == blocks[1] == blocks[3] == blocks[4] != blocks[2]
         assert blocks[5] != blocks[4]
-    assert folder_status._state(sparse, None).blocks == folder_status._state(full, None).blocks
+    assert status._state(sparse, None).blocks == status._state(full, None).blocks

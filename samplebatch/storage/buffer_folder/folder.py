@@ -1,4 +1,4 @@
-"""MappedFolder: a folder that holds a buffer, its columns mapped into memory and its state committed step by step.
+"""BufferFolder: a folder that holds a buffer, its columns mapped into memory and its state committed step by step.
 
 ::
 
@@ -30,12 +30,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.buffer.commits import FILES, Commits
-from samplebatch.buffer.folder_files import locked, read_plain, reserve, sync, write_plain
-from samplebatch.buffer.folder_status import ABOUT, LOCK, STATUS, VERSION, FolderStatus, read_about
 from samplebatch.buffer.store import Slots
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError, StorageError
+from samplebatch.storage.buffer_folder.commits import FILES, Commits
+from samplebatch.storage.buffer_folder.files import locked, read_plain, reserve, sync, write_plain
+from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, STATUS, VERSION, FolderStatus, read_about
 
 _LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
 _ENTRY = struct.Struct("<QQ")
@@ -44,7 +44,7 @@ _ENTRY = struct.Struct("<QQ")
 Overwritten = Sequence[tuple[Iterable[str], Slots]]
 """Which rows a step overwrites: names of columns, and slots of each of them."""
 
-_open_folders: weakref.WeakSet[MappedFolder] = weakref.WeakSet()
+_open_folders: weakref.WeakSet[BufferFolder] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
@@ -64,7 +64,7 @@ class _Column(NamedTuple):
     row_nbytes: int
 
 
-class MappedFolder:
+class BufferFolder:
     """A folder of mapped columns and committed states; `create` and `open` make one.
 
     Attributes
@@ -80,13 +80,13 @@ class MappedFolder:
     --------
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/buffer"
-    >>> folder = MappedFolder.create(path, {"size": 4}, b"no rows")
+    >>> folder = BufferFolder.create(path, {"size": 4}, b"no rows")
     >>> obs = folder.allocate("obs", (4, 2), np.dtype(np.float32))
     >>> folder.begin([])
     >>> obs[0] = 1.0, 2.0
     >>> folder.commit(b"one row")
     >>> folder.close()
-    >>> folder = MappedFolder.open(path)
+    >>> folder = BufferFolder.open(path)
     >>> folder.about, folder.state, folder.columns["obs"][0]
     ({'size': 4}, b'one row', array([1., 2.], dtype=float32))
     >>> folder.close()

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import streams
-from buffer_writer import steps_in
-from nursery import ROOT, forked, nursery
-from streams import BUFFERS, assert_go_on_alike, assert_same_rows, fill, step
 
 from samplebatch import Batch
 from samplebatch.buffer.cached import CachedReplayBuffer
-from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.vector import ReplayBufferManager, VectorReplayBuffer
 from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError, StorageError
+from samplebatch.storage.buffer_folder.folder import BufferFolder
+from tests.storage import streams
+from tests.storage.buffer_folder.buffer_writer import steps_in
+from tests.storage.buffer_folder.nursery import ROOT, forked, nursery
+from tests.storage.streams import BUFFERS, assert_go_on_alike, assert_same_rows, fill, step
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 def crash(buffer: Any) -> None:
     """Let go of the folder as a process that dies does."""
-    buffer._folder._abandon("crashed")
+    buffer._journal.folder._abandon("crashed")
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
@@ -76,7 +76,7 @@ def test_a_buffer_opens_as_it_was(kind: str, how: str, path: Path) -> None:
         if how == "closed":
             assert mapped._rng.bit_generator.state == plain._rng.bit_generator.state
         assert_same_rows(mapped, plain)
-        assert mapped._folder.closed is False
+        assert mapped._journal.folder.closed is False
     assert_go_on_alike(mapped, plain, n, 46)
     mapped.close()
 
@@ -88,21 +88,21 @@ def test_a_process_killed_at_any_moment_leaves_every_step_it_committed(kind: str
     oracle = make()
     rng = np.random.default_rng()
     undone = 0
-    with nursery("buffer_writer") as children:
+    with nursery("tests.storage.buffer_folder.buffer_writer") as children:
         for killed in range(300):
             # A machine that is busy elsewhere needs more attempts.
             if killed >= 12 and undone and steps_in(oracle) > 60:
                 break
             assert children.kill_after(float(rng.uniform(0, 0.02)), kind.replace(" ", "-"), str(path)) == 9
-            undo = MappedFolder._undo
+            undo = BufferFolder._undo
 
-            def counting(self: MappedFolder, undo: Any = undo) -> None:
+            def counting(self: BufferFolder, undo: Any = undo) -> None:
                 nonlocal undone
                 undone += self._commits.pending is not None
                 undo(self)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(MappedFolder, "_undo", counting)
+                patch.setattr(BufferFolder, "_undo", counting)
                 buffer = ReplayBuffer.open(path)
             for i in range(steps_in(oracle), steps_in(buffer)):
                 oracle.add(step(i, n))
@@ -139,7 +139,7 @@ def test_any_change_is_committed_or_undone(path: Path) -> None:
             for buffer in (mapped, plain):
                 fill(buffer, n, 0, 33)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(MappedFolder, "commit", lambda folder, state: folder._abandon("crashed"))
+                patch.setattr(BufferFolder, "commit", lambda folder, state: folder._abandon("crashed"))
                 with contextlib.suppress(StorageError):
                     change(mapped)
             mapped = type(plain).open(folder)
@@ -290,7 +290,7 @@ def test_a_pickle_is_a_buffer_in_memory(path: Path) -> None:
     with VectorReplayBuffer(12, 2, storage=path) as buffer:
         fill(buffer, 2, 0, 9)
         other = pickle.loads(pickle.dumps(buffer))
-        assert other._folder is None
+        assert other._journal is None
         assert_same_rows(other, buffer)
         assert other.obs.x.base is not buffer.obs.x.base
         other.add(Batch(streams.numbers(9, 2) | {"note": np.array(["a", "b"])}))
@@ -303,7 +303,7 @@ def test_a_checkpoint_of_a_folder_is_a_buffer_in_memory(path: Path, tmp_path: Pa
         fill(buffer, 2, 0, 9)
         buffer.save(tmp_path / "buffer.arrow")
         other = VectorReplayBuffer.load(tmp_path / "buffer.arrow")
-        assert other._folder is None
+        assert other._journal is None
         assert_go_on_alike(other, plain_copy(buffer), 2, 9)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from samplebatch import Batch
 from samplebatch.buffer.cached import CachedReplayBuffer
-from samplebatch.buffer.checkpoint import plain
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.vector import ReplayBufferManager, VectorReplayBuffer
+from samplebatch.storage.buffer_state import plain
 
 Make = Callable[..., Any]
 

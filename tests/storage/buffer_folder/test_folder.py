@@ -1,4 +1,4 @@
-"""MappedFolder: columns in files, committed step by step, whatever happens to the process."""
+"""BufferFolder: columns in files, committed step by step, whatever happens to the process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folder_writer import SLOTS, WIDTHS, create
-from nursery import ROOT, forked, nursery, payload
 
-from samplebatch.buffer.mapped import MappedFolder
 from samplebatch.errors import FormatError, StorageError
+from samplebatch.storage.buffer_folder.folder import BufferFolder
+from tests.storage.buffer_folder.folder_writer import SLOTS, WIDTHS, create
+from tests.storage.buffer_folder.nursery import ROOT, forked, nursery, payload
 
 I8 = np.dtype(np.int64)
 
@@ -29,9 +29,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "buffer"
 
 
-def filled(path: Path) -> MappedFolder:
+def filled(path: Path) -> BufferFolder:
     """Make a folder of one column with three rows, the last step of which overwrote one."""
-    folder = MappedFolder.create(path, {"size": 3}, b"0")
+    folder = BufferFolder.create(path, {"size": 3}, b"0")
     folder.allocate("a", (3,), I8)[:] = 1, 2, 3
     folder.note({"kinds": ["dense"]})
     folder.commit(b"1")
@@ -41,28 +41,28 @@ def filled(path: Path) -> MappedFolder:
     return folder
 
 
-def crash(folder: MappedFolder) -> None:
+def crash(folder: BufferFolder) -> None:
     """Let go of a folder as a process that dies does."""
     folder._abandon("crashed")
 
 
 def test_a_folder_comes_back_as_it_was_closed(path: Path) -> None:
     filled(path).close()
-    folder = MappedFolder.open(path)
+    folder = BufferFolder.open(path)
     assert (folder.about, folder.state, folder.notes) == ({"size": 3}, b"2", {"kinds": ["dense"]})
     assert folder.columns["a"].tolist() == [4, 2, 3]
     folder.close()
 
 
 def test_columns_of_every_dtype_come_back(path: Path) -> None:
-    folder = MappedFolder.create(path, {}, b"")
+    folder = BufferFolder.create(path, {}, b"")
     dtypes = ["?", "i1", "u2", "f2", "f8", "c16", "M8[ns]", "m8[s]"]
     for dtype in dtypes:
         folder.allocate(dtype, (2, 3), np.dtype(dtype))[1] = np.arange(3).astype(dtype)
     folder.allocate("empty", (0, 5), I8)
     folder.commit(b"")
     folder.close()
-    folder = MappedFolder.open(path)
+    folder = BufferFolder.open(path)
     for dtype in dtypes:
         assert folder.columns[dtype].dtype == dtype
         assert np.array_equal(folder.columns[dtype], np.stack([np.zeros(3), np.arange(3)]).astype(dtype))
@@ -76,7 +76,7 @@ def test_a_step_that_was_not_committed_is_undone(path: Path) -> None:
     folder.columns["a"][:] = 7, 8, 9
     crash(folder)
     for _ in range(2):
-        folder = MappedFolder.open(path)
+        folder = BufferFolder.open(path)
         assert (folder.state, folder.columns["a"].tolist()) == (b"2", [4, 2, 3])
         crash(folder)
 
@@ -87,7 +87,7 @@ def test_rows_are_put_back_also_when_the_recovery_itself_is_cut_short(path: Path
     folder.columns["a"][:] = 7, 8, 9
     folder.columns["a"][1] = 2
     crash(folder)
-    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3]
+    assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3]
 
 
 def test_a_step_that_raised_is_undone_before_the_next(path: Path) -> None:
@@ -98,12 +98,12 @@ def test_a_step_that_raised_is_undone_before_the_next(path: Path) -> None:
     assert folder.columns["a"].tolist() == [4, 2, 3]
     folder.columns["a"][2] = 9
     crash(folder)
-    folder = MappedFolder.open(path)
+    folder = BufferFolder.open(path)
     assert folder.columns["a"].tolist() == [4, 2, 3]
     folder.begin([(["a"], 1)])
     folder.columns["a"][1] = 8
     folder.close()
-    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3]
+    assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3]
 
 
 def test_columns_of_a_step_that_was_not_committed_are_gone(path: Path) -> None:
@@ -112,7 +112,7 @@ def test_columns_of_a_step_that_was_not_committed_are_gone(path: Path) -> None:
     folder.allocate("a", (5,), I8)
     folder.note("other")
     crash(folder)
-    folder = MappedFolder.open(path)
+    folder = BufferFolder.open(path)
     assert (list(folder.columns), folder.columns["a"].tolist(), folder.notes) == (
         ["a"],
         [4, 2, 3],
@@ -132,7 +132,7 @@ def test_a_column_can_grow(path: Path) -> None:
     assert len(list(path.glob("*.column"))) == 1
     assert old.tolist() == [4, 2, 3]
     folder.close()
-    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3, 0, 5]
+    assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3, 0, 5]
 
 
 def test_a_commit_that_is_torn_leaves_the_one_before(path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_commit_that_is_torn_leaves_the_one_before(path: Path) -> None:
     data = bytearray(newest.read_bytes())
     data[40] ^= 1
     newest.write_bytes(data)
-    folder = MappedFolder.open(path)
+    folder = BufferFolder.open(path)
     assert (folder.state, folder.columns["a"].tolist()) == (b"2", [4, 2, 3])
     folder.close()
 
@@ -246,37 +246,38 @@ def test_damage_is_found_on_opening(path: Path, damage: Any, found: str) -> None
     crash(folder)
     damage(path)
     with pytest.raises(FormatError, match=found):
-        MappedFolder.open(path)
+        BufferFolder.open(path)
     # What could not be opened is not locked either.
     with pytest.raises(FormatError):
-        MappedFolder.open(path)
+        BufferFolder.open(path)
 
 
 def test_a_folder_is_open_once(path: Path) -> None:
     folder = filled(path)
     with pytest.raises(StorageError, match="must not be open elsewhere"):
-        MappedFolder.open(path)
+        BufferFolder.open(path)
     with pytest.raises(StorageError, match="and it holds a buffer; open that with open"):
-        MappedFolder.create(path, {}, b"")
+        BufferFolder.create(path, {}, b"")
     folder.close()
-    MappedFolder.open(path).close()
+    BufferFolder.open(path).close()
 
 
 def test_a_folder_that_is_garbage_is_unlocked(path: Path) -> None:
     filled(path)
     gc.collect()
-    MappedFolder.open(path).close()
+    BufferFolder.open(path).close()
 
 
 def test_another_process_is_refused_until_the_first_is_gone(path: Path) -> None:
     create(str(path))
-    code = f"from samplebatch.buffer.mapped import MappedFolder\nMappedFolder.open({str(path)!r})\nprint('opened')\n"
-    with nursery("folder_writer") as children:
+    imported = "from samplebatch.storage.buffer_folder.folder import BufferFolder"
+    code = f"{imported}\nBufferFolder.open({str(path)!r})\nprint('opened')\n"
+    with nursery("tests.storage.buffer_folder.folder_writer") as children:
         pid = children.start("write", str(path))
         other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert "must not be open elsewhere, and another buffer has it open" in other.stderr
         assert children.kill(pid) == 9
-    MappedFolder.open(path).close()
+    BufferFolder.open(path).close()
 
 
 def test_a_forked_child_reads_but_does_not_write_and_holds_no_lock(path: Path) -> None:
@@ -319,14 +320,14 @@ def test_a_closed_folder_takes_nothing(path: Path) -> None:
 
 def test_only_folders_of_its_own_are_taken(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"must be the folder of a buffer, and there is no 'buffer\.json' in it"):
-        MappedFolder.open(tmp_path)
+        BufferFolder.open(tmp_path)
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(StorageError, match=r"must be a new folder or an empty one, and it holds 'thesis\.tex'"):
-        MappedFolder.create(tmp_path, {}, b"")
+        BufferFolder.create(tmp_path, {}, b"")
     with pytest.raises(FileExistsError):
-        MappedFolder.create(tmp_path / "thesis.tex", {}, b"")
+        BufferFolder.create(tmp_path / "thesis.tex", {}, b"")
     with pytest.raises(FileNotFoundError):
-        MappedFolder.create(tmp_path / "no" / "such", {}, b"")
+        BufferFolder.create(tmp_path / "no" / "such", {}, b"")
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -335,10 +336,10 @@ def test_a_folder_whose_making_was_cut_short_is_made_anew(path: Path) -> None:
     for name in ("buffer.json", "0.column", "layout.1.json"):
         (path / name).unlink()
     (path / "buffer.json.tmp").write_text("{")
-    folder = MappedFolder.create(path, {"size": 1}, b"new")
+    folder = BufferFolder.create(path, {"size": 1}, b"new")
     assert (folder.columns, folder.state) == ({}, b"new")
     folder.close()
-    assert MappedFolder.open(path).state == b"new"
+    assert BufferFolder.open(path).state == b"new"
 
 
 def test_a_full_disk_is_an_error_and_nothing_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,8 +361,8 @@ def test_a_full_disk_is_an_error_and_nothing_is_left(path: Path, monkeypatch: py
 def test_a_file_larger_than_allowed_is_an_error_and_no_signal(path: Path) -> None:
     code = (
         "import resource, signal, sys, numpy as np\n"
-        "from samplebatch.buffer.mapped import MappedFolder\n"
-        f"folder = MappedFolder.create({str(path)!r}, {{}}, b'')\n"
+        "from samplebatch.storage.buffer_folder.folder import BufferFolder\n"
+        f"folder = BufferFolder.create({str(path)!r}, {{}}, b'')\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "try:\n"
@@ -392,15 +393,15 @@ def test_rows_that_cannot_be_kept_are_not_overwritten(path: Path, monkeypatch: p
             folder.commit(b"3")
     with pytest.raises(StorageError, match="a step could not be committed"):
         folder.begin([])
-    assert MappedFolder.open(path).columns["a"].tolist() == [4, 2, 3]
+    assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3]
 
 
 def test_columns_take_no_memory_of_the_process(path: Path) -> None:
     """A process that may have 300 MB of its own writes to columns of 512 MB."""
     code = (
         "import resource, numpy as np\n"
-        "from samplebatch.buffer.mapped import MappedFolder\n"
-        f"folder = MappedFolder.create({str(path)!r}, {{}}, b'')\n"
+        "from samplebatch.storage.buffer_folder.folder import BufferFolder\n"
+        f"folder = BufferFolder.create({str(path)!r}, {{}}, b'')\n"
         "limit = 300 << 20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
         "try:\n"
@@ -416,7 +417,7 @@ def test_columns_take_no_memory_of_the_process(path: Path) -> None:
 
 
 def test_large_states_and_many_columns_are_written_whole(path: Path) -> None:
-    folder = MappedFolder.create(path, {}, b"")
+    folder = BufferFolder.create(path, {}, b"")
     names = [f"c{i}" for i in range(700)]
     for name in names:
         folder.allocate(name, (2,), I8)[:] = 1
@@ -425,14 +426,14 @@ def test_large_states_and_many_columns_are_written_whole(path: Path) -> None:
     for values in folder.columns.values():
         values[:] = 2
     crash(folder)
-    folder = MappedFolder.open(path)
+    folder = BufferFolder.open(path)
     assert folder.state == b"s" * 100_000
     assert all(values.tolist() == [1, 1] for values in folder.columns.values())
     folder.close()
 
 
 def test_room_for_rows_kept_is_given_back_on_closing(path: Path) -> None:
-    folder = MappedFolder.create(path, {}, b"")
+    folder = BufferFolder.create(path, {}, b"")
     folder.allocate("a", (100_000,), I8)
     folder.commit(b"")
     folder.begin([(["a"], slice(0, 100_000))])
@@ -451,21 +452,21 @@ def test_a_process_killed_at_any_moment_leaves_every_committed_row_and_no_torn_o
     create(str(path))
     rng = np.random.default_rng()
     undone = before = 0
-    with nursery("folder_writer") as children:
+    with nursery("tests.storage.buffer_folder.folder_writer") as children:
         for killed in range(400):
             if killed >= 40 and undone > 5 and before > 10 * SLOTS:
                 break
             assert children.kill_after(float(rng.uniform(0, 0.02)), "write", str(path)) == 9
-            undo = MappedFolder._undo
+            undo = BufferFolder._undo
 
-            def counting(self: MappedFolder, undo: Any = undo) -> None:
+            def counting(self: BufferFolder, undo: Any = undo) -> None:
                 nonlocal undone
                 undone += self._commits.pending is not None
                 undo(self)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(MappedFolder, "_undo", counting)
-                folder = MappedFolder.open(path)
+                patch.setattr(BufferFolder, "_undo", counting)
+                folder = BufferFolder.open(path)
             (count,) = struct.unpack("<q", folder.state)
             assert count >= before
             before = count

@@ -1,0 +1,1 @@
+"""Replay buffers in folders: mapped columns behind a write-ahead log."""
