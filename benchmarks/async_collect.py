@@ -2,9 +2,10 @@
 
     python -m benchmarks.async_collect --envs 8 --pause-ms 1
 
-Environments do nothing but sleep, each in a process of its own. `Collector` steps them together, `AsyncCollector` those
-that are ready; next to them Tianshou's `AsyncCollector` with its `SubprocVectorEnv`, which waits for as many. Everybody
-fills a buffer with a ring for each environment, as Tianshou's must. In each round all take turns, and the best counts.
+Environments do nothing but sleep, each in a process of its own. `Collector` steps those of an AsyncVectorEnv together,
+`AsyncCollector` those that are ready; next to them Tianshou's `AsyncCollector` with its `SubprocVectorEnv`, which waits
+for as many. Everybody fills a buffer with a ring for each environment, as Tianshou's must. In each round all take
+turns, and the best counts.
 """
 
 from __future__ import annotations
@@ -67,8 +68,7 @@ def together(envs: list[Any]) -> Any:
 
 def one_by_one(envs: list[Any], wait_num: int) -> Any:
     """Make `AsyncCollector`."""
-    env = gymnasium.vector.AsyncVectorEnv(envs)
-    return AsyncCollector(policy, env, VectorReplayBuffer(CAPACITY, len(envs)), wait_num=wait_num)
+    return AsyncCollector(policy, envs, VectorReplayBuffer(CAPACITY, len(envs)), wait_num=wait_num)
 
 
 def of_tianshou(envs: list[Any], wait_num: int) -> Any:

@@ -25,6 +25,8 @@ ALLOWED = {
         "column/unpickling.py": "the one place that decides",
         "transport/shared_pickling.py": "what multiprocessing itself unpickles, in two parts",
         "policy/source.py": "bytes that the parent process has pickled",
+        "env/environment_process.py": "requests of the parent process",
+        "env/processes.py": "answers of the processes of the user's own environments",
     },
     "pickle.Unpickler": {"storage/stub_unpickler.py": "one that finds stubs in place of classes"},
     "torch.load": {"policy/file.py": "with weights only, unless the caller allows more"},

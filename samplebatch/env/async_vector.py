@@ -1,29 +1,26 @@
-"""AsyncEnvironments: the environments of an AsyncVectorEnv, each stepped when it is ready."""
+"""AsyncEnvironments: environments in processes of their own, each stepped when it is ready."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.column.exact import BOOL, FLOAT, exact_rows
+from samplebatch.column.exact import BOOL, FLOAT
 from samplebatch.env.base import Environments, Flags, Floats
-from samplebatch.env.environment_processes import EnvironmentProcesses
-from samplebatch.env.gymnasium import check_shared
-from samplebatch.env.infos import Infos, Rows, without_finals
-from samplebatch.env.spaces import Columns, Leaf, column_names
-from samplebatch.errors import EnvironmentSpecError, WorkerError
+from samplebatch.env.environment_process import RENDER, RESET, STEP, STEPPED
+from samplebatch.env.infos import Infos, Rows
+from samplebatch.env.processes import EnvironmentProcesses
+from samplebatch.env.registry import Environment, environment_factory
+from samplebatch.env.shared_observations import FIRST_OBS, NEW_OBS, SharedObservations
+from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
+from samplebatch.errors import EnvironmentSpecError
 
-_RESETS: dict[str, tuple[str, Any] | None] = {
-    "NextStep": ("step", None),
-    "SameStep": None,
-    "Disabled": ("reset", {"seed": None, "options": None}),
-}
-"""What a process is told after an episode ended, by autoreset mode; None where it has reset its environment itself."""
+_OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
+_NONE: Rows = np.empty(0, np.intp)
 
 
 def put(leaf: Leaf, rows: Rows, values: Leaf) -> Leaf:
@@ -34,90 +31,138 @@ def put(leaf: Leaf, rows: Rows, values: Leaf) -> Leaf:
     return leaf
 
 
-Outcome = tuple[Sequence[Leaf], Floats, Flags, Flags, list[dict[str, Any]]]
-"""New observations by leaf, rewards, flags of termination and truncation, and infos, of k steps."""
+def environment_makers(env: Environment | Sequence[Environment], num_envs: int | None) -> list[Callable[[], Any]]:
+    """Find the functions that make the environments of a collector.
+
+    Parameters
+    ----------
+    env
+        Functions or ids, one for each environment; or one for all.
+    num_envs
+        How many environments there are, by default as many as functions.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there is no such environment, or `env` is neither function nor id.
+    ValueError
+        If `num_envs` is not positive, or another number than that of the functions.
+
+    Examples
+    --------
+    >>> len(environment_makers("CartPole-v1", 3)), len(environment_makers([dict, dict], None))
+    (3, 2)
+    """
+    if num_envs is not None and num_envs < 1:
+        raise ValueError(f"num_envs must be positive, got {num_envs}")
+    if not isinstance(env, (list, tuple)):
+        return [_maker(env)] * (num_envs or 1)
+    if not env or num_envs not in (None, len(env)):
+        raise ValueError(f"num_envs must be the number of functions, at least 1, got {num_envs} for {len(env)}")
+    return [_maker(one) for one in env]
 
 
-class Answers(NamedTuple):
-    """What environments answered: k of them made a step, m of them can be acted in now.
+def _maker(env: Any) -> Callable[[], Any]:
+    if isinstance(env, str) or callable(env):
+        return environment_factory(env)
+    own = "the functions that it was made of, its env_fns" if hasattr(env, "env_fns") else "functions that make it"
+    raise EnvironmentSpecError(
+        "env must be given as functions that make environments, or ids, since each is made in a process of its own, "
+        f"got a {type(env).__name__}; pass {own}"
+    )
+
+
+class AsyncStepResult(NamedTuple):
+    """The step results of environments that have answered: k of them made a step, m of them can be acted in now.
 
     Attributes
     ----------
     envs
         The environments that made a step, ascending, shape (k,).
-    outcome
-        What these steps led to; where an episode ended, its last observation. No leaves if k is 0.
+    columns
+        The columns `new_obs` (or its parts), `rewards`, `terminateds` and `truncateds` of these steps, each of shape
+        (k, ...); where an episode ended, its last observation. None if k is 0.
+    step_infos
+        The infos of these steps.
     ended
         Those of the environments whose episode ended.
     ready
         The environments that can be acted in, ascending, shape (m,): those that made a step, unless they have yet to
         begin another episode, and those that have begun one.
     obs, infos
-        What to act on there, and what was said with it. No leaves if m is 0.
+        The observations to act on there, by leaf, and the infos that came with them. No leaves if m is 0.
     """
 
     envs: Rows
-    outcome: Outcome
+    columns: Columns
+    step_infos: list[dict[str, Any]]
     ended: Rows
     ready: Rows
     obs: Sequence[Leaf]
     infos: list[dict[str, Any]]
-    new_names: Sequence[str]
-    """The names of the columns of new observations."""
-
-    def columns(self, rows: Rows) -> Columns:
-        """Return the columns of some of the k steps."""
-        new_obs, *outcome, _ = self.outcome
-        columns = {name: leaf[rows] for name, leaf in zip(self.new_names, new_obs, strict=True)}
-        keys = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
-        return columns | {name: values[rows] for name, values in zip(keys, outcome, strict=True)}
 
 
 class AsyncEnvironments(Environments):
-    """The environments of an AsyncVectorEnv, in any autoreset mode, each stepped when it is ready, or all together.
+    """Environments in processes of their own, for `AsyncCollector`: each stepped when it is ready, or all together.
 
     An environment whose episode ended begins another one at once. That is no step, and nobody waits for it before the
     last step of the episode is told.
 
     Parameters
     ----------
-    env
-        The AsyncVectorEnv.
+    makers
+        Functions that make the environments, one each.
+    start_method
+        How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
+    stall_timeout_s
+        Seconds without an answer after which an environment is taken to hang.
 
     Raises
     ------
     EnvironmentSpecError
-        If it is something else, or its observations lie in shared memory from which Gymnasium does not read them anew.
+        If an environment cannot be made, is no Gymnasium environment, or has other spaces than the first one.
+    WorkerError
+        If an environment raises when it is made, or its process ends.
 
     Examples
     --------
-    >>> import gymnasium
-    >>> environments = AsyncEnvironments(gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async"))
+    >>> environments = AsyncEnvironments(environment_makers("CartPole-v1", 2))
     >>> _ = environments.reset(seeds=[1, 2])
-    >>> environments.send([np.array([0])], np.array([1]))
-    >>> answers = environments.wait()
-    >>> answers.envs, answers.ready, answers.obs[0].shape
+    >>> environments.send(np.array([1]), [np.array([0])])
+    >>> result = environments.recv()
+    >>> result.envs, result.ready, result.obs[0].shape
     (array([1]), array([1]), (1, 4))
     >>> environments.close()
     """
 
-    def __init__(self, env: Any) -> None:
-        self._processes = EnvironmentProcesses(env)
-        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
-        self._new_names = column_names(names.NEXT_OBS, self.observations)
-        self._reset_by = _RESETS[env.autoreset_mode.value]
-        self._shared: list[Leaf] | None = None
-        if env.shared_memory:
-            check_shared(self.observations)
-            self._shared = self.observations.flatten(env.observations)
-        self._resetting: set[int] = set()
-        # Without shared memory, Gymnasium resets these in their next step even if it was told to reset them before.
-        self._over: set[int] = set()
+    def __init__(
+        self, makers: Sequence[Callable[[], Any]], *, start_method: str = "spawn", stall_timeout_s: float = 300.0
+    ) -> None:
+        count = len(makers)
+        self._processes = EnvironmentProcesses(makers, start_method, stall_timeout_s)
+        try:
+            answers = self._processes.receive(count)
+            self._processes.check()
+            spaces = [answer[1:] for _, (answer,) in answers]
+            super().__init__(None, count, *_common_spaces(spaces))
+            self._new_names = column_names(names.NEXT_OBS, self.observations)
+            self._shared = SharedObservations.create(self.observations, count)
+            if self._shared.region is not None:
+                self._processes.share(self._shared.region, count)
+                self._shared.region.close_descriptor()
+        except BaseException:
+            self._processes.close()
+            raise
 
     @property
     def under_way(self) -> int:
-        """How many environments were told to do something and have not been waited for."""
-        return len(self._processes.under_way)
+        """How many environments were asked for something, and have not been waited for."""
+        return self._processes.under_way
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the environments, in their order."""
+        return [process.pid or 0 for process in self._processes.processes]
 
     def reset(
         self,
@@ -127,7 +172,7 @@ class AsyncEnvironments(Environments):
         options: dict[str, Any] | None = None,
         **given: Any,
     ) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode in every environment; what is under way is waited for, and dropped.
+        """Start an episode in every environment; steps that are under way are waited for, and dropped.
 
         Parameters
         ----------
@@ -135,16 +180,13 @@ class AsyncEnvironments(Environments):
             A seed for each environment; None leaves their generators running.
         seed
             Takes precedence: a seed for each environment, or the first of them, from which the others count on.
-        options
-            What each environment is given.
-        **given
-            Nothing else: Gymnasium knows no more.
+        options, **given
+            Arguments of every environment's own `reset`.
 
         Raises
         ------
         EnvironmentSpecError
-            If there are not as many seeds as environments, or only some of these are to be reset, or something else is
-            given.
+            If there are not as many seeds as environments, or an observation is refused.
         WorkerError
             If an environment fails.
         """
@@ -156,156 +198,113 @@ class AsyncEnvironments(Environments):
             numbers = seed
         if len(numbers) != count:
             raise EnvironmentSpecError(f"there must be a seed for each of {count} environments, got {len(numbers)}")
-        if options and "reset_mask" in options:
-            raise EnvironmentSpecError("all environments must be reset, and options have a 'reset_mask'; leave it out")
-        if given:
-            raise EnvironmentSpecError(f"an AsyncVectorEnv is reset by seed and options, got {next(iter(given))!r}")
-        while self.under_way or self._over:
-            self._begin_anew()
-            self.wait(self.under_way)
+        while self.under_way:
+            self.recv(self.under_way)
         for env, number in enumerate(numbers):
-            self._resetting.add(env)
-            self._processes.ask(env, "reset", {"seed": number, "options": options})
-        begun = self.wait(count)
+            self._processes.ask(env, RESET, {"seed": number, "options": options, **given})
+        # Where several fail, the first is told, and the others are not left for later.
+        self._processes.wait_for_all()
+        begun = self.recv(count)
         self._processes.check()
-        self.made = 0
         return begun.obs, begun.infos
 
-    def _begin_anew(self) -> None:
-        """Begin an episode where one is over."""
-        for env in sorted(self._over):
-            self._resetting.add(env)
-            self._processes.ask(env, *(self._reset_by or ()))
-            self._over.discard(env)
-
-    def send(self, actions: Sequence[Leaf], envs: Rows) -> None:
+    def send(self, envs: Rows, actions: Sequence[Leaf]) -> None:
         """Let environments that are ready make a step.
 
         Parameters
         ----------
-        actions
-            The leaves of the actions, each of shape (k, ...).
         envs
             The environments, shape (k,).
+        actions
+            The leaves of the actions, each of shape (k, ...).
 
         Raises
         ------
-        WorkerError
+        EnvironmentSpecError, WorkerError
             If an environment has failed.
         """
         nest, ask = self.actions.nest, self._processes.ask
         for row, env in enumerate(envs.tolist()):
-            ask(env, "step", nest([leaf[row] for leaf in actions]))
+            ask(env, STEP, nest([leaf[row] for leaf in actions]))
 
-    def wait(
-        self, least: int = 1, timeout_s: float | None = None, among: npt.NDArray[np.bool_] | None = None
-    ) -> Answers:
-        """Wait for environments that are under way, and return what all of them answered that are done.
+    def recv(
+        self, min_num: int = 1, timeout_s: float | None = None, among: npt.NDArray[np.bool_] | None = None
+    ) -> AsyncStepResult:
+        """Wait for environments that are under way, and return the step results of all that are done.
 
         Parameters
         ----------
-        least
+        min_num
             How many to wait for; if fewer are under way, for all of these.
         timeout_s
-            Seconds after which fewer do, if it is one at least.
+            Seconds after which fewer are enough, if it is one at least.
         among
             Whether to wait for each environment, shape (num_envs,): others stay under way. None for all.
 
         Raises
         ------
+        EnvironmentSpecError
+            If an environment returned a value that was refused.
         WorkerError
-            If an environment failed, or its process ended; what others answered is returned before.
+            If an environment raised or hangs, or its process ended; the steps of others are returned before.
         """
-        given = self._processes.receive(least, timeout_s, among)
-        begun = [(env, answer) for env, answer in given if env in self._resetting]
-        steps = [(env, answer) for env, answer in given if env not in self._resetting]
-        envs = np.array([env for env, _ in steps], np.intp)
-        self.made += bool(steps)
-        outcome = self._outcome(envs, [answer for _, answer in steps])
-        ended = envs[outcome[2] | outcome[3]].tolist()
-        if self._reset_by is not None:
-            self._over.update(ended)
-        self._resetting.difference_update([env for env, _ in begun])
-        following = {env: (answer[0], answer[-1]) for env, answer in begun}
-        if ended or begun:
-            for env, (obs, *_, info) in steps:
-                if env not in self._over:
-                    following[env] = obs, without_finals(info) if env in ended else info
-            ready = np.array(sorted(following), np.intp)
-            obs, infos = zip(*[following[env] for env in ready.tolist()], strict=True) if following else ((), ())
-            answers = Answers(
-                envs, outcome, np.array(ended, np.intp), ready, self._leaves(ready, obs), list(infos), self._new_names
-            )
-        else:
-            answers = Answers(envs, outcome, envs[:0], envs, outcome[0], outcome[4], self._new_names)
-        # Not before the last observations have been read. Of a process that is gone by now, its next use tells.
-        with suppress(WorkerError):
-            self._begin_anew()
-        return answers
+        stepped: dict[int, Sequence[Any]] = {}
+        begun: dict[int, Sequence[Any]] = {}
+        for env, answers in self._processes.receive(min_num, timeout_s, among):
+            for kind, *answer in answers:
+                (stepped if kind == STEPPED else begun)[env] = answer
+        if not begun and not stepped:
+            return AsyncStepResult(_NONE, {}, [], _NONE, _NONE, [], [])
+        envs = np.array(list(stepped), np.intp)
+        new_obs, rewards, terminateds, truncateds, infos = self._steps(envs, list(stepped.values()))
+        columns = dict(zip(self._new_names, new_obs, strict=True)) if stepped else {}
+        if stepped:
+            columns |= zip(_OUTCOMES, (rewards, terminateds, truncateds), strict=True)
+        done = terminateds | truncateds
+        if not begun and not done.any():
+            return AsyncStepResult(envs, columns, infos, envs[:0], envs, new_obs, infos)
+        goes_on = ~done
+        first = np.array(list(begun), np.intp)
+        ready = np.concatenate([envs[goes_on], first])
+        order = ready.argsort()
+        said = [infos[row] for row in goes_on.nonzero()[0].tolist()] + [info for _, info in begun.values()]
+        parts = [[leaf[goes_on] for leaf in new_obs]] if goes_on.any() else []
+        if begun:
+            parts.append(self._shared.read(first, FIRST_OBS, [left for left, _ in begun.values()]))
+        obs = [np.concatenate(leaves)[order] for leaves in zip(*parts, strict=True)]
+        said = [said[row] for row in order.tolist()]
+        return AsyncStepResult(envs, columns, infos, envs[done], ready[order], obs, said)
 
-    def _outcome(self, envs: Rows, answers: Sequence[tuple[Any, ...]]) -> Outcome:
-        """Work out what steps led to."""
-        if not answers:
-            return [], np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_), []
-        obs, rewards, terminateds, truncateds, infos = zip(*answers, strict=True)
-        refuse = self.refusing(*envs.tolist())
-        shape = (len(envs),)
-        paid = exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse)
-        flags = (
-            exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse),
-            exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse),
-        )
-        new_obs, said = self._leaves(envs, obs), list(infos)
-        if self._reset_by is None:
-            ended = (flags[0] | flags[1]).nonzero()[0]
-            for row in ended.tolist():
-                said[row] = infos[row].get("final_info", {})
-            if len(ended):
-                finals = [infos[row]["final_obs"] for row in ended.tolist()]
-                new_obs = [
-                    put(leaf, ended, last)
-                    for leaf, last in zip(new_obs, self._apart(envs[ended], finals, names.NEXT_OBS), strict=True)
-                ]
-        return new_obs, paid, *flags, said
-
-    def _leaves(self, envs: Rows, observations: Sequence[Any]) -> list[Leaf]:
-        """Lay observations of environments one under the other, leaf by leaf, in memory of their own."""
-        if not len(envs):
-            return []
-        if self._shared is not None:
-            return [leaf[envs] for leaf in self._shared]
-        return self._apart(envs, observations, names.OBS)
-
-    def _apart(self, envs: Rows, observations: Sequence[Any], top: str) -> list[Leaf]:
-        """Take observations of environments apart, and lay them one under the other, leaf by leaf."""
-        leaves = [
-            self.observations.flatten_one(obs, top, self.refusing(env))
-            for env, obs in zip(envs.tolist(), observations, strict=True)
-        ]
-        return [np.concatenate(parts) for parts in zip(*leaves, strict=True)]
+    def _steps(self, envs: Rows, steps: Sequence[Sequence[Any]]) -> tuple[list[Leaf], Floats, Flags, Flags, list[Any]]:
+        """Put steps together: new observations by leaf, rewards, flags and infos."""
+        if not steps:
+            return [], np.empty(0, FLOAT), np.empty(0, BOOL), np.empty(0, BOOL), []
+        left, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
+        flags = np.array(terminateds, BOOL), np.array(truncateds, BOOL)
+        return self._shared.read(envs, NEW_OBS, left), np.array(rewards, FLOAT), *flags, list(infos)
 
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
         """Step every environment; see `Environments.step_raw`.
 
         Raises
         ------
-        WorkerError
+        EnvironmentSpecError, WorkerError
             If an environment fails.
         """
-        self.send(actions, np.arange(self.num_envs))
-        answers = made = self.wait(self.num_envs)
+        self.send(np.arange(self.num_envs), actions)
+        made = result = self.recv(self.num_envs)
         self._processes.check()
-        new_obs, *_, told = made.outcome
-        obs, infos = [leaf.copy() for leaf in new_obs], list(told)
+        new_obs = [made.columns[name] for name in self._new_names]
+        obs, infos = [leaf.copy() for leaf in new_obs], list(made.step_infos)
         while True:
-            if answers.obs:
-                obs = [put(leaf, answers.ready, begun) for leaf, begun in zip(obs, answers.obs, strict=True)]
-            for env, info in zip(answers.ready.tolist(), answers.infos, strict=True):
+            if result.obs:
+                obs = [put(leaf, result.ready, begun) for leaf, begun in zip(obs, result.obs, strict=True)]
+            for env, info in zip(result.ready.tolist(), result.infos, strict=True):
                 infos[env] = info
             if not self.under_way:
                 break
-            answers = self.wait(self.under_way)
-        return (*made.outcome, obs, infos)
+            result = self.recv(self.under_way)
+        return (new_obs, *(made.columns[name] for name in _OUTCOMES), made.step_infos, obs, infos)
 
     def render(self, envs: Rows) -> None:
         """Render environments that are ready.
@@ -316,12 +315,33 @@ class AsyncEnvironments(Environments):
             If an environment fails.
         """
         for env in envs.tolist():
-            self._processes.ask(env, "_call", ("render", (), {}))
+            self._processes.ask(env, RENDER)
         among = np.zeros(self.num_envs, np.bool_)
         among[envs] = True
         self._processes.receive(len(envs), None, among)
         self._processes.check()
 
     def close(self) -> None:
-        """Wait for what is under way and close the environments; those that take too long are ended."""
+        """Let the environments finish their steps and close; those that take longer than ten seconds are ended."""
         self._processes.close()
+        self._shared.close()
+
+
+def _common_spaces(spaces: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Return the spaces that all environments have.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If one has others than the first.
+    """
+    first = spaces[0]
+    for env, others in enumerate(spaces):
+        for kind, own, other in zip(("observation", "action"), first, others, strict=True):
+            # The leaves of two spaces that are equal may stand in another order.
+            if own != other or SpaceLayout(own).names != SpaceLayout(other).names:
+                raise EnvironmentSpecError(
+                    f"environments must have the same {kind} space, {own}, as environment 0 has, got {other} from "
+                    f"environment {env}"
+                )
+    return first

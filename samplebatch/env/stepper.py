@@ -128,5 +128,6 @@ class EnvironmentStepper:
 
     def _refuse(self, sentence: str, row: int | None) -> EnvironmentSpecError:
         """Make the error for a value of the newest step or reset."""
-        where = "a reset" if self._resets else f"step {self._made}"
+        after = f"the reset after step {self._made}" if self._made else "a reset"
+        where = after if self._resets else f"step {self._made}"
         return EnvironmentSpecError(f"{sentence} from environment {self._index} in {where}")

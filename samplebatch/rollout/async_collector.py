@@ -12,8 +12,9 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.async_vector import Answers, AsyncEnvironments, put
+from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult, environment_makers, put
 from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
+from samplebatch.env.registry import Environment
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, ActResult
 from samplebatch.rollout.collect_statistics import CollectStats
@@ -27,27 +28,32 @@ from samplebatch.rollout.vector_recorder import StepHook
 class AsyncCollector(Collector):
     """Let a policy act in environments that take long, or unequally long, to step: in each as soon as it is ready.
 
-    The environments are those of a `gymnasium.vector.AsyncVectorEnv`, each in a process of its own. `Collector` waits
-    in every step for the slowest. Here whoever has answered is decided for and goes on, while the others are still
-    under way. The policy gets a row for each environment that is ready, and `batch.info.env_id` says which those are;
-    what it carries from step to step is kept for each environment.
+    Each environment is made and stepped in a process of its own. A vector environment waits in every step for the
+    slowest. Here an environment that has answered goes on, while the others are still under way. The policy gets a row
+    for each environment that is ready, and `batch.info.env_id` has their numbers; its recurrent state is kept for each
+    environment.
 
     Steps that are under way when `collect` returns go on meanwhile, and count in a later call. They were decided by
     the policy as it was then.
 
-    What is collected is what `Collector` collects: the same columns and, by environment, the same trajectories. But
-    faster environments make more steps.
+    Batches have the columns that those of `Collector` have and, by environment, the same trajectories: the same seed
+    gives the same data in each, whatever the others do. But faster environments make more steps.
+
+    Processes ignore Ctrl-C, which is the parent's to handle, and end by themselves when their parent is gone, however
+    it ended.
 
     Parameters
     ----------
     policy, exploration_noise, on_episode_done_hook, hooks, map_action, seed, first_unroll_id
         As for `Collector`.
     env
-        A `gymnasium.vector.AsyncVectorEnv` in any autoreset mode, not wrapped: a wrapper around it would not see the
-        steps of single environments. Wrap these instead. While environments are under way, leave it alone: Gymnasium
-        refuses to ask them anything then, and `close` of the collector closes it.
+        Functions or ids that make a `gymnasium.Env` each, in a list; or one for all of them. Where processes do not
+        fork, functions are pickled: by value if cloudpickle is installed, as it is with Gymnasium, else they must be
+        importable. Observations of numbers come back through shared memory.
     buffer
         A `VectorReplayBuffer` with a ring for each environment.
+    num_envs
+        How many environments a single function or id makes; 1 by default.
     on_step_hook
         As for `Collector`, but called on environments that were decided for at the same time.
     wait_num
@@ -56,6 +62,11 @@ class AsyncCollector(Collector):
         `timeout_s`. More of them make larger batches for the policy.
     timeout_s
         Seconds after which fewer are enough, but at least one.
+    start_method
+        How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
+    stall_timeout_s
+        Seconds without an answer after which an environment that is waited for is taken to hang: its process is killed.
+        They have a minute in any case to start.
 
     Attributes
     ----------
@@ -65,21 +76,22 @@ class AsyncCollector(Collector):
     Raises
     ------
     EnvironmentSpecError
-        If `env` is no AsyncVectorEnv, or one whose environments cannot be stepped one by one.
+        If there is no such environment, it cannot be sent to another process or is none of Gymnasium's single ones, or
+        environments have different spaces.
+    WorkerError
+        If making an environment raises, or its process ends.
     PolicySpecError
         If the policy cannot be asked for actions.
     ValueError
-        If `wait_num` is not from 1 to the number of environments, or `timeout_s` is negative.
+        If `num_envs` does not fit `env`, `wait_num` is not from 1 to the number of environments, `timeout_s` is
+        negative or `stall_timeout_s` not positive.
 
     Examples
     --------
-    >>> import gymnasium
-    >>> env = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="async")
-    >>> collector = AsyncCollector(lambda obs: (obs[:, 2] > 0).astype(int), env, seed=1)
-    >>> stats = collector.collect(n_episode=6)
+    >>> with AsyncCollector(lambda obs: (obs[:, 2] > 0).astype(int), "CartPole-v1", num_envs=2, seed=1) as collector:
+    ...     stats = collector.collect(n_episode=6)
     >>> stats.n_collected_episodes, stats.batch["new_obs"].shape == (stats.lens.sum(), 4)
     (6, True)
-    >>> collector.close()
     """
 
     _environments: AsyncEnvironments
@@ -87,9 +99,10 @@ class AsyncCollector(Collector):
     def __init__(
         self,
         policy: Any,
-        env: Any,
+        env: Environment | Sequence[Environment],
         buffer: Any = None,
         *,
+        num_envs: int | None = None,
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
@@ -99,30 +112,44 @@ class AsyncCollector(Collector):
         first_unroll_id: int = 0,
         wait_num: int | None = None,
         timeout_s: float | None = None,
+        start_method: str = "spawn",
+        stall_timeout_s: float = 300.0,
     ) -> None:
-        environments = AsyncEnvironments(env)
-        super().__init__(
-            policy,
-            environments,
-            buffer,
-            exploration_noise=exploration_noise,
-            on_episode_done_hook=on_episode_done_hook,
-            on_step_hook=on_step_hook,
-            hooks=hooks,
-            map_action=map_action,
-            seed=seed,
-            first_unroll_id=first_unroll_id,
-        )
-        self.env = env
-        if wait_num is not None and not 1 <= wait_num <= self.num_envs:
-            raise ValueError(f"wait_num must be from 1 to {self.num_envs}, the number of environments, got {wait_num}")
+        makers = environment_makers(env, num_envs)
+        if wait_num is not None and not 1 <= wait_num <= len(makers):
+            raise ValueError(f"wait_num must be from 1 to {len(makers)}, the number of environments, got {wait_num}")
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s must not be negative, got {timeout_s}")
+        if not stall_timeout_s > 0:
+            raise ValueError(f"stall_timeout_s must be positive, got {stall_timeout_s}")
+        environments = AsyncEnvironments(makers, start_method=start_method, stall_timeout_s=stall_timeout_s)
+        try:
+            super().__init__(
+                policy,
+                environments,
+                buffer,
+                exploration_noise=exploration_noise,
+                on_episode_done_hook=on_episode_done_hook,
+                on_step_hook=on_step_hook,
+                hooks=hooks,
+                map_action=map_action,
+                seed=seed,
+                first_unroll_id=first_unroll_id,
+            )
+        except BaseException:
+            environments.close()
+            raise
+        self.env = env
         self._wait_num = wait_num or (1 if timeout_s is None else self.num_envs)
         self._timeout_s = timeout_s
         self._pending: dict[int, tuple[ActResult, int]] = {}
         self._ready = np.zeros(self.num_envs, np.bool_)
         self._said: list[dict[str, Any]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the environments, in their order."""
+        return self._environments.pids
 
     def close(self) -> None:
         """Close the environments; steps under way are waited for, ten seconds at the most, and dropped."""
@@ -149,7 +176,7 @@ class AsyncCollector(Collector):
         """
         self._ready[:] = False
         while not self._closed and self._environments.under_way:
-            self._record(self._environments.wait(self.num_envs))
+            self._record(self._environments.recv(self.num_envs))
         self._pending.clear()
         returned = super().reset_env(gym_reset_kwargs)
         # What was returned shall stay as it is.
@@ -189,12 +216,13 @@ class AsyncCollector(Collector):
         ValueError
             If not exactly one of `n_step` and `n_episode` is positive.
         EnvironmentSpecError
-            If the collector has been closed.
+            If the collector has been closed, or an environment returns a value that its column cannot hold.
         PolicySpecError
             If the policy gives no actions that fit.
         WorkerError
-            If an environment fails or its process ends, as every later call does then: Gymnasium does not start it
-            again. Steps made until then are in the buffer, if there is one.
+            If an environment raises, hangs, or its process ends. Steps made until then are in the buffer, if there is
+            one, or in the next batch. After an environment has raised, the next call begins new episodes in all; after
+            a process has ended, every later call raises.
         """
         return super().collect(n_step, n_episode, random, render, reset_before_collect, gym_reset_kwargs)
 
@@ -212,16 +240,16 @@ class AsyncCollector(Collector):
                 quota.spend(ends)
 
     def _turn(self, running: npt.NDArray[np.bool_] | None, *, random: bool, render: float | None) -> Rows:
-        """Let those environments step that are ready, take down what others did, and return whose episodes ended."""
+        """Step environments that are ready, record the steps of those that answer, and return whose episodes ended."""
         environments = self._environments
         self._send(running, random=random)
-        answers = environments.wait(self._wait_num, self._timeout_s, running)
-        self._record(answers)
+        step = environments.recv(self._wait_num, self._timeout_s, running)
+        self._record(step)
         if render is not None:
-            environments.render(answers.ready)
+            environments.render(step.ready)
             if render > 0:
                 time.sleep(render)
-        return answers.ended
+        return step.ended
 
     def _send(self, running: npt.NDArray[np.bool_] | None, *, random: bool) -> None:
         envs = (self._ready if running is None else self._ready & running).nonzero()[0]
@@ -243,25 +271,29 @@ class AsyncCollector(Collector):
         elif self._state is not None:
             self._state = policy_state.zero_rows(self._state, envs)
         self._ready[envs] = False
-        self._environments.send(result.actions, envs)
+        self._environments.send(envs, result.actions)
 
-    def _record(self, answers: Answers) -> None:
+    def _record(self, step: AsyncStepResult) -> None:
         """Record steps of environments with the decisions that waited for them, and keep what to act on."""
-        together: dict[int, tuple[ActResult, list[int], list[int]]] = {}
-        for place, env in enumerate(answers.envs.tolist()):
-            result, row = self._pending.pop(env)
-            _, places, rows = together.setdefault(id(result), (result, [], []))
+        decided: dict[int, tuple[ActResult, list[int], list[int]]] = {}
+        for place, env in enumerate(step.envs.tolist()):
+            act, row = self._pending.pop(env)
+            _, places, rows = decided.setdefault(id(act), (act, [], []))
             places.append(place)
             rows.append(row)
-        for result, places, rows in together.values():
-            act = result.take(np.array(rows))
-            columns = act.columns | answers.columns(np.array(places))
-            infos = [answers.outcome[4][place] for place in places]
-            self._recorder.record(columns, {0: infos} if any(infos) else {}, answers.envs[places], act=act)
-        if answers.obs and self._obs is not None:
-            self._obs = [put(leaf, answers.ready, seen) for leaf, seen in zip(self._obs, answers.obs, strict=True)]
-        for env, said in zip(answers.ready.tolist(), answers.infos, strict=True):
+        for act, places, rows in decided.values():
+            # Environments ascend in a decision as they do in a step: all of its rows are in order.
+            if len(rows) < len(act.actions[0]):
+                act = act.take(np.array(rows))
+            columns, infos = step.columns, step.step_infos
+            if len(decided) > 1:
+                columns = {name: column[places] for name, column in columns.items()}
+                infos = [infos[place] for place in places]
+            self._recorder.record(act.columns | columns, {0: infos} if any(infos) else {}, step.envs[places], act=act)
+        if step.obs and self._obs is not None:
+            self._obs = [put(leaf, step.ready, seen) for leaf, seen in zip(self._obs, step.obs, strict=True)]
+        for env, said in zip(step.ready.tolist(), step.infos, strict=True):
             self._said[env] = said
-        if len(answers.ended):
-            self._state = policy_state.zero_rows(self._state, answers.ended)
-        self._ready[answers.ready] = True
+        if len(step.ended):
+            self._state = policy_state.zero_rows(self._state, step.ended)
+        self._ready[step.ready] = True

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import random
 import signal
 import sys
-import threading
 import traceback
 from typing import Any
 
@@ -16,6 +13,7 @@ import numpy as np
 
 from samplebatch.env.seeds import PROCESS, seeds_at
 from samplebatch.errors import ChannelClosedError, PeerDiedError, SampleBatchError
+from samplebatch.transport.children import begin_child
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription
@@ -26,10 +24,8 @@ from samplebatch.workers.task import Task, make_task
 
 def work(producer: Producer, subscription: Subscription, region: Region, spec: WorkerSpec) -> None:
     """Do the work of one worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _quit)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    begin_child()
     line = WorkerCounters(region).line(spec.index)
     tasks: list[Task] = []
     try:
@@ -86,10 +82,3 @@ def _seed(seeds: np.random.SeedSequence) -> None:
 
 def _quit(*_: Any) -> None:
     sys.exit(0)
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -23,6 +20,7 @@ from samplebatch.errors import ArgumentError, WorkerError
 from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.transport.broadcast import broadcast
+from samplebatch.transport.children import interrupts_blocked
 from samplebatch.transport.peers import Poller
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.subscription import Subscription
@@ -251,8 +249,6 @@ class RolloutWorkers:
         try:
             self._poller = Poller()
             self._board = WorkerCounters.of(1 + max(spec.index for spec in self._specs))
-            # The tracker unblocks SIGINT when it starts, so it must run before that is blocked.
-            resource_tracker.ensure_running()
             for spec in self._specs:
                 self._workers.append(self._started(spec))
         except BaseException:
@@ -268,7 +264,7 @@ class RolloutWorkers:
         if self._backend == "inline":
             return LocalWorker(spec, subscription)
         assert self._board is not None
-        with _blocked_interrupts():
+        with interrupts_blocked():
             worker = WorkerProcess(spec, self._context, self._board, subscription, self._capacity_bytes)
         for descriptor in worker.waits_on:
             self._watched[descriptor] = worker
@@ -422,13 +418,3 @@ def _weights_nbytes(policy: Any) -> int:
     states = [one.state_dict() for one in policies if hasattr(one, "state_dict") and not isinstance(one, type)]
     known = sum(int(value.nbytes) for state in states for value in state.values() if hasattr(value, "nbytes"))
     return max(_WEIGHTS_NBYTES, known + known // 8 + _NO_WEIGHTS_NBYTES)
-
-
-@contextlib.contextmanager
-def _blocked_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back while processes start: they inherit that, and are deaf to it before they can ask to be."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

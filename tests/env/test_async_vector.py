@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
+import re
+import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gyms
 import numpy as np
 import pytest
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 from samplebatch import Collector
+from samplebatch import env as package
 from samplebatch.env.async_vector import AsyncEnvironments
+from samplebatch.errors import WorkerError
 
-MODES = ["NextStep", "SameStep", "Disabled"]
 CONTEXT = multiprocessing.get_context("fork")
+Async = partial(AsyncEnvironments, start_method="fork")
 
 
-def ladders(
-    lengths: list[int], mode: str = "NextStep", kind: Any = gyms.Ladder, memory: bool = True, **given: Any
-) -> Any:
-    makers = [lambda n=n, length=length: kind(n, length, **given) for n, length in enumerate(lengths)]
-    return AsyncVectorEnv(makers, autoreset_mode=mode, shared_memory=memory, context="fork")
+def ladders(lengths: list[int], kind: Any = gyms.Ladder, **given: Any) -> list[Any]:
+    return [partial(kind, n, length, **given) for n, length in enumerate(lengths)]
 
 
-@pytest.mark.parametrize("memory", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-def test_the_end_of_an_episode_is_told_before_the_next_one_begins(mode: str, memory: bool) -> None:
-    environments = AsyncEnvironments(ladders([2, 9], mode, memory=memory, says=True))
+class Reluctant(gyms.Watched):
+    """A ladder that begins another episode when its gate is open."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        while self._episode >= 0 and not self._gate.value:
+            time.sleep(0.001)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return gyms.Ladder.step(self, action)
+
+
+def test_the_end_of_an_episode_is_told_before_the_next_one_begins() -> None:
+    gate = CONTEXT.RawValue("b", 0)
+    environments = Async(ladders([2, 9], Reluctant, gate=gate, says=True))
     environments.reset()
     act, first = [np.zeros(1, int)], np.array([0])
-    environments.send(act, first)
-    made = environments.wait()
+    environments.send(first, act)
+    made = environments.recv()
     assert (made.envs.tolist(), made.ended.tolist(), made.ready.tolist()) == ([0], [], [0])
-    environments.send(act, first)
-    made = environments.wait()
-    new_obs, rewards, terminateds, truncateds, infos = made.outcome
-    assert new_obs[0].tolist() == [[0, 0, 2]]
-    assert (rewards.tolist(), terminateds.tolist(), truncateds.tolist()) == ([2.0], [True], [False])
-    assert infos == [{"step": 2, "name": "step 2"}]
+    environments.send(first, act)
+    made = environments.recv()
+    assert {name: column.tolist() for name, column in made.columns.items()} == {
+        "new_obs": [[0, 0, 2]],
+        "rewards": [2.0],
+        "terminateds": [True],
+        "truncateds": [False],
+    }
+    assert made.step_infos == [{"step": 2, "name": "step 2"}]
     assert made.ended.tolist() == [0]
-    if mode != "SameStep":
-        assert (made.ready.tolist(), made.obs, made.infos) == ([], [], [])
-        assert environments.under_way == 1
-        made = environments.wait()
-        assert (made.envs.tolist(), made.outcome[0], made.ended.tolist()) == ([], [], [])
+    assert (made.ready.tolist(), made.obs, made.infos) == ([], [], [])
+    assert environments.under_way == 1
+    gate.value = 1
+    made = environments.recv()
+    assert (made.envs.tolist(), made.columns, made.ended.tolist()) == ([], {}, [])
     assert made.ready.tolist() == [0]
     assert made.obs[0].tolist() == [[0, 1, 0]]
     assert made.infos == [{"episode_number": 1}]
@@ -55,28 +73,27 @@ def test_the_end_of_an_episode_is_told_before_the_next_one_begins(mode: str, mem
 def test_only_those_are_waited_for_that_are_asked_about() -> None:
     gate = CONTEXT.RawValue("b", 0)
     makers = [lambda n=n: gyms.Watched(n, 9, gate=gate if n == 0 else None) for n in range(3)]
-    environments = AsyncEnvironments(AsyncVectorEnv(makers, context="fork"))
+    environments = Async(makers)
     environments.reset()
-    environments.send([np.zeros(3, int)], np.arange(3))
+    environments.send(np.arange(3), [np.zeros(3, int)])
     among = np.array([True, False, True])
-    assert environments.wait(1, None, among).envs.tolist() == [2]
-    assert environments.wait(1, 0.01, np.array([False, True, False])).envs.tolist() == [1]
+    assert environments.recv(1, None, among).envs.tolist() == [2]
+    assert environments.recv(1, 0.01, np.array([False, True, False])).envs.tolist() == [1]
     # Whoever is not under way cannot be waited for.
-    assert environments.wait(3, None, np.array([False, True, True])).envs.tolist() == []
+    assert environments.recv(3, None, np.array([False, True, True])).envs.tolist() == []
     assert environments.under_way == 1
     gate.value = 1
-    assert environments.wait(3).envs.tolist() == [0]
+    assert environments.recv(3).envs.tolist() == [0]
     environments.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_stepped_together_they_are_what_a_collector_takes(mode: str) -> None:
+def test_stepped_together_they_are_what_a_collector_takes() -> None:
     def stay(obs: Any) -> Any:
         return np.zeros(len(obs), int)
 
     found = []
     for env in (
-        AsyncEnvironments(ladders([2, 3, 1], mode, says=True)),
+        Async(ladders([2, 3, 1], says=True)),
         SyncVectorEnv(
             [lambda n=n: gyms.Ladder(n, [2, 3, 1][n], says=True) for n in range(3)], autoreset_mode="SameStep"
         ),
@@ -88,29 +105,76 @@ def test_stepped_together_they_are_what_a_collector_takes(mode: str) -> None:
 
 
 def test_arrays_stay_as_they_were_handed_out() -> None:
-    environments = AsyncEnvironments(ladders([5, 5], kind=gyms.Reusing))
+    environments = Async(ladders([5, 5], kind=gyms.Reusing))
     begun, _ = environments.reset()
-    environments.send([np.zeros(2, int)], np.arange(2))
-    one = environments.wait(2)
-    environments.send([np.zeros(2, int)], np.arange(2))
-    environments.wait(2)
+    environments.send(np.arange(2), [np.zeros(2, int)])
+    one = environments.recv(2)
+    environments.send(np.arange(2), [np.zeros(2, int)])
+    environments.recv(2)
     environments.reset()
     assert begun[0].tolist() == [[0, 0, 0], [1, 0, 0]]
-    assert one.outcome[0][0].tolist() == one.obs[0].tolist() == [[0, 0, 1], [1, 0, 1]]
+    assert one.columns["new_obs"].tolist() == one.obs[0].tolist() == [[0, 0, 1], [1, 0, 1]]
     environments.close()
 
 
-def test_what_is_under_way_is_waited_for_before_a_reset() -> None:
-    # Without shared memory, Gymnasium would reset an environment once more in the step after the reset.
-    for mode in MODES:
-        environments = AsyncEnvironments(ladders([1, 9], mode, memory=False))
-        environments.reset()
-        environments.send([np.zeros(2, int)], np.arange(2))
-        obs, _ = environments.reset()
-        assert obs[0][:, 2].tolist() == [0, 0]
-        episode = obs[0][0, 1]
-        environments.send([np.zeros(1, int)], np.array([0]))
-        made = environments.wait()
-        assert made.outcome[0][0].tolist() == [[0, episode, 1]]
-        assert made.ended.tolist() == [0]
-        environments.close()
+def test_steps_that_are_under_way_are_waited_for_before_a_reset() -> None:
+    environments = Async(ladders([1, 9]))
+    environments.reset()
+    environments.send(np.arange(2), [np.zeros(2, int)])
+    obs, _ = environments.reset()
+    assert obs[0][:, 2].tolist() == [0, 0]
+    episode = obs[0][0, 1]
+    environments.send(np.array([0]), [np.zeros(1, int)])
+    made = environments.recv()
+    assert made.columns["new_obs"].tolist() == [[0, episode, 1]]
+    assert made.ended.tolist() == [0]
+    environments.close()
+
+
+def test_of_several_environments_that_fail_to_reset_one_is_told_once() -> None:
+    class Stubborn(gyms.Ladder):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if options:
+                raise ValueError("no options")
+            return super().reset(seed=seed)
+
+    environments = Async(ladders([9, 9, 9], Stubborn))
+    environments.reset()
+    with pytest.raises(WorkerError, match="raised ValueError: no options"):
+        environments.reset(options={"level": 1})
+    obs, _ = environments.reset()
+    assert obs[0][:, 2].tolist() == [0, 0, 0]
+    environments.close()
+
+
+# Gymnasium
+
+
+FOLDER = Path(package.__file__).parent
+KNOWN = {"gymnasium.py": {"_env_obs"}}
+"""Private names that are read if they are there, so that an error can name the environment at fault."""
+
+
+def private_names(source: str) -> set[str]:
+    """List the private attributes of other objects than `self` and `cls` that a module uses."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            found.add(ast.unparse(node.args[1]).strip("'"))
+    # Named tuples have a public method of that name.
+    return {name for name in found if name.startswith("_") and not name.endswith("__")} - {"_replace"}
+
+
+def test_no_private_name_of_gymnasium_is_used() -> None:
+    assert private_names("env._state = getattr(inner, '_env_obs')\nself._own = env.reset()") == {"_state", "_env_obs"}
+    sources = FOLDER.glob("*.py")
+    found = {path.name: names for path in sources if (names := private_names(path.read_text()))}
+    assert found == KNOWN
+
+
+def test_environments_in_processes_know_nothing_of_gymnasium_s_vector_environments() -> None:
+    for name in ("async_vector", "environment_process", "processes", "shared_observations", "stepper"):
+        source = (FOLDER / f"{name}.py").read_text()
+        assert not re.search(r"gymnasium\.vector|parent_pipes|error_queue|AsyncVectorEnv", source), name

@@ -1,7 +1,8 @@
-"""Whatever happens to the processes of environments: it is told, nobody hangs, and none is left behind."""
+"""Processes of environments that die, hang or raise are named, nobody waits for them, and none is left behind."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -9,21 +10,20 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import gyms
 import numpy as np
 import pytest
-from gymnasium import wrappers
-from gymnasium.error import AlreadyPendingCallError
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 
 from samplebatch import AsyncCollector, VectorReplayBuffer
-from samplebatch.env import environment_processes
-from samplebatch.errors import EnvironmentSpecError, WorkerError
+from samplebatch.env import processes
+from samplebatch.errors import WorkerError
+from samplebatch.transport.peers import Identity, is_alive
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -32,12 +32,15 @@ def stay(obs: Any) -> Any:
     return np.zeros(len(obs), int)
 
 
-def vector(makers: list[Any], **given: Any) -> Any:
-    return AsyncVectorEnv(makers, context="fork", **given)
+Async = partial(AsyncCollector, start_method="fork")
 
 
-def is_gone(env: Any) -> bool:
-    return not any(process.is_alive() for process in env.processes)
+def processes_of(collector: AsyncCollector) -> list[Any]:
+    return collector._environments._processes.processes
+
+
+def are_gone(collector: AsyncCollector) -> bool:
+    return not any(process.is_alive() for process in processes_of(collector))
 
 
 @pytest.fixture
@@ -47,12 +50,10 @@ def gate() -> Iterator[Any]:
     shut.value = 1
 
 
-def watched(count: int, gate: Any, shut: int, **given: Any) -> Any:
+def watched(count: int, gate: Any, shut: int) -> list[Any]:
     """Make ladders, one of which waits with every step until the gate is open."""
     steps = CONTEXT.RawArray("i", count)
-    return vector(
-        [lambda n=n: gyms.Watched(n, 9, steps=steps, gate=gate if n == shut else None) for n in range(count)], **given
-    )
+    return [partial(gyms.Watched, n, 9, steps=steps, gate=gate if n == shut else None) for n in range(count)]
 
 
 # Deaths
@@ -61,32 +62,32 @@ def watched(count: int, gate: Any, shut: int, **given: Any) -> Any:
 def test_a_process_that_is_killed_in_a_step_is_named_and_steps_are_kept(gate: Any) -> None:
     env = watched(3, gate, 1)
     buffer = VectorReplayBuffer(300, 3)
-    collector = AsyncCollector(stay, env, buffer)
+    collector = Async(stay, env, buffer)
     collector.collect(n_step=20)
     kept = len(buffer)
-    os.kill(env.processes[1].pid, signal.SIGKILL)
+    os.kill(processes_of(collector)[1].pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(WorkerError, match=r"environment 1 must answer .* its process \d+ was killed by SIGKILL"):
             collector.collect(n_step=1000)
     assert len(buffer) >= kept
     assert not len(buffer.buffers[1])
     collector.close()
-    assert is_gone(env)
+    assert are_gone(collector)
 
 
 def test_a_process_that_is_killed_between_calls_is_named() -> None:
     for idle in (False, True):
-        env = vector([lambda: gyms.Ladder(0, 9)] * 2)
-        collector = AsyncCollector(stay, env)
+        env = [lambda: gyms.Ladder(0, 9)] * 2
+        collector = Async(stay, env)
         collector.collect(n_step=9)
         if idle:
             collector.reset_env()
-        os.kill(env.processes[0].pid, signal.SIGKILL)
-        env.processes[0].join()
+        os.kill(processes_of(collector)[0].pid, signal.SIGKILL)
+        processes_of(collector)[0].join()
         with pytest.raises(WorkerError, match=r"environment 0 must answer .* was killed by SIGKILL"):
             collector.collect(n_step=100)
         collector.close()
-        assert is_gone(env)
+        assert are_gone(collector)
 
 
 def test_a_process_is_missed_even_if_a_child_of_its_own_holds_its_pipe(gate: Any) -> None:
@@ -94,7 +95,9 @@ def test_a_process_is_missed_even_if_a_child_of_its_own_holds_its_pipe(gate: Any
         """A ladder that leaves a process behind."""
 
         def step(self, action: Any) -> Any:
-            child = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
             if child == 0:
                 gate.value = 2
                 while gate.value != 1:
@@ -102,15 +105,15 @@ def test_a_process_is_missed_even_if_a_child_of_its_own_holds_its_pipe(gate: Any
                 os._exit(0)
             return super().step(action)
 
-    env = vector([lambda: Parent(0, 9, gate=CONTEXT.RawValue("b", 0))])
-    collector = AsyncCollector(stay, env, timeout_s=0.05)
-    killer = CONTEXT.Process(target=_kill_once, args=(gate, env.processes[0].pid))
+    env = [lambda: Parent(0, 9, gate=CONTEXT.RawValue("b", 0))]
+    collector = Async(stay, env, timeout_s=0.05)
+    killer = CONTEXT.Process(target=_kill_once, args=(gate, processes_of(collector)[0].pid))
     killer.start()
     with pytest.raises(WorkerError, match=r"environment 0 must answer .* was killed by SIGKILL"):
         collector.collect(n_step=1)
     gate.value = 1
     collector.close()
-    assert is_gone(env)
+    assert are_gone(collector)
     killer.join()
 
 
@@ -125,53 +128,78 @@ def test_a_process_that_exits_is_named() -> None:
         def step(self, action: Any) -> Any:
             os._exit(7)
 
-    env = vector([lambda: gyms.Ladder(0, 9), lambda: Leaving(1, 9)])
+    env = [lambda: gyms.Ladder(0, 9), lambda: Leaving(1, 9)]
     with (
-        AsyncCollector(stay, env) as collector,
-        pytest.raises(WorkerError, match=r"environment 1 must .* exited with status 7; make the environments anew"),
+        Async(stay, env) as collector,
+        pytest.raises(
+            WorkerError, match=r"environment 1 must .* exited with status 7; close the collector, and make another"
+        ),
     ):
         collector.collect(n_step=100_000)
-    assert is_gone(env)
+    assert are_gone(collector)
 
 
 # Environments that raise
 
 
-def test_an_environment_that_raises_is_named_with_its_reason() -> None:
-    env = vector([lambda: gyms.Ladder(0, 9), lambda: gyms.Failing(1, 50)])
-    with AsyncCollector(stay, env) as collector:
-        for _ in range(2):
-            with pytest.raises(
-                WorkerError, match=r"environment 1 must .* raised RuntimeError: the rung broke"
-            ) as caught:
-                collector.collect(n_step=1000)
-            assert isinstance(caught.value.__cause__, RuntimeError)
-            assert "gyms.py" in caught.value.__notes__[0]
-    assert is_gone(env)
+def test_an_environment_that_raises_is_named_with_its_reason_and_reset_in_the_next_call() -> None:
+    with Async(stay, [lambda: gyms.Ladder(0, 9), lambda: gyms.Failing(1, 50)]) as collector:
+        with pytest.raises(WorkerError, match=r"environment 1 must .* raised RuntimeError: the rung broke") as caught:
+            collector.collect(n_step=1000)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert "gyms.py" in caught.value.__notes__[0]
+        batch = collector.collect(n_episode=3).batch
+    assert are_gone(collector)
+    # What was done before is kept, and the episode does not go on.
+    own = batch[batch["env_id"] == 1]
+    assert own["t"].tolist() == [*range(9), *range(50)]
+    assert (own["t"] == own["obs"][:, 2]).all()
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("error", [ConnectionResetError, EOFError, BrokenPipeError])
+def test_an_environment_that_loses_a_connection_of_its_own_is_not_taken_for_closed(error: type[Exception]) -> None:
+    class Remote(gyms.Ladder):
+        def step(self, action: Any) -> Any:
+            raise error("the simulator is gone")
+
+    with (
+        Async(stay, [lambda: Remote(0, 9)]) as collector,
+        pytest.raises(WorkerError, match=rf"environment 0 must .* raised {error.__name__}: the simulator is gone"),
+    ):
+        collector.collect(n_step=1)
+
+
+def test_an_environment_that_cannot_be_made_is_named_and_no_other_is_left_behind() -> None:
+    class Broken(gyms.Ladder):
+        def __init__(self) -> None:
+            raise OSError("no display")
+
+    with pytest.raises(WorkerError, match=r"environment 1 must .* raised OSError: no display"):
+        Async(stay, [lambda: gyms.Ladder(0, 9), Broken])
+    assert not [child for child in multiprocessing.active_children() if child.name.startswith("environment-")]
+
+
 @pytest.mark.parametrize("episode", [0, 1])
-def test_an_environment_that_raises_when_it_is_reset_is_named(mode: str, episode: int) -> None:
+def test_an_environment_that_raises_when_it_is_reset_is_named(episode: int) -> None:
     class Stubborn(gyms.Ladder):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             if self._episode + 1 == episode:
                 raise ValueError("no more")
             return super().reset(seed=seed, options=options)
 
-    env = vector([lambda: gyms.Ladder(0, 9), lambda: Stubborn(1, 3)], autoreset_mode=mode)
+    env = [lambda: gyms.Ladder(0, 9), lambda: Stubborn(1, 3)]
     buffer = VectorReplayBuffer(500, 2)
     with (
-        AsyncCollector(stay, env, buffer) as collector,
+        Async(stay, env, buffer) as collector,
         pytest.raises(WorkerError, match=r"environment 1 must .* raised ValueError: no more"),
     ):
         collector.collect(n_step=400)
-    # Where the reset is not of the last step, that step is there.
-    assert len(buffer.buffers[1]) == (0 if episode == 0 else 2 if mode == "SameStep" else 3)
-    assert is_gone(env)
+    # The last step of the episode is there.
+    assert len(buffer.buffers[1]) == 3 * episode
+    assert are_gone(collector)
 
 
-def test_a_reason_that_cannot_be_told_does_not_keep_anybody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_that_cannot_be_unpickled_is_told_in_words() -> None:
     class Odd(Exception):
         """Cannot be unpickled."""
 
@@ -182,14 +210,14 @@ def test_a_reason_that_cannot_be_told_does_not_keep_anybody_waiting(monkeypatch:
         def step(self, action: Any) -> Any:
             raise Odd(1, 2)
 
-    monkeypatch.setattr(environment_processes, "_REASON_WITHIN_S", 0.2)
-    env = vector([lambda: Failing(0, 9)])
+    env = [lambda: Failing(0, 9)]
     with (
-        AsyncCollector(stay, env) as collector,
-        pytest.raises(WorkerError, match=r"environment 0 must .* raised what cannot be told"),
+        Async(stay, env) as collector,
+        pytest.raises(WorkerError, match=r"environment 0 must .* raised Odd: odd") as caught,
     ):
         collector.collect(n_step=1)
-    assert is_gone(env)
+    assert caught.value.__cause__ is None
+    assert are_gone(collector)
 
 
 def test_an_answer_that_cannot_be_read_is_told() -> None:
@@ -201,13 +229,13 @@ def test_an_answer_that_cannot_be_read_is_told() -> None:
         def step(self, action: Any) -> Any:
             return *super().step(action)[:4], {"x": Secret()}
 
-    env = vector([lambda: Saying(0, 9)])
+    env = [lambda: Saying(0, 9)]
     with (
-        AsyncCollector(stay, env) as collector,
+        Async(stay, env) as collector,
         pytest.raises(WorkerError, match=r"environment 0 must .* gave an answer that cannot be read"),
     ):
         collector.collect(n_step=1)
-    assert is_gone(env)
+    assert are_gone(collector)
 
 
 # Interrupts
@@ -220,14 +248,13 @@ def test_an_interrupt_in_the_midst_of_an_answer_leaves_a_collector_that_can_be_c
         def __init__(self, pipe: Any) -> None:
             self._pipe = pipe
 
-        def recv(self) -> Any:
+        def recv_bytes(self) -> Any:
             raise KeyboardInterrupt
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._pipe, name)
 
-    env = vector([lambda: gyms.Ladder(0, 9)] * 2)
-    collector = AsyncCollector(stay, env)
+    collector = Async(stay, [lambda: gyms.Ladder(0, 9)] * 2)
     collector.collect(n_step=4)
     pipes = collector._environments._processes._pipes
     pipes[1] = Torn(pipes[1])  # type: ignore[call-overload]
@@ -236,30 +263,29 @@ def test_an_interrupt_in_the_midst_of_an_answer_leaves_a_collector_that_can_be_c
     with pytest.raises(WorkerError, match="environment 1 must be whole, and was interrupted"):
         collector.collect(n_step=1)
     collector.close()
-    assert is_gone(env)
+    assert are_gone(collector)
 
 
 def test_an_interrupt_of_the_whole_group_of_processes_leaves_none_behind() -> None:
     """What a terminal does on Ctrl-C."""
     script = textwrap.dedent(
         """
-        import sys
+        import multiprocessing
 
         import numpy as np
-        from gymnasium.vector import AsyncVectorEnv
 
         import gyms
         from samplebatch import AsyncCollector
 
-        env = AsyncVectorEnv([lambda: gyms.Watched(0, 9, pause_s=0.01)] * 3, context="fork")
-        collector = AsyncCollector(lambda obs: np.zeros(len(obs), int), env)
+        env = [lambda: gyms.Watched(0, 9, pause_s=0.01)] * 3
+        collector = AsyncCollector(lambda obs: np.zeros(len(obs), int), env, start_method="fork")
         try:
             collector.collect(n_step=3)
             print("ready", flush=True)
             collector.collect(n_step=100_000)
         except KeyboardInterrupt:
             collector.close()
-            print(sum(process.is_alive() for process in env.processes), flush=True)
+            print(len(multiprocessing.active_children()), flush=True)
         """
     )
     with subprocess.Popen(
@@ -283,42 +309,115 @@ def test_an_interrupt_of_the_whole_group_of_processes_leaves_none_behind() -> No
 # The end
 
 
-def test_a_collector_that_nobody_closes_leaves_nothing_behind() -> None:
-    script = textwrap.dedent(
-        """
-        import numpy as np
-        from gymnasium.vector import AsyncVectorEnv
+LEFT_OPEN = """
+import os
+import signal
+import sys
 
-        import gyms
-        from samplebatch import AsyncCollector
+import numpy as np
 
-        env = AsyncVectorEnv([lambda: gyms.Watched(0, 9, pause_s=0.01)] * 2, context="fork")
-        AsyncCollector(lambda obs: np.zeros(len(obs), int), env).collect(n_step=3)
-        print(*[process.pid for process in env.processes])
-        """
-    )
+import gyms
+from samplebatch import AsyncCollector
+
+env = [lambda: gyms.Watched(0, 9, pause_s=0.01)] * 2
+collector = AsyncCollector(lambda obs: np.zeros(len(obs), int), env, start_method="{start_method}")
+collector.collect(n_step=3)
+print(*collector.pids, flush=True)
+{then}
+"""
+
+
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("then", "start_method"),
+    [
+        ("", "fork"),
+        ("", "forkserver"),
+        ("del collector", "fork"),
+        ("raise SystemExit(0)", "fork"),
+        ("os._exit(0)", "fork"),
+        (KILLED, "fork"),
+        (KILLED, "forkserver"),
+    ],
+)
+def test_a_collector_that_nobody_closes_leaves_nothing_behind(then: str, start_method: str) -> None:
     folder = Path(gyms.__file__).parent
     ran = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", LEFT_OPEN.format(start_method=start_method, then=then)],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(folder.parents[1])},
     )
-    assert ran.returncode == 0
+    assert ran.returncode == (-signal.SIGKILL if then == KILLED else 0)
     assert "Traceback" not in ran.stderr
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ran.stdout.split())
+    pids = [int(pid) for pid in ran.stdout.split()]
+    assert len(pids) == 2
+    until = time.monotonic() + 10
+    while any(is_alive(Identity(pid, 0)) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(is_alive(Identity(pid, 0)) for pid in pids)
 
 
-def test_an_environment_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, gate: Any) -> None:
-    monkeypatch.setattr(environment_processes, "_CLOSE_WITHIN_S", 0.2)
+def test_processes_end_with_the_collector_that_is_dropped() -> None:
+    collector = Async(stay, [lambda: gyms.Ladder(0, 9)] * 2)
+    collector.collect(n_step=3)
+    own = processes_of(collector)
+    del collector
+    gc.collect()
+    assert not any(process.is_alive() for process in own)
+
+
+def test_descriptors_are_closed_with_the_collector() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with Async(stay, [lambda: gyms.Ladder(0, 9)] * 2) as collector:
+        collector.collect(n_step=3)
+    before = descriptors()
+    for _ in range(3):
+        with Async(stay, [lambda: gyms.Ladder(0, 9)] * 2) as collector:
+            collector.collect(n_step=3)
+        del collector
+    gc.collect()
+    assert descriptors() <= before
+
+
+def test_an_environment_that_hangs_is_named_and_others_steps_are_kept(
+    monkeypatch: pytest.MonkeyPatch, gate: Any
+) -> None:
+    monkeypatch.setattr(processes, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(processes, "_START_WITHIN_S", 0.0)
+    collector = Async(stay, watched(2, gate, 1), stall_timeout_s=0.3)
+    with pytest.raises(
+        WorkerError, match=r"environment 1 must .*, and hangs \(it has not answered for 0\.3 s\); close"
+    ):
+        collector.collect(n_step=1_000_000)
+    with pytest.raises(WorkerError, match=r"environment 1 must .*, and hangs"):
+        collector.collect(n_step=1)
+    collector.close()
+    assert are_gone(collector)
+
+
+def test_time_in_which_nobody_waits_does_not_count_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_LOOK_EVERY_S", 0.05)
+    with Async(stay, [partial(gyms.Watched, 0, 9, pause_s=0.2)] * 2, stall_timeout_s=1.0) as collector:
+        for _ in range(2):
+            collector.collect(n_step=1)
+            time.sleep(1.2)
+
+
+def test_an_environment_that_hangs_is_ended_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, gate: Any) -> None:
+    monkeypatch.setattr(processes, "_CLOSE_WITHIN_S", 0.2)
     env = watched(3, gate, 1)
-    collector = AsyncCollector(stay, env)
+    collector = Async(stay, env)
     collector.collect(n_step=10)
     collector.close()
-    assert is_gone(env)
-    assert [process.exitcode for process in env.processes] == [0, -signal.SIGTERM, 0]
+    assert are_gone(collector)
+    assert [process.exitcode for process in processes_of(collector)] == [0, -signal.SIGTERM, 0]
 
 
 def test_a_step_that_is_under_way_may_end_before_the_environment_is_closed() -> None:
@@ -328,94 +427,10 @@ def test_a_step_that_is_under_way_may_end_before_the_environment_is_closed() -> 
         def close(self) -> None:
             closed[self._number] += 1
 
-    env = vector([lambda n=n: Closing(n, 9, pause_s=0.1 * n) for n in range(2)])
+    env = [lambda n=n: Closing(n, 9, pause_s=0.1 * n) for n in range(2)]
     before = list(closed)
-    collector = AsyncCollector(stay, env)
+    collector = Async(stay, env)
     collector.collect(n_step=1)
     collector.close()
     assert [now - then for now, then in zip(closed, before, strict=True)] == [1, 1]
-    assert [process.exitcode for process in env.processes] == [0, 0]
-
-
-# Gymnasium's own methods meanwhile
-
-
-def test_environments_that_are_under_way_cannot_be_asked_by_others(gate: Any) -> None:
-    env = watched(2, gate, 1)
-    collector = AsyncCollector(stay, env)
-    collector.collect(n_step=4)
-    with pytest.raises(AlreadyPendingCallError, match="pending call to `collect`"):
-        env.reset()
-    with pytest.raises(AlreadyPendingCallError, match="pending call to `collect`"):
-        env.get_attr("spec")
-    gate.value = 1
-    collector.reset_env()
-    assert env.get_attr("_number") == (0, 1)
-    assert collector.collect(n_step=4).n_collected_steps >= 4
-    collector.close()
-
-
-def test_closing_the_environment_itself_waits_for_what_is_under_way(gate: Any) -> None:
-    for opens in (True, False):
-        gate.value = 0
-        env = watched(2, gate, 1)
-        collector = AsyncCollector(stay, env)
-        collector.collect(n_step=4)
-        gate.value = opens
-        with pytest.warns(UserWarning, match="pending call to `collect`"):
-            env.close(timeout=None if opens else 0.05)
-        assert is_gone(env)
-        with pytest.raises(EnvironmentSpecError, match="must be open, and has been closed"):
-            collector.collect(n_step=100)
-        collector.close()
-
-
-# What is refused
-
-
-class Counting(VectorWrapper):
-    """A wrapper that would miss steps."""
-
-
-class Own(AsyncVectorEnv):
-    """An AsyncVectorEnv that steps in its own way."""
-
-    def step_wait(self, timeout: Any = None) -> Any:
-        return super().step_wait(timeout)
-
-
-def test_what_cannot_be_stepped_in_part_is_refused() -> None:
-    makers = [lambda: gyms.Ladder(0, 9)] * 2
-    for env, words in (
-        (SyncVectorEnv(makers), "got a SyncVectorEnv; use Collector, which steps environments together"),
-        (gyms.Ladder(0, 9), "got a Ladder; use Collector"),
-        ("CartPole-v1", "got a str; use Collector"),
-        (Counting(vector(makers)), "got a Counting around one; wrap the single environments instead"),
-        (wrappers.vector.RecordEpisodeStatistics(vector(makers)), "got a RecordEpisodeStatistics around one; wrap"),
-        (Own(makers, context="fork"), "got a Own with a step_wait of its own, which would not be called"),
-    ):
-        with pytest.raises(EnvironmentSpecError, match=words):
-            AsyncCollector(stay, env)
-        if not isinstance(env, str):
-            env.close()
-
-
-def test_environments_that_are_closed_or_waited_for_are_refused() -> None:
-    env = vector([lambda: gyms.Ladder(0, 9)])
-    env.reset_async()
-    with pytest.raises(EnvironmentSpecError, match="has a call of 'reset' pending"):
-        AsyncCollector(stay, env)
-    env.reset_wait()
-    env.close()
-    with pytest.raises(EnvironmentSpecError, match="must be open, and has been closed"):
-        AsyncCollector(stay, env)
-
-
-def test_a_gymnasium_that_is_made_otherwise_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = vector([lambda: gyms.Ladder(0, 9)])
-    queue = env.error_queue
-    del env.error_queue
-    with pytest.raises(EnvironmentSpecError, match=rf"gymnasium {gymnasium.__version__} has no 'error_queue'"):
-        AsyncCollector(stay, env)
-    env.error_queue = queue
-    env.close()
+    assert [process.exitcode for process in processes_of(collector)] == [0, 0]

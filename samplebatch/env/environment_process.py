@@ -1,0 +1,146 @@
+"""The main function of an environment's process: it steps one environment, as the process that started it asks by pipe.
+
+A message of the process is a byte, which says whether another message follows without being asked for, and a pickle. A
+request is a pickle of a command and its arguments.
+
+===========  ============================  ===========================================================================
+command      arguments                     answer
+===========  ============================  ===========================================================================
+`MAKE`       none; each process begins     `SPACES`: the observation space and the action space
+             with it
+`SHARE`      num_envs, nbytes              none; the descriptor of shared memory follows on the pipe
+`RESET`      keyword arguments             `BEGUN`: left, info
+`STEP`       the action                    `STEPPED`: left, reward, terminated, truncated, info; where the episode ended
+                                           `BEGUN` follows, once the environment is reset
+`RENDER`     none                          `RENDERED`
+===========  ============================  ===========================================================================
+
+"left" are the leaves of the observation that do not lie in shared memory. `FAILED` stands in the place of every answer:
+whether a value was refused, the error in words, the error itself in a pickle if it has one, and the traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+from samplebatch.env.registry import environment_kind, make_environment
+from samplebatch.env.shared_observations import FIRST_OBS, NEW_OBS, SharedObservations
+from samplebatch.env.spaces import Leaf
+from samplebatch.env.stepper import EnvironmentStepper
+from samplebatch.errors import EnvironmentSpecError
+from samplebatch.transport.children import begin_child
+from samplebatch.transport.region import Region
+
+MAKE, SHARE, RESET, STEP, RENDER = range(5)
+SPACES, BEGUN, STEPPED, RENDERED, FAILED = range(5)
+
+LAST, MORE = b"\0", b"\1"
+
+
+def run_environment(pipe: Connection, make: Callable[[], Any], index: int) -> None:
+    """Make an environment, and answer requests until the other end of the pipe is closed.
+
+    Parameters
+    ----------
+    pipe
+        The end of the pipe that requests come by.
+    make
+        Makes the environment.
+    index
+        The number of the environment, which errors name.
+    """
+    # A forked child has the handlers of its parent.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    begin_child()
+    service = _Service(pipe, make, index)
+    command, given = MAKE, None
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            for message in service.answer(command, given):
+                pipe.send_bytes(message)
+            command, given = pickle.loads(pipe.recv_bytes())
+    service.close()
+
+
+class _Service:
+    """The environment of this process, for `run_environment`, and the commands that are carried out on it."""
+
+    _stepper: EnvironmentStepper
+    _observations: SharedObservations
+
+    def __init__(self, pipe: Connection, make: Callable[[], Any], index: int) -> None:
+        self._pipe, self._make, self._index = pipe, make, index
+        self._env: Any = None
+        self._commands: dict[int, Callable[[Any], Iterable[bytes]]] = {
+            MAKE: self._make_environment,
+            SHARE: self._share,
+            RESET: self._reset,
+            STEP: self._step,
+            RENDER: self._render,
+        }
+
+    def answer(self, command: int, given: Any) -> Iterator[bytes]:
+        """Carry out a command, and yield the messages that answer it."""
+        try:
+            yield from self._commands[command](given)
+        except Exception as error:
+            yield _failure(error)
+
+    def _make_environment(self, _: None) -> Iterator[bytes]:
+        self._env = env = make_environment(self._make)
+        if environment_kind(env) != "gymnasium":
+            raise EnvironmentSpecError(f"environment {self._index} must be a gymnasium.Env, got a {type(env).__name__}")
+        self._stepper = EnvironmentStepper(env, self._index)
+        self._observations = SharedObservations(self._stepper.observations, 0, None)
+        yield _message(SPACES, env.observation_space, env.action_space)
+
+    def _share(self, given: tuple[int, int]) -> Iterable[bytes]:
+        num_envs, nbytes = given
+        with Region.attach(reduction.recv_handle(self._pipe), nbytes) as region:
+            self._observations = SharedObservations(self._stepper.observations, num_envs, region)
+        return ()
+
+    def _reset(self, given: dict[str, Any]) -> Iterator[bytes]:
+        yield self._begun(*self._stepper.reset(**given))
+
+    def _step(self, action: Any) -> Iterator[bytes]:
+        step = self._stepper.step(action)
+        left = self._observations.write(self._index, NEW_OBS, step.new_obs)
+        outcome = left, float(step.reward), bool(step.terminated), bool(step.truncated), step.info
+        yield _message(STEPPED, *outcome, more=step.ended)
+        if step.ended:
+            yield self._begun(*self._stepper.begin_episode())
+
+    def _begun(self, obs: Sequence[Leaf], info: dict[str, Any]) -> bytes:
+        return _message(BEGUN, self._observations.write(self._index, FIRST_OBS, obs), info)
+
+    def _render(self, _: None) -> Iterator[bytes]:
+        self._env.render()
+        yield _message(RENDERED)
+
+    def close(self) -> None:
+        """Close the environment; there is nobody to tell an error to."""
+        if self._env is not None:
+            with contextlib.suppress(Exception):
+                self._env.close()
+
+
+def _message(kind: int, *answer: Any, more: bool = False) -> bytes:
+    return (MORE if more else LAST) + pickle.dumps((kind, *answer), pickle.HIGHEST_PROTOCOL)
+
+
+def _failure(error: Exception) -> bytes:
+    refused = isinstance(error, EnvironmentSpecError)
+    try:
+        pickled = pickle.dumps(error)
+    except Exception:
+        pickled = None
+    words = str(error) if refused else f"raised {type(error).__name__}: {error}"
+    return _message(FAILED, refused, words, pickled, traceback.format_exc())
