@@ -96,6 +96,7 @@ ONE_IMPORTER = {
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
         "samplebatch.env.processes",
+        "samplebatch.env.stepper",
         "samplebatch.policy.agents",
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",
@@ -112,6 +113,7 @@ ONE_IMPORTER = {
     },
     "is a layer's door to the only layer above that needs it": {
         "samplebatch.env.async_vector",
+        "samplebatch.env.gymnasium",
         "samplebatch.policy.random_by_environment",
     },
     "runs in a process of its own, or in place of that": {

@@ -9,26 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.column.exact import BOOL, FLOAT
+from samplebatch.env.as_environments import is_factory
 from samplebatch.env.base import Environments, Flags, Floats
+from samplebatch.env.environment_list import check_space
 from samplebatch.env.environment_process import RENDER, RESET, STEP, STEPPED
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.processes import EnvironmentProcesses
 from samplebatch.env.registry import Environment, environment_factory
+from samplebatch.env.seeds import seeds_of_reset
 from samplebatch.env.shared_observations import FIRST_OBS, NEW_OBS, SharedObservations
-from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
-from samplebatch.errors import EnvironmentSpecError
+from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names, put
+from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 _OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 _NONE: Rows = np.empty(0, np.intp)
-
-
-def put(leaf: Leaf, rows: Rows, values: Leaf) -> Leaf:
-    """Write rows of an array, and return it; in a copy of a wider dtype where the values have one."""
-    if leaf.dtype != values.dtype:
-        leaf = leaf.astype(np.result_type(leaf.dtype, values.dtype))
-    leaf[rows] = values
-    return leaf
 
 
 def environment_makers(env: Environment | Sequence[Environment], num_envs: int | None) -> list[Callable[[], Any]]:
@@ -44,26 +40,28 @@ def environment_makers(env: Environment | Sequence[Environment], num_envs: int |
     Raises
     ------
     EnvironmentSpecError
-        If there is no such environment, or `env` is neither function nor id.
-    ValueError
-        If `num_envs` is not positive, or another number than that of the functions.
+        If there is no such environment, or one is given that is made already.
+    ArgumentError
+        If `num_envs` is no whole number from 1, or another number than that of the functions.
 
     Examples
     --------
     >>> len(environment_makers("CartPole-v1", 3)), len(environment_makers([dict, dict], None))
     (3, 2)
     """
-    if num_envs is not None and num_envs < 1:
-        raise ValueError(f"num_envs must be positive, got {num_envs}")
+    if num_envs is not None:
+        whole("num_envs", num_envs, 1)
     if not isinstance(env, (list, tuple)):
         return [_maker(env)] * (num_envs or 1)
-    if not env or num_envs not in (None, len(env)):
-        raise ValueError(f"num_envs must be the number of functions, at least 1, got {num_envs} for {len(env)}")
+    if not env:
+        raise EnvironmentSpecError("there must be at least one environment, got none")
+    if num_envs not in (None, len(env)):
+        raise ArgumentError(f"num_envs must be {len(env)}, as env is a list of as many functions, got {num_envs}")
     return [_maker(one) for one in env]
 
 
 def _maker(env: Any) -> Callable[[], Any]:
-    if isinstance(env, str) or callable(env):
+    if is_factory(env):
         return environment_factory(env)
     own = "the functions that it was made of, its env_fns" if hasattr(env, "env_fns") else "functions that make it"
     raise EnvironmentSpecError(
@@ -191,13 +189,7 @@ class AsyncEnvironments(Environments):
             If an environment fails.
         """
         count = self.num_envs
-        numbers: Sequence[int | None] = seeds or [None] * count
-        if isinstance(seed, (int, np.integer)):
-            numbers = range(int(seed), int(seed) + count)
-        elif seed is not None:
-            numbers = seed
-        if len(numbers) != count:
-            raise EnvironmentSpecError(f"there must be a seed for each of {count} environments, got {len(numbers)}")
+        numbers = seeds_of_reset(count, seeds, seed)
         while self.under_way:
             self.recv(self.under_way)
         for env, number in enumerate(numbers):
@@ -327,7 +319,7 @@ class AsyncEnvironments(Environments):
         self._shared.close()
 
 
-def _common_spaces(spaces: Sequence[Sequence[Any]]) -> Sequence[Any]:
+def _common_spaces(spaces: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return the spaces that all environments have.
 
     Raises
@@ -336,12 +328,13 @@ def _common_spaces(spaces: Sequence[Sequence[Any]]) -> Sequence[Any]:
         If one has others than the first.
     """
     first = spaces[0]
-    for env, others in enumerate(spaces):
-        for kind, own, other in zip(("observation", "action"), first, others, strict=True):
-            # The leaves of two spaces that are equal may stand in another order.
-            if own != other or SpaceLayout(own).names != SpaceLayout(other).names:
-                raise EnvironmentSpecError(
-                    f"environments must have the same {kind} space, {own}, as environment 0 has, got {other} from "
-                    f"environment {env}"
-                )
+    order = SpaceLayout(first[0]).names
+    for env, (observations, actions) in enumerate(spaces):
+        check_space(names.OBS, env, observations, first[0])
+        check_space(names.ACTIONS, env, actions, first[1])
+        if SpaceLayout(observations).names != order:
+            raise EnvironmentSpecError(
+                f"environments must have the parts of their observations in the order of environment 0, {order}, got "
+                f"{SpaceLayout(observations).names} from environment {env}"
+            )
     return first

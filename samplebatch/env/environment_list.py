@@ -188,12 +188,18 @@ def _check_environments(envs: Sequence[Any]) -> None:
                 f"environments must be different objects, and environment {index} is one of those before it"
             )
         known.add(id(env.unwrapped))
-        _check_space(names.OBS, index, env.observation_space, envs[0].observation_space)
-        _check_space(names.ACTIONS, index, env.action_space, envs[0].action_space)
+        check_space(names.OBS, index, env.observation_space, envs[0].observation_space)
+        check_space(names.ACTIONS, index, env.action_space, envs[0].action_space)
 
 
-def _check_space(top: str, index: int, space: Any, first: Any) -> None:
-    """Raise EnvironmentSpecError unless a space is that of environment 0."""
+def check_space(top: str, index: int, space: Any, first: Any) -> None:
+    """Refuse a space that is not that of environment 0.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If they differ; names the part that does.
+    """
     if space == first:
         return
     layout, wanted = SpaceLayout(space), SpaceLayout(first)

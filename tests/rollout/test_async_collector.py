@@ -473,13 +473,16 @@ def test_environments_that_are_made_already_are_refused() -> None:
         assert collector.collect(n_step=3).n_collected_steps == 3
     sync.close()
     together.close()
-    with pytest.raises(ValueError, match="num_envs must be the number of functions, at least 1, got None for 0"):
+    with pytest.raises(EnvironmentSpecError, match="there must be at least one environment, got none"):
         AsyncCollector(stay, [])
 
 
 def test_environments_must_be_single_ones_of_the_same_spaces() -> None:
     for makers, words in (
-        ([gyms.Walk, partial(gyms.Ladder, 0)], "the same observation space, .*, got .* from environment 1"),
+        (
+            [gyms.Walk, partial(gyms.Ladder, 0)],
+            "column 'obs' must come from the space .*, as in environment 0, got .* from environment 1",
+        ),
         ([partial(SyncVectorEnv, [gyms.Walk])], "environment 0 must be a gymnasium.Env, got a SyncVectorEnv"),
         ([gyms.Walk, dict], "must make an environment: it must have Gymnasium's"),
         (["CartPole-v7"], "no environment 'CartPole-v7'"),
@@ -738,8 +741,8 @@ def test_exactly_one_amount_is_asked_for(amounts: dict[str, int]) -> None:
         ({"timeout_s": -1.0}, "timeout_s must not be negative, got -1.0"),
         ({"timeout_s": float("nan")}, "timeout_s must not be negative, got nan"),
         ({"stall_timeout_s": 0.0}, "stall_timeout_s must be positive, got 0.0"),
-        ({"num_envs": 3}, "num_envs must be the number of functions, at least 1, got 3 for 2"),
-        ({"num_envs": 0}, "num_envs must be positive, got 0"),
+        ({"num_envs": 3}, "num_envs must be 2, as env is a list of as many functions, got 3"),
+        ({"num_envs": 0}, "num_envs must be a whole number from 1, got 0"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(given: dict[str, Any], words: str) -> None:
