@@ -23,7 +23,7 @@ from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAge
 from samplebatch.rollout.agent_steps import PolicyStep, lay_end_to_end
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.recorder import Recorder, Streams, rows_of_block
+from samplebatch.rollout.recorder import Block, Recorder, Streams, rows_of_block
 from samplebatch.rollout.running_statistics import OpenReturns
 from samplebatch.rollout.stacking import stack_rows
 from samplebatch.rollout.turns import Turn, TurnQueue
@@ -291,14 +291,12 @@ class MultiAgentCollector:
                 found = self._let_act(adapter, [steps[group.policy_id].actions_of(group) for group in groups])
                 self.count_steps(1)
                 if adapter.together:
-                    self._recorded += 1
                     outcomes.update(zip(groups, found, strict=True))
                 else:
                     self._queue_turn(adapter, groups[0], steps[groups[0].policy_id], found)
         finally:
             # Steps that were made are recorded, even if another environment has failed.
-            for policy_id, step in steps.items():
-                self._record(policy_id, step, outcomes)
+            self._record(steps, outcomes)
         self._steps = steps
 
     def _let_act(self, adapter: MultiAgentAdapter, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
@@ -322,8 +320,24 @@ class MultiAgentCollector:
         step.columns[names.OBS] = seen
         return step
 
-    def _record(self, policy_id: str, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
-        """Record the rows of agents that acted at once, and whose outcomes are there."""
+    def _record(self, steps: Mapping[str, PolicyStep], outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
+        """Record the rows of all policies, or of none if those of one do not fit: then the episodes are over."""
+        adapters = {group.adapter for group in outcomes}
+        try:
+            rows = [self._rows_of(policy_id, step, outcomes) for policy_id, step in steps.items()]
+        except BaseException:
+            for adapter in adapters:
+                adapter.abandon()
+            raise
+        for own in rows:
+            if own is not None:
+                self._recorder.append(*own)
+        self._recorded += len(adapters)
+
+    def _rows_of(
+        self, policy_id: str, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]
+    ) -> tuple[str, Mapping[str, Block], Streams, Any, Sequence[Any] | None] | None:
+        """Put together the rows of agents that acted at once, and whose outcomes are there; None for none."""
         groups = step.groups
         columns, streams, t = step.columns, step.streams, step.t
         if not outcomes.keys() >= step.starts.keys():
@@ -331,7 +345,7 @@ class MultiAgentCollector:
             starts = [(step.starts[group], len(group.agents)) for group in groups]
             rows = [row for start, count in starts for row in range(start, start + count)]
             if not rows:
-                return
+                return None
             columns = {name: rows_of_block(block, rows) for name, block in columns.items()}
             streams, t = Streams(*[part[rows] for part in streams]), t[rows]
         observations, rewards, terminateds, truncateds, infos = lay_end_to_end([outcomes[group] for group in groups])
@@ -339,8 +353,9 @@ class MultiAgentCollector:
         columns[names.NEXT_OBS] = new_obs
         columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS] = rewards, terminateds, truncateds
         columns[names.EPS_DONE] = [not group.adapter.in_episode for group in groups for _ in group.agents]
-        self._recorder.append(policy_id, columns, streams, t, infos if any(infos) else None)
+        self._recorder.check(policy_id, columns)
         step.advance(new_obs)
+        return policy_id, columns, streams, t, infos if any(infos) else None
 
     def _queue_turn(
         self, adapter: MultiAgentAdapter, group: AgentGroup, step: PolicyStep, outcomes: Sequence[AgentOutcomes]

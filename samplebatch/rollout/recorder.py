@@ -97,6 +97,12 @@ class Recorder:
             rows = self._policies[policy_id] = _PolicyRows(columns)
         rows.append(columns, streams, t, infos)
 
+    def check(self, policy_id: str, columns: Mapping[str, Block]) -> None:
+        """Raise ColumnMismatchError unless columns are those of the policy's rows before, as `append` does."""
+        rows = self._policies.get(policy_id)
+        if rows is not None:
+            rows.check(columns)
+
     def take(self, constants: Mapping[str, int] | None = None) -> dict[str, SampleBatch]:
         """Hand out all rows as a batch for each policy, and start afresh.
 
@@ -128,11 +134,14 @@ class _PolicyRows:
         self._t: list[Ints] = []
         self._infos: list[Any] = []
 
-    def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
-        blocks, lists = self._blocks, self._lists
-        if columns.keys() != blocks.keys():
-            odd = next(iter(columns.keys() ^ blocks.keys()))
+    def check(self, columns: Mapping[str, Block]) -> None:
+        if columns.keys() != self._blocks.keys():
+            odd = next(iter(columns.keys() ^ self._blocks.keys()))
             raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+
+    def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
+        self.check(columns)
+        blocks, lists = self._blocks, self._lists
         for name, block in columns.items():
             if name in lists:
                 blocks[name] += block

@@ -329,6 +329,23 @@ def test_observations_of_another_shape_are_refused_before_the_policy_sees_them(v
         collector.collect(n_step=40)
 
 
+def test_a_step_of_which_one_policy_cannot_be_recorded_is_kept_of_none() -> None:
+    class Odd(arena.Relay):
+        def step(self, actions: Any) -> Any:
+            step = super().step(actions)
+            if self._step == 3:
+                step[0]["runner_1"] = np.array([1, 2**60 + 1])
+            return step
+
+    policies = {"runner_0": "first", "runner_1": "second", "runner_2": "second"}
+    collector = MultiAgentCollector([arena.Relay(), Odd()], "random", policy_mapping=policies, seed=1)
+    with pytest.raises(SampleBatchError, match="'new_obs' must hold float32"):
+        collector.collect(n_step=8)
+    batch = collector.collect(n_step=6).batch
+    assert batch["first"]["t"].tolist() == [0, 1, 0] * 2
+    assert "second" not in batch.policy_batches
+
+
 def test_numbers_that_are_flags_are_taken_for_flags() -> None:
     batch = MultiAgentCollector(OddRelay(2, np.int8(1)), seed=1).collect(n_episode=1).batch["runner"]
     ends = batch["terminateds"] & (batch["agent_index"] == 2)
