@@ -102,10 +102,10 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
     """
     words = list(known)
     if not isinstance(value, str) or value not in words:
-        listed = ", ".join(map(repr, words))
+        listed = ("one of " if len(words) > 1 else "") + ", ".join(map(repr, words))
         near = near_names(value, words) if isinstance(value, str) else ""
         hint = f"; {near}" if near.startswith("did") else ""
-        raise ArgumentError(f"{name} must be one of {listed}, got {_shown(value)}{hint}")
+        raise ArgumentError(f"{name} must be {listed}, got {_shown(value)}{hint}")
     return value
 
 
