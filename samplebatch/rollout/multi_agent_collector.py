@@ -336,7 +336,7 @@ class MultiAgentCollector:
 
     def _rows_of(
         self, policy_id: str, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]
-    ) -> tuple[str, Mapping[str, Block], Streams, Any, Sequence[Any] | None] | None:
+    ) -> tuple[str, Mapping[str, Block], Streams, Any, Sequence[Any]] | None:
         """Put together the rows of agents that acted at once, and whose outcomes are there; None for none."""
         groups = step.groups
         columns, streams, t = step.columns, step.streams, step.t
@@ -355,7 +355,7 @@ class MultiAgentCollector:
         columns[names.EPS_DONE] = [not group.adapter.in_episode for group in groups for _ in group.agents]
         self._recorder.check(policy_id, columns)
         step.advance(new_obs)
-        return policy_id, columns, streams, t, infos if any(infos) else None
+        return policy_id, columns, streams, t, infos
 
     def _queue_turn(
         self, adapter: MultiAgentAdapter, group: AgentGroup, step: PolicyStep, outcomes: Sequence[AgentOutcomes]
@@ -372,7 +372,9 @@ class MultiAgentCollector:
         """Record turns that are complete, at most `limit`, environment by environment."""
         for adapter in adapters if self._turns else ():
             turns = self._turns.get(adapter.env_id)
-            for turn in turns.complete(limit) if turns is not None else ():
+            if turns is None or (limit is not None and limit <= 0):
+                continue
+            for turn in turns.complete(limit):
                 self._recorder.append(turn.policy_id, turn.columns, turn.streams, turn.t, turn.infos)
                 self._recorded += 1
                 limit = None if limit is None else limit - 1

@@ -157,3 +157,24 @@ class Mute(arena.Bazaar):
 def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
         MultiAgentCollector(make(), seed=0).collect(n_step=20)
+
+
+def test_agents_who_act_together_and_in_turns_are_collected_side_by_side() -> None:
+    mixed = MultiAgentCollector([arena.Bazaar(), arena.Relay()], seed=0)
+    fragments = [mixed.collect(n_step=n).batch for n in (1, 5, 7, 3)]
+    assert [fragment.count for fragment in fragments] == [1, 5, 7, 3]
+    whole = concat_samples(fragments)
+    assert (whole["runner"]["obs"][:, 0] == whole["runner"]["t"]).all()
+    assert (whole["trader"]["obs"]["observation"][:, 0] == whole["trader"]["t"]).all()
+
+
+def test_steps_from_before_a_failure_are_enough_for_a_call_that_wants_fewer() -> None:
+    stages = [arena.Bazaar(), arena.Failing()]
+    collector = MultiAgentCollector(stages, seed=0)
+    with pytest.raises(RuntimeError, match="baton"):
+        collector.collect(n_step=80)
+    recorded = collector._recorded
+    assert recorded > 50
+    assert collector.collect(n_step=1).batch.count == recorded
+    # The turn that was made in the step that failed is in the next batch, if it was complete.
+    assert collector.collect(n_step=1).batch.count == 1
