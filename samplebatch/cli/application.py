@@ -184,7 +184,7 @@ def application() -> Typer:
             plot=plot,
             allow_pickle=allow_pickle,
         )
-        raise typer.Exit(_guarded(lambda: collect(run)))
+        raise typer.Exit(_guard(lambda: collect(run)))
 
     @app.command("inspect", help=_INSPECT_HELP)
     def inspect_command(
@@ -195,7 +195,7 @@ def application() -> Typer:
     ) -> None:
         from samplebatch.cli.inspecting import inspect
 
-        raise typer.Exit(_guarded(lambda: inspect(file, plot=plot, html=html, allow_pickle=allow_pickle)))
+        raise typer.Exit(_guard(lambda: inspect(file, plot=plot, html=html, allow_pickle=allow_pickle)))
 
     @app.command("verify", help=_VERIFY_HELP)
     def verify_command(
@@ -203,12 +203,12 @@ def application() -> Typer:
     ) -> None:
         from samplebatch.cli.verifying import verify
 
-        raise typer.Exit(_guarded(lambda: verify(path)))
+        raise typer.Exit(_guard(lambda: verify(path)))
 
     return app
 
 
-def _guarded(command: Callable[[], int]) -> int:
+def _guard(command: Callable[[], int]) -> int:
     """Run a command, and turn errors into one sentence and an exit status."""
     try:
         return command()

@@ -61,7 +61,7 @@ def collect(run: Run) -> int:
     """Collect and write, show how it goes, and return the exit status."""
     # A console script has its own folder on the path, not the one it is called from.
     sys.path.insert(0, os.getcwd())
-    policies = named_policies(run.policies, allow_pickle=run.allow_pickle)
+    policies = find_policies(run.policies, allow_pickle=run.allow_pickle)
     if run.plot is not None:
         check_picture(run.plot)
     pool = RolloutWorkers(
@@ -79,7 +79,7 @@ def collect(run: Run) -> int:
     running = RunningStatistics()
     failure: WorkerError | None = None
     with _stop_on_interrupt(pool) as was_interrupted, _progress(run.unit) as progress:
-        show = _shown(progress, run, pool, target, running)
+        show = _show(progress, run, pool, target, running)
         try:
             with pool:
                 for fragment in pool:
@@ -121,7 +121,7 @@ def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
         say(f"Drew the episodes' returns and lengths to {run.plot}")
 
 
-def named_policies(given: Sequence[str], *, allow_pickle: bool = False) -> Any:
+def find_policies(given: Sequence[str], *, allow_pickle: bool = False) -> Any:
     """Find the policies that `--policy` names: one for all, or one for each id.
 
     Raises
@@ -133,17 +133,17 @@ def named_policies(given: Sequence[str], *, allow_pickle: bool = False) -> Any:
 
     Examples
     --------
-    >>> named_policies(["wolf=random", "sheep=random"], allow_pickle=False)
+    >>> find_policies(["wolf=random", "sheep=random"], allow_pickle=False)
     {'wolf': 'random', 'sheep': 'random'}
     """
     pairs = [text.rpartition("=") for text in given]
     if len(given) > 1 and not all(equals for _, equals, _ in pairs):
         raise PolicySpecError("several policies must each have the id of who acts by them, as in ID=module:function")
-    found = {policy_id: _named(name, allow_pickle=allow_pickle) for policy_id, _, name in pairs}
+    found = {policy_id: _find_policy(name, allow_pickle=allow_pickle) for policy_id, _, name in pairs}
     return found if pairs[0][1] else found[""]
 
 
-def _named(name: str, *, allow_pickle: bool = False) -> Any:
+def _find_policy(name: str, *, allow_pickle: bool = False) -> Any:
     if not is_policy_file(name):
         return name
     load = partial(load_policy, name, allow_pickle=allow_pickle)
@@ -184,7 +184,7 @@ def _progress(unit: str) -> Progress:
     )
 
 
-def _shown(
+def _show(
     progress: Progress, run: Run, pool: RolloutWorkers, target: Destination, running: RunningStatistics
 ) -> Callable[[], None]:
     """Start a bar, and return the function that brings it up to date."""

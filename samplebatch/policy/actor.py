@@ -116,7 +116,7 @@ class Actor:
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
         self._unmap: Callable[[Any], Any] | None = getattr(policy, "map_action_inverse", None)
         if map_action is not None:
-            self._map = map_action if callable(map_action) else _bounded(map_action, action_space)
+            self._map = map_action if callable(map_action) else _make_action_map(map_action, action_space)
             self._unmap = None
         self._hidden = hidden
 
@@ -164,7 +164,7 @@ class Actor:
             after = decision.get("state")
             if after is not None:
                 policy_state.check(after, rows)
-            for name, kept in self._kept(decision, state, after):
+            for name, kept in self._recorded_columns(decision, state, after):
                 if not isinstance(kept, np.ndarray) or not kept.ndim or len(kept) != rows:
                     raise _wrong_rows(name, kept, rows)
                 if name in _RECORDED and kept.dtype.kind not in _NUMBERS:
@@ -200,7 +200,7 @@ class Actor:
             columns[name] = leaf.copy()
         return columns
 
-    def _kept(self, decision: Decision, before: Any, after: Any) -> Iterator[tuple[str, Leaf]]:
+    def _recorded_columns(self, decision: Decision, before: Any, after: Any) -> Iterator[tuple[str, Leaf]]:
         said = decision.get("policy")
         if said is not None:
             named = values_of(said)
@@ -251,7 +251,7 @@ def _noise_of(policy: Any, wanted: bool | Callable[[Any, Batch], Any]) -> Callab
     return noise
 
 
-def _bounded(kind: str, space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+def _make_action_map(kind: str, space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None:
         raise PolicySpecError(f"map_action={kind!r} needs a Box of actions, got {type(space).__name__}")

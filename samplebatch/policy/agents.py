@@ -137,7 +137,7 @@ class PolicyAgents(AgentActor):
         if actor is None:
             actor = self._actor = self._make_actor(groups[0])
         layout = self._observations
-        observations = _stacked(groups, layout) if seen is None or not layout.plain else [seen]
+        observations = _stack(groups, layout) if seen is None or not layout.plain else [seen]
         if layout.plain and observations[0].shape[1:] != layout.spaces[0].shape:
             raise _wrong_shape(groups, layout.spaces[0].shape)
         count = len(observations[0])
@@ -145,7 +145,7 @@ class PolicyAgents(AgentActor):
         if actor.takes_batch:
             # Agents need not tell the same of themselves: an array of dicts.
             infos = np.fromiter([info or {} for group in groups for info in group.infos], object, count)
-        result = actor.act(observations, infos, self._states.of(groups, count), count)
+        result = actor.act(observations, infos, self._states.gather(groups, count), count)
         if result.state is not None:
             self._states.keep([key for group in groups for key in group.keys], result.state)
         layout, columns = self._actions, result.columns
@@ -188,7 +188,7 @@ class _States:
     def __init__(self) -> None:
         self._held: dict[tuple[int, Any], tuple[Any, int]] = {}
 
-    def of(self, groups: Sequence[AgentGroup], count: int) -> Any:
+    def gather(self, groups: Sequence[AgentGroup], count: int) -> Any:
         """Return the state of the agents, zero for those that begin; None if that is all of them."""
         held = self._held
         if not held:
@@ -224,7 +224,7 @@ def _mask(observation: Any, info: Any) -> Any:
     return mask.astype(np.int8) if isinstance(mask, np.ndarray) else mask
 
 
-def _stacked(groups: Sequence[AgentGroup], layout: SpaceLayout) -> list[Leaf]:
+def _stack(groups: Sequence[AgentGroup], layout: SpaceLayout) -> list[Leaf]:
     """Lay the observations of several agents one under the other, leaf by leaf."""
     if layout.plain:
         try:

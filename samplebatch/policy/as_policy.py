@@ -117,8 +117,8 @@ class PolicyAdapter(ABC):
         if self._takes_state and isinstance(result, tuple) and len(result) == 2:
             return {**self._decision(result[0]), "state": result[1]}
         if kind == DISTRIBUTION:
-            return self._sampled(result)
-        values = _named(result, kind)
+            return self._sample(result)
+        values = _named_values(result, kind)
         if values is None:
             return {"act": self._best(self._actions(result))}
         if "act" in values:
@@ -152,7 +152,7 @@ class PolicyAdapter(ABC):
             return actions
         return actions.argmax(1) + choices[0]
 
-    def _sampled(self, distribution: Any) -> Decision:
+    def _sample(self, distribution: Any) -> Decision:
         sampled = distribution.sample()
         logp = distribution.log_prob(sampled)
         logp = logp.reshape(len(logp), -1).sum(1) if logp.ndim > 1 else logp
@@ -180,15 +180,15 @@ class _Ungraded(PolicyAdapter):
 
     def __init__(self, policy: Callable[..., Any], layout: SpaceLayout | None) -> None:
         super().__init__(policy, layout)
-        self._ask = self._ungraded
+        self._ask = self._ask_ungraded
 
-    def _ungraded(self, *given: Any, **state: Any) -> Any:
+    def _ask_ungraded(self, *given: Any, **state: Any) -> Any:
         with sys.modules["torch"].no_grad():
             return self.policy(*given, **state)
 
-    def _sampled(self, distribution: Any) -> Decision:
+    def _sample(self, distribution: Any) -> Decision:
         with sys.modules["torch"].no_grad():
-            return super()._sampled(distribution)
+            return super()._sample(distribution)
 
 
 class BatchModulePolicy(_Ungraded, BatchPolicy):
@@ -299,7 +299,7 @@ def _takes(parameter: inspect.Parameter) -> str:
     return "batch" if "Batch" in word else "observations" if "ndarray" in word.lower() else ""
 
 
-def _named(result: Any, kind: int) -> Mapping[str, Any] | None:
+def _named_values(result: Any, kind: int) -> Mapping[str, Any] | None:
     """Return the named values of a policy's result, another library's batch included; None if it has none."""
     if kind == NODE:
         found: dict[str, Any] = result.__dict__

@@ -82,7 +82,7 @@ def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
     if isinstance(policy, str):
         if policy == RANDOM:
             return policy
-        policy = _named(policy)
+        policy = _import_policy(policy)
     wanted = _factory_parameters(policy)
     if wanted is None:
         return policy
@@ -90,7 +90,7 @@ def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
     return policy(**{name: given[name] for name in wanted})
 
 
-def _named(name: str) -> Any:
+def _import_policy(name: str) -> Any:
     """Import the object that a name stands for."""
     module_name, colon, path = name.partition(":")
     if not colon or not path or not all(part.isidentifier() for part in module_name.split(".")):
@@ -130,7 +130,7 @@ def check_policy(policy: Any) -> None:
     """
     for one in policy.values() if isinstance(policy, Mapping) else (policy,):
         if isinstance(one, str) and one != RANDOM:
-            _named(one)
+            _import_policy(one)
 
 
 def load_weights(policy: Any, weights: Any) -> None:

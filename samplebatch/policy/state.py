@@ -24,7 +24,7 @@ def zero_rows(state: Any, rows: Rows) -> Any:
     array([1., 0., 1.])
     """
 
-    def zeroed(leaf: Any) -> Any:
+    def zero(leaf: Any) -> Any:
         if leaf is None:
             return None
         # The policy may hold on to what it returned.
@@ -32,7 +32,7 @@ def zero_rows(state: Any, rows: Rows) -> Any:
         kept[rows] = 0
         return kept
 
-    return _mapped(state, zeroed)
+    return _map_leaves(state, zero)
 
 
 def check(state: Any, rows: int) -> None:
@@ -44,30 +44,30 @@ def check(state: Any, rows: int) -> None:
         If a leaf has another number of rows, or is neither an array nor a tensor.
     """
 
-    def checked(leaf: Any) -> None:
+    def check_leaf(leaf: Any) -> None:
         if leaf is not None and (not leaf.ndim or len(leaf) != rows):
             raise PolicySpecError(
                 f"a policy's state must have a row for each of {rows} environments, got shape {tuple(leaf.shape)}; "
                 "return a dict, not a Batch, if the state is a tuple: a Batch would stack it"
             )
 
-    _mapped(state, checked)
+    _map_leaves(state, check_leaf)
 
 
 def zeros_like(state: Any) -> Any:
     """Return a state of zeros of the same form."""
-    return _mapped(state, lambda leaf: leaf * 0)
+    return _map_leaves(state, lambda leaf: leaf * 0)
 
 
 def take(state: Any, rows: Rows) -> Any:
     """Return some rows of a state; None stays None."""
-    return _mapped(state, lambda leaf: None if leaf is None else leaf[rows])
+    return _map_leaves(state, lambda leaf: None if leaf is None else leaf[rows])
 
 
 def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
     """Return the state of `count` environments in which some rows are new; zeros where there was none before."""
 
-    def joined(given: Any, leaf: Any) -> Any:
+    def join(given: Any, leaf: Any) -> Any:
         if given is None:
             return None
         tensor = KINDS[type(given)] == TENSOR
@@ -82,7 +82,7 @@ def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
         kept[rows] = given
         return kept
 
-    return _mapped(new, joined, state, paired=True)
+    return _map_leaves(new, join, state, paired=True)
 
 
 def as_arrays(state: Any) -> Any:
@@ -96,20 +96,20 @@ def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
     """Yield the columns `state_in_0`, `state_in_1`, ... of a state, and `state_in.key` for dicts, as arrays."""
     if isinstance(state, (tuple, list)):
         for place, part in enumerate(state):
-            yield from _named(f"state_in_{place}", part)
+            yield from _name_leaves(f"state_in_{place}", part)
     elif KINDS[type(state)] in (NODE, MAPPING):
-        yield from _named("state_in", state)
+        yield from _name_leaves("state_in", state)
     else:
         yield "state_in_0", to_numpy(state)
 
 
-def _named(name: str, state: Any) -> Iterator[tuple[str, Any]]:
+def _name_leaves(name: str, state: Any) -> Iterator[tuple[str, Any]]:
     parts = _parts(state)
     if parts is None:
         yield name, to_numpy(state)
         return
     for key, part in parts:
-        yield from _named(f"{name}.{key}", part)
+        yield from _name_leaves(f"{name}.{key}", part)
 
 
 def _parts(state: Any) -> list[tuple[Any, Any]] | None:
@@ -121,7 +121,7 @@ def _parts(state: Any) -> list[tuple[Any, Any]] | None:
     return list(enumerate(state)) if isinstance(state, (tuple, list)) else None
 
 
-def _mapped(state: Any, function: Callable[..., Any], other: Any = None, *, paired: bool = False) -> Any:
+def _map_leaves(state: Any, function: Callable[..., Any], other: Any = None, *, paired: bool = False) -> Any:
     """Apply a function to each leaf of a state; if `paired`, also to the leaf in its place in another one."""
     parts = _parts(state)
     if parts is None:
@@ -131,7 +131,7 @@ def _mapped(state: Any, function: Callable[..., Any], other: Any = None, *, pair
             )
         return function(state, other) if paired else function(state)
     others = dict(_parts(other) or ()) if other is not None else {}
-    made = {key: _mapped(part, function, others.get(key), paired=paired) for key, part in parts}
+    made = {key: _map_leaves(part, function, others.get(key), paired=paired) for key, part in parts}
     if isinstance(state, (tuple, list)):
         return type(state)(made.values()) if type(state) in (tuple, list) else type(state)(*made.values())
     return node(Batch, made) if KINDS[type(state)] == NODE else made

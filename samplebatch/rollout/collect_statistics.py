@@ -89,7 +89,7 @@ class CollectStats(Generic[BatchT]):
     policies: Mapping[str, CollectStats[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_counts(
         cls,
         *,
         steps: int,
@@ -104,7 +104,7 @@ class CollectStats(Generic[BatchT]):
 
         Examples
         --------
-        >>> stats = CollectStats.of(steps=6, time_s=2.0, returns=np.array([1.0, 3.0]), lens=np.array([2, 3]))
+        >>> stats = CollectStats.from_counts(steps=6, time_s=2.0, returns=np.array([1.0, 3.0]), lens=np.array([2, 3]))
         >>> stats.collect_speed, stats.returns_stat.mean, stats.lens_stat.max
         (3.0, 2.0, 3.0)
         """
@@ -144,7 +144,7 @@ def report(
     policies = {}
     for policy_id, steps in batch.policy_batches.items():
         own = ended.policies.get(policy_id)
-        policies[policy_id] = CollectStats[SampleBatch].of(
+        policies[policy_id] = CollectStats[SampleBatch].from_counts(
             steps=steps.count,
             time_s=time_s,
             returns=np.empty(0) if own is None else own.returns,
@@ -152,7 +152,7 @@ def report(
             episodes=0 if own is None else own.episodes,
             batch=steps if keeps_batch else None,
         )
-    return CollectStats.of(
+    return CollectStats.from_counts(
         steps=batch.count,
         time_s=time_s,
         returns=np.concatenate([np.empty(0), *(own.returns for own in policies.values())]),

@@ -304,7 +304,7 @@ class Collector:
         if batch is not None and self._hooks:
             batch = postprocess(batch, self._hooks)
         self._unroll_id += 1
-        stats = CollectStats.of(
+        stats = CollectStats.from_counts(
             steps=recorded, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
         )
         self.collect_step += stats.n_collected_steps

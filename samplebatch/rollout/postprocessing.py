@@ -50,7 +50,7 @@ class TrajectoryColumns(ABC):
         """Add the columns to the steps of one trajectory."""
         steps = trajectory.steps
         last = np.arange(steps.count) == steps.count - 1
-        return _with(steps, self.columns(trajectory.policy_id, steps, last))
+        return _replace_columns(steps, self.columns(trajectory.policy_id, steps, last))
 
 
 @overload
@@ -115,9 +115,9 @@ def postprocess(
                 if steps.count:
                     last = np.zeros(steps.count, np.bool_)
                     last[starts - 1] = True
-                    policies[policy_id] = _with(steps, hook.columns(policy_id, steps, last)), starts
+                    policies[policy_id] = _replace_columns(steps, hook.columns(policy_id, steps, last)), starts
         else:
-            policies = _called(hook, policies, agents or {})
+            policies = _call(hook, policies, agents or {})
     done = {policy_id: steps for policy_id, (steps, _) in policies.items()}
     return done[names.DEFAULT_POLICY_ID] if isinstance(batch, SampleBatch) else MultiAgentBatch(done, batch.count)
 
@@ -125,7 +125,7 @@ def postprocess(
 Policies = dict[str, tuple[SampleBatch, npt.NDArray[np.intp]]]
 
 
-def _called(hook: Hook, policies: Policies, agents: Mapping[tuple[int, int], Any]) -> Policies:
+def _call(hook: Hook, policies: Policies, agents: Mapping[tuple[int, int], Any]) -> Policies:
     """Call a hook on every trajectory."""
     trajectories = {
         policy_id: cut(policy_id, steps, starts, agents)
@@ -153,7 +153,7 @@ def _called(hook: Hook, policies: Policies, agents: Mapping[tuple[int, int], Any
     return done
 
 
-def _with(steps: SampleBatch, columns: Mapping[str, Any]) -> SampleBatch:
+def _replace_columns(steps: SampleBatch, columns: Mapping[str, Any]) -> SampleBatch:
     changed = steps.copy(shallow=True)
     for name, values in columns.items():
         changed[name] = values

@@ -161,12 +161,12 @@ class VectorRecorder:
         self.recorded += len(own)
         if self._buffer is None:
             if self._on_step is not None and act is not None:
-                transitions = nested(columns, _infos_of_batch(infos, steps, count, kept))
+                transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, kept))
                 self._on_step(_decision(act, self._actions, kept), transitions)
-                columns = flat(transitions)
+                columns = to_columns(transitions)
             self._keep(columns, _info_rows(infos, steps, count, kept), own)
             return
-        transitions = nested(columns, _infos_of_batch(infos, steps, count, kept))
+        transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, kept))
         if self._on_step is not None and act is not None:
             self._on_step(_decision(act, self._actions, kept), transitions)
         # A buffer need not look at the ids of rows that go to every ring in order.
@@ -248,10 +248,10 @@ def _infos_of_batch(infos: Mapping[int, Infos], steps: int, count: int, kept: Ro
     return batch if kept is None or not batch.__dict__ else batch[kept]
 
 
-def nested(values: Columns, infos: Batch) -> Batch:
+def to_transitions(values: Columns, infos: Batch) -> Batch:
     """Put columns together as Tianshou's transitions: `obs`, `act`, `rew`, ..., the parts of nested ones in batches.
 
-    >>> nested({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, Batch())
+    >>> to_transitions({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, Batch())
     Batch(
         rew: array([1.]),
         policy: Batch(
@@ -276,7 +276,7 @@ def nested(values: Columns, infos: Batch) -> Batch:
     return node(Batch, data)
 
 
-def flat(transitions: Batch) -> Columns:
+def to_columns(transitions: Batch) -> Columns:
     """Take Tianshou's transitions apart into columns again, without the infos."""
     kept = {TO_FLAT.get(name, name): value for name, value in transitions.__dict__.items() if name != "info"}
     columns = as_sample_batch(node(Batch, kept))

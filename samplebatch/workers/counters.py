@@ -27,7 +27,7 @@ class WorkerCounters:
 
     Examples
     --------
-    >>> board = WorkerCounters.of(2)
+    >>> board = WorkerCounters.create(2)
     >>> board.line(1)[MADE] += 3
     >>> int(board.line(1)[MADE]), int(board.line(0)[MADE])
     (3, 0)
@@ -39,7 +39,7 @@ class WorkerCounters:
         self._words: npt.NDArray[np.int64] = region.array.view(np.int64).reshape(-1, _NBYTES // 8)
 
     @classmethod
-    def of(cls, workers: int) -> WorkerCounters:
+    def create(cls, workers: int) -> WorkerCounters:
         """Make the board of so many workers.
 
         Raises

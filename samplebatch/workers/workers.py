@@ -248,9 +248,9 @@ class RolloutWorkers:
         self._entered = True
         try:
             self._poller = Poller()
-            self._board = WorkerCounters.of(1 + max(spec.index for spec in self._specs))
+            self._board = WorkerCounters.create(1 + max(spec.index for spec in self._specs))
             for spec in self._specs:
-                self._workers.append(self._started(spec))
+                self._workers.append(self._start(spec))
         except BaseException:
             self.stop()
             raise
@@ -259,7 +259,7 @@ class RolloutWorkers:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _started(self, spec: WorkerSpec) -> WorkerProcess | LocalWorker:
+    def _start(self, spec: WorkerSpec) -> WorkerProcess | LocalWorker:
         _, subscription = self._broadcast()
         if self._backend == "inline":
             return LocalWorker(spec, subscription)
@@ -287,7 +287,7 @@ class RolloutWorkers:
                 try:
                     fragment = worker.receive()
                 except WorkerExit as end:
-                    failure = self._ended(worker, end)
+                    failure = self._note_exit(worker, end)
                     if failure is not None:
                         break
                     continue
@@ -295,7 +295,7 @@ class RolloutWorkers:
                     self._unwatch(worker)
                 if fragment is not None:
                     self._count.add(worker, fragment)
-                    yield from self._handed_out(fragment)
+                    yield from self._hand_out(fragment)
                     del fragment
         if self._running() or failure is not None:
             yield from self.stop()
@@ -305,7 +305,7 @@ class RolloutWorkers:
     def _is_stopping(self) -> bool:
         return self._stop_requested
 
-    def _handed_out(self, fragment: Fragment) -> Iterator[Fragment]:
+    def _hand_out(self, fragment: Fragment) -> Iterator[Fragment]:
         """Yield a fragment; for how long it is looked at is no worker's fault."""
         before = time.monotonic()
         yield fragment
@@ -328,7 +328,7 @@ class RolloutWorkers:
             if self._poller is not None:
                 self._poller.unregister(descriptor)
 
-    def _ended(self, worker: WorkerProcess | LocalWorker, end: WorkerExit) -> WorkerError | None:
+    def _note_exit(self, worker: WorkerProcess | LocalWorker, end: WorkerExit) -> WorkerError | None:
         """Note the failure of a worker, and replace it; if that cannot be, return the error to raise."""
         self._unwatch(worker)
         spec = worker.spec
@@ -351,14 +351,14 @@ class RolloutWorkers:
         self._count.lose(incident, worker)
         if not replaced:
             worker.finished = True
-            error = WorkerError(_worded(worker, end))
+            error = WorkerError(_word_exit(worker, end))
             if end.details:
                 error.add_note(end.details)
             error.__cause__ = end.__cause__
             return error
         self._restarts_left -= 1
         worker.end()
-        self._workers[self._workers.index(worker)] = self._started(
+        self._workers[self._workers.index(worker)] = self._start(
             replace(
                 spec,
                 n_step=steps_left,
@@ -401,7 +401,7 @@ class RolloutWorkers:
         return fragments
 
 
-def _worded(worker: WorkerProcess | LocalWorker, end: WorkerExit) -> str:
+def _word_exit(worker: WorkerProcess | LocalWorker, end: WorkerExit) -> str:
     spec = worker.spec
     sent = f"{worker.env_steps}{'' if spec.n_step is None else f' of {spec.n_step}'} steps"
     if spec.n_episode is not None:
