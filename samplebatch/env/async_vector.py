@@ -194,7 +194,7 @@ class AsyncEnvironments(Environments):
             self.recv(self.under_way)
         for env, number in enumerate(numbers):
             self._processes.ask(env, RESET, {"seed": number, "options": options, **given})
-        # Where several fail, the first is told, and the others are not left for later.
+        # Where several fail, the first of them is told, and the others are not left for later.
         self._processes.wait_for_all()
         begun = self.recv(count)
         self._processes.check()

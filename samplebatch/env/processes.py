@@ -68,7 +68,7 @@ class EnvironmentProcesses:
         self._end = util.Finalize(self, _end, (self.processes, self._pipes), exitpriority=10)
         self._asked: dict[int, float] = {}
         self._answers: dict[int, list[Answer]] = {}
-        self._failures: list[SampleBatchError] = []
+        self._failures: dict[int, SampleBatchError] = {}
         self._lost: WorkerError | None = None
         self._midst: int | None = None
         self._looked_at = time.monotonic()
@@ -140,7 +140,7 @@ class EnvironmentProcesses:
                 "collector, and make another"
             )
         if self._failures:
-            failure = self._failures[0]
+            failure = self._failures[min(self._failures)]
             self._failures.clear()
             raise failure
 
@@ -237,14 +237,14 @@ class EnvironmentProcesses:
         try:
             answer = pickle.loads(memoryview(message)[1:])
         except Exception as error:
-            self._failures.append(_failure(index, "gave an answer that cannot be read", error))
+            self._failures[index] = _failure(index, "gave an answer that cannot be read", error)
             return
         if answer[0] != FAILED:
             self._answers.setdefault(index, []).append(answer)
             return
         _, refused, words, pickled, trace = answer
         if refused:
-            self._failures.append(EnvironmentSpecError(words))
+            self._failures[index] = EnvironmentSpecError(words)
             return
         cause = None
         # An error may be one that cannot be pickled, or not be made again.
@@ -252,7 +252,7 @@ class EnvironmentProcesses:
             cause = pickle.loads(pickled)
         failure = _failure(index, words, cause)
         failure.add_note(trace)
-        self._failures.append(failure)
+        self._failures[index] = failure
 
     # Processes that are lost
 
