@@ -408,7 +408,7 @@ class ReplayBuffer(Sampling):
         return open_buffer(cls, path, verify=verify)
 
     def flush(self) -> None:
-        """Wait until a buffer with `storage` is on the disk, so that not even a failure of the machine can take it.
+        """Wait until a buffer with `storage` is on the disk, so that it survives a failure of the machine.
 
         Any other buffer has nothing to wait for.
 
@@ -440,7 +440,7 @@ class ReplayBuffer(Sampling):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all there is to know of the buffer: the rows that count, and whatever it needs to go on exactly so.
+        """Return the state of the buffer: its rows, and all that it needs to continue exactly as it would have.
 
         Returns
         -------
@@ -463,7 +463,7 @@ class ReplayBuffer(Sampling):
         return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Take back what `state_dict` returned of a buffer of the same class, sizes and options.
+        """Continue from the state of a buffer of the same class, sizes and options.
 
         Parameters
         ----------

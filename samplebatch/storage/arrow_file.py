@@ -22,7 +22,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.arrow_bodies import decompressed_nbytes
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import ColumnTypeError, FormatError
-from samplebatch.storage.damage import damage_named
+from samplebatch.storage.damage import name_damage
 from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
 
 
@@ -128,14 +128,14 @@ def read_arrow(
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
     # Names of columns may be no text, for one.
-    with damage_named(repr(name)):
+    with name_damage(repr(name)):
         return batch_in(
             table, about, f"{name!r} must be a batch that write_arrow wrote", bound, allow_pickle=allow_pickle
         )
 
 
 def bound_of_file(data: pa.Buffer, name: str, max_nbytes: int | None) -> MemoryBound:
-    """Make the bound for an Arrow file, and take from it what its compressed buffers say that they decompress to.
+    """Make the memory bound of an Arrow file, less the declared sizes of its compressed buffers.
 
     Raises
     ------

@@ -31,7 +31,7 @@ from samplebatch.errors import FormatError
 from samplebatch.storage import buffer_state
 from samplebatch.storage.arrow_file import arrow_writer, bound_of_file, check_arrow, check_magic, file_bytes
 from samplebatch.storage.buffer_description import describe, make_buffer
-from samplebatch.storage.damage import buffer_damage_named
+from samplebatch.storage.damage import name_buffer_damage
 from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_structure
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _write(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
 
 
 def _form(structure: Mapping[str, Any]) -> State:
-    """Return what a structure says without its columns."""
+    """Return the structure of columns without the columns."""
     return {name: structure[name] for name in ("tree", "kinds", "row_shapes")}
 
 
@@ -208,7 +208,7 @@ def read_buffer(
     """
     name = os.fspath(path)
     check_magic(name)
-    with buffer_damage_named(name):
+    with name_buffer_damage(name):
         data = file_bytes(name, memory_map=True)
         bound = bound_of_file(data, name, max_nbytes)
         check_arrow(data, name, verify=verify)

@@ -1,4 +1,4 @@
-"""Errors of what reads files, in the library's words."""
+"""Errors of damaged files, raised by readers in place of those of pyarrow, h5py, NumPy and torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from samplebatch.errors import CapacityError, FormatError, SampleBatchError, Unt
 
 
 @contextlib.contextmanager
-def damage_named(where: str) -> Iterator[None]:
-    """Turn whatever is raised at damaged bytes into an error that names where they are.
+def name_damage(where: str) -> Iterator[None]:
+    """Convert any error at damaged bytes into one that names where they are.
 
     pyarrow, h5py, NumPy and torch raise errors of many kinds at bytes that cannot be.
 
@@ -28,7 +28,7 @@ def damage_named(where: str) -> Iterator[None]:
 
     Examples
     --------
-    >>> with damage_named("'buffer.hdf5'"):
+    >>> with name_damage("'buffer.hdf5'"):
     ...     {}["rings"]
     Traceback (most recent call last):
     samplebatch.errors.FormatError: 'buffer.hdf5' must be whole, and it is damaged: KeyError('rings')
@@ -44,8 +44,8 @@ def damage_named(where: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def buffer_damage_named(path: str) -> Iterator[None]:
-    """Turn whatever is raised while a buffer is put together from a file into an error that names the file.
+def name_buffer_damage(path: str) -> Iterator[None]:
+    """Convert any error while a buffer is read from a file into one that names the file.
 
     What columns and rings say of values that do not fit each other says of a file that it is damaged.
 
@@ -57,7 +57,7 @@ def buffer_damage_named(path: str) -> Iterator[None]:
         If one is raised within, or there is not as much memory as would be needed.
     """
     try:
-        with damage_named(f"the replay buffer in {path!r}"):
+        with name_damage(f"the replay buffer in {path!r}"):
             yield
     except (FormatError, CapacityError, UntrustedPickleError):
         raise

@@ -1,4 +1,4 @@
-"""Checksums within files whose format leaves room for them, where no other reader looks.
+"""Checksums within files, in places that other readers skip.
 
 ::
 

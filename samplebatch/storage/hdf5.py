@@ -64,7 +64,7 @@ def from_hdf5(
     allow_pickle: bool = False,
     max_nbytes: int | None = None,
 ) -> Any:
-    """Read what `to_hdf5`, ours or Tianshou's, wrote: a group as a dict or Batch, a dataset as its value.
+    """Read a file of `to_hdf5`, ours or Tianshou's: a group as a dict or Batch, a dataset as its value.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from samplebatch.errors import FormatError, require
 from samplebatch.storage import buffer_state
 from samplebatch.storage.arrow_file import file_bytes
 from samplebatch.storage.buffer_description import describe, make_buffer
-from samplebatch.storage.damage import buffer_damage_named
+from samplebatch.storage.damage import name_buffer_damage
 from samplebatch.storage.file_checksums import HDF5, add_checksums, check_whole
 from samplebatch.storage.hdf5 import to_hdf5, write_value
 from samplebatch.storage.hdf5_heaps import check_heaps
@@ -50,7 +50,7 @@ _PART_NBYTES = 1 << 25
 _CHUNK_NBYTES = 1 << 16
 """Bytes of rows that HDF5 stores together, about, where some slots have no rows or the rows are filtered."""
 
-_MOST_PICKLED_NUMBER = 1 << 10
+_MAX_PICKLED_NUMBER = 1 << 10
 """Bytes that a pickled number has at the most."""
 
 
@@ -185,7 +185,7 @@ def load_buffer(
     check_heaps(name)
     if verify:
         check_hdf5(file_bytes(name, memory_map=True), name)
-    with buffer_damage_named(name), h5py.File(name, "r") as file:
+    with name_buffer_damage(name), h5py.File(name, "r") as file:
         reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
         about, table, sampler, stored = _parts_of(cls, file, reader)
     buffer: _Buffer = make_buffer(cls, about, table, sampler, stored | missing)
@@ -225,7 +225,7 @@ def _datasets_at(name: str, start: int, stop: int) -> list[str]:
 
 
 def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Table, Sampler, dict[str, Any]]:
-    """Read what a buffer is, its table, its sampler, and attributes that had to be pickled if that is allowed."""
+    """Read description, table and sampler of a buffer, and its pickled attributes where pickles are allowed."""
     children = reader.children(file)
     found = reader.attributes(file) | _numbers(children, reader)
     notes = reader.attributes(children["_indices"])
@@ -255,7 +255,7 @@ def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
     found: State = {}
     for name, child in children.items():
         if isinstance(child, h5py.Dataset) and child.attrs.get(TYPE_KEY) not in ("ndarray", "Tensor"):
-            value = reader.inert(child) if child.size < _MOST_PICKLED_NUMBER else None
+            value = reader.inert(child) if child.size < _MAX_PICKLED_NUMBER else None
             if isinstance(value, np.generic | int | float):
                 found[name] = value
     return found

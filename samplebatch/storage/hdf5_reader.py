@@ -17,7 +17,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import ColumnTypeError, FormatError
-from samplebatch.storage.damage import damage_named
+from samplebatch.storage.damage import name_damage
 from samplebatch.storage.inert_pickle import is_plain, parts_of, read_pickle
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ Ranges = Sequence[tuple[int, int]]
 
 
 def bound_of(file: h5py.File, max_nbytes: int | None) -> MemoryBound:
-    """Make the bound for what is made of a file."""
+    """Make the memory bound of a file."""
     return MemoryBound(repr(file.filename), file.id.get_filesize(), max_nbytes)
 
 
 class Hdf5Reader:
-    """Reads groups and datasets of one file, used by whoever reads values or a buffer.
+    """A reader of the groups and datasets of one file, for values and buffers alike.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Hdf5Reader:
     def attributes(self, x: Any) -> dict[str, Any]:
         """Return the attributes of a group or dataset, numbers as Python's."""
         found: dict[str, Any] = {}
-        with damage_named(f"{x.name!r}"):
+        with name_damage(f"{x.name!r}"):
             for name in x.attrs:
                 self.bound.take(_OBJECT_NBYTES, f"attribute {name!r}")
                 held = x.attrs.get_id(name)
@@ -108,7 +108,7 @@ class Hdf5Reader:
         return found
 
     def children(self, group: Any) -> dict[str, Any]:
-        """Return what is in a group.
+        """Return the members of a group.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Hdf5Reader:
         import h5py
 
         found = {}
-        with damage_named(f"{group.name!r}"):
+        with name_damage(f"{group.name!r}"):
             for name in group:
                 self.bound.take(_OBJECT_NBYTES, f"{group.name}/{name}")
                 child = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
@@ -138,7 +138,7 @@ class Hdf5Reader:
         UntrustedPickleError
             If the value is a pickled object, and unpickling is not allowed; names it.
         """
-        with damage_named(f"{dataset.name!r}"):
+        with name_damage(f"{dataset.name!r}"):
             attributes = self.attributes(dataset)
             kind = attributes.get(TYPE_KEY, "ndarray")
             if kind == "Tensor":
@@ -149,7 +149,7 @@ class Hdf5Reader:
         if is_plain(value):
             _check_unfolded(value, dataset.name)
             return value
-        with damage_named(f"{dataset.name!r}"):
+        with name_damage(f"{dataset.name!r}"):
             return unpickle([self._bytes(dataset)], repr(dataset.name), allow_pickle=self.allow_pickle)[0]
 
     def inert(self, dataset: Any) -> Any:
@@ -160,12 +160,12 @@ class Hdf5Reader:
         FormatError
             If it is no pickle.
         """
-        with damage_named(f"{dataset.name!r}"):
+        with name_damage(f"{dataset.name!r}"):
             return read_pickle(self._bytes(dataset))
 
     def raw(self, dataset: Any) -> npt.NDArray[Any]:
-        """Read the elements of a dataset, of whatever they are the bytes."""
-        with damage_named(f"{dataset.name!r}"):
+        """Read the elements of a dataset as they are, without decoding."""
+        with name_damage(f"{dataset.name!r}"):
             return self._array(dataset)
 
     def _bytes(self, dataset: Any) -> bytes:

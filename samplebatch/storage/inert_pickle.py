@@ -43,7 +43,7 @@ def read_pickle(data: bytes | bytearray | memoryview) -> Any:
     [<collections.Counter, not made>]
     """
     try:
-        return resolved(load_stubs(bytes(data)))
+        return resolve_stubs(load_stubs(bytes(data)))
     except FormatError:
         raise
     except MALFORMED as error:
@@ -69,7 +69,7 @@ def is_plain(value: Any) -> bool:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """List what a value that `read_pickle` returned consists of; nothing for what is no container.
+    """List the members of a value that `read_pickle` returned; none if it is no container.
 
     >>> parts_of({"a": [1]}), parts_of("a")
     (['a', [1]], [])
@@ -84,8 +84,8 @@ def parts_of(value: Any) -> list[Any]:
     return []
 
 
-def resolved(value: Any) -> Any:
-    """Put what NumPy's calls would make in their place; the states of what stays foreign are left as they are.
+def resolve_stubs(value: Any) -> Any:
+    """Replace stubs of NumPy's constructors by their results; the states of other stubs are left as they are.
 
     Raises
     ------
@@ -130,7 +130,7 @@ class _Values:
         return value
 
     def _numpy_value(self, call: Foreign) -> Any:
-        """Return what a call of NumPy's would make, or the call itself if it is another."""
+        """Return the result of a stub of NumPy's constructors, or the stub itself if it is another."""
         module, _, name = call.name.rpartition(".")
         if call.name == "numpy.dtype":
             return _dtype(call)
@@ -171,7 +171,7 @@ class _Values:
         return array.astype(dtype.newbyteorder("="))
 
     def _use(self, content: bytes | bytearray | list[Any]) -> None:
-        """Take what an array is made of, which no other may be: a few bytes would make any number of large arrays."""
+        """Mark the content of an array as used: shared by many, a few bytes would make any number of large arrays."""
         # Python has each single byte once, and shares it between numbers.
         if len(content) < 2:
             return

@@ -20,10 +20,10 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import CapacityError, FormatError, near_names
-from samplebatch.storage import parquet_layout
 from samplebatch.storage.arrow_file import batch_in, file_bytes, replacing
-from samplebatch.storage.damage import damage_named
+from samplebatch.storage.damage import name_damage
 from samplebatch.storage.file_checksums import PARQUET, ColumnsAt, add_checksums, check_whole
+from samplebatch.storage.parquet_layout import float_paths, from_parquet, parquet_field, to_parquet
 from samplebatch.storage.parquet_size import read_within
 
 SCHEMA_KEY = b"samplebatch.arrow_schema"
@@ -73,7 +73,7 @@ def write_parquet(
             f"compression must be one of Parquet's codecs, got {compression!r}; {near_names(compression, _CODECS)}"
         )
     table = batch.to_arrow()
-    stored = _stored(table)
+    stored = _to_parquet(table)
     with replacing(path) as file:
         with parquet.ParquetWriter(
             file,
@@ -81,7 +81,7 @@ def write_parquet(
             compression=compression,
             # Dictionaries of floats and counters cost time and save nothing.
             use_dictionary=[_POLICY],
-            use_byte_stream_split=parquet_layout.float_paths(stored.schema),
+            use_byte_stream_split=float_paths(stored.schema),
             write_page_checksum=True,
             # The version that has 16-bit floats and unsigned integers.
             version="2.6",
@@ -133,7 +133,7 @@ def read_parquet(
             table = read_within(file, data, bound)
         # What becomes objects is validated once it is known how much that is.
         table.validate()
-        table = _restored(table)
+        table = _from_parquet(table)
         about = metadata_of(table.schema)
     except FormatError as error:
         raise FormatError(f"{must}, and it is not: {error}") from error
@@ -143,7 +143,7 @@ def read_parquet(
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{name!r} must be a whole Parquet file, and it is damaged or cut short: {error}") from error
     # Names of columns may be no text, for one.
-    with damage_named(repr(name)):
+    with name_damage(repr(name)):
         return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
 
 
@@ -181,21 +181,21 @@ def _columns_at(data: pa.Buffer) -> ColumnsAt:
     return named
 
 
-def _stored(table: pa.Table) -> pa.Table:
+def _to_parquet(table: pa.Table) -> pa.Table:
     """Lay a table out so that Parquet has a place for everything in it; the table itself where it has already."""
-    schema = pa.schema([parquet_layout.stored_field(field) for field in table.schema], table.schema.metadata)
+    schema = pa.schema([parquet_field(field) for field in table.schema], table.schema.metadata)
     if schema.equals(table.schema):
         return table
     plain = table.schema.remove_metadata().serialize().to_pybytes()
     columns = [
-        pa.chunked_array([parquet_layout.stored(chunk, nullable=field.nullable) for chunk in column.chunks], field.type)
+        pa.chunked_array([to_parquet(chunk, nullable=field.nullable) for chunk in column.chunks], field.type)
         for column, field in zip(table.columns, schema, strict=True)
     ]
     metadata = {**(table.schema.metadata or {}), SCHEMA_KEY: base64.b64encode(plain)}
     return pa.Table.from_arrays(columns, schema=schema.with_metadata(metadata))
 
 
-def _restored(table: pa.Table) -> pa.Table:
+def _from_parquet(table: pa.Table) -> pa.Table:
     """Undo `_stored`.
 
     Raises
@@ -211,7 +211,8 @@ def _restored(table: pa.Table) -> pa.Table:
         raise FormatError("the columns are not those of the schema in the metadata")
     columns = [
         pa.chunked_array(
-            [parquet_layout.restored(chunk, field.type, nullable=field.nullable) for chunk in column.chunks], field.type
+            [from_parquet(chunk, field.type, nullable=field.nullable) for chunk in column.chunks],
+            field.type,
         )
         for column, field in zip(table.columns, wanted, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What Arrow holds and Parquet does not, and how it is written instead.
+"""Arrow types that Parquet lacks, and the types that they are written as.
 
 - A dict without keys (Arrow's struct without fields) and a row without elements (a fixed-size list of size 0) have
   nothing but their being there: they are written as bools, all of them true.
@@ -18,23 +18,23 @@ import pyarrow as pa
 from samplebatch.errors import FormatError
 
 
-def stored_field(field: pa.Field) -> pa.Field:
-    """Return the field of what `stored` makes; the same one where nothing in it changes."""
-    changed = stored_type(field.type, nullable=field.nullable)
+def parquet_field(field: pa.Field) -> pa.Field:
+    """Return the field of an array that `to_parquet` returns; the same one where nothing in it changes."""
+    changed = parquet_type(field.type, nullable=field.nullable)
     return field if changed.equals(field.type) else field.with_type(changed)
 
 
-def stored_type(arrow: pa.DataType, *, nullable: bool = False) -> pa.DataType:
+def parquet_type(arrow: pa.DataType, *, nullable: bool = False) -> pa.DataType:
     """Return the type that is written in place of one; the same one where Parquet has a place for all of it.
 
     Examples
     --------
-    >>> stored_type(pa.struct({"info": pa.struct([]), "hit": pa.bool_()}))
+    >>> parquet_type(pa.struct({"info": pa.struct([]), "hit": pa.bool_()}))
     StructType(struct<info: bool, hit: bool>)
     """
     if isinstance(arrow, pa.BaseExtensionType):
         storage = arrow.storage_type
-        changed = stored_type(storage, nullable=nullable)
+        changed = parquet_type(storage, nullable=nullable)
         return arrow if changed.equals(storage) else changed
     if _is_bare(arrow):
         return pa.bool_()
@@ -42,33 +42,33 @@ def stored_type(arrow: pa.DataType, *, nullable: bool = False) -> pa.DataType:
         return pa.int64()
     if pa.types.is_struct(arrow):
         fields = [arrow.field(i) for i in range(arrow.num_fields)]
-        return pa.struct([stored_field(field) for field in fields])
+        return pa.struct([parquet_field(field) for field in fields])
     if pa.types.is_fixed_size_list(arrow):
-        field = stored_field(arrow.value_field)
+        field = parquet_field(arrow.value_field)
         return pa.large_list(field) if nullable else pa.list_(field, arrow.list_size)
     if pa.types.is_large_list(arrow):
-        return pa.large_list(stored_field(arrow.value_field))
+        return pa.large_list(parquet_field(arrow.value_field))
     return arrow
 
 
-def stored(array: pa.Array, *, nullable: bool = False) -> pa.Array:
-    """Lay an array out as `stored_type` says; the same array where nothing in it changes."""
+def to_parquet(array: pa.Array, *, nullable: bool = False) -> pa.Array:
+    """Convert an array to its `parquet_type`; the same array where nothing in it changes."""
     arrow = array.type
-    wanted = stored_type(arrow, nullable=nullable)
+    wanted = parquet_type(arrow, nullable=nullable)
     if wanted.equals(arrow):
         return array
     if isinstance(arrow, pa.BaseExtensionType):
-        return stored(array.storage, nullable=nullable)
+        return to_parquet(array.storage, nullable=nullable)
     if _is_bare(arrow):
         return pa.array(np.ones(len(array), np.bool_), mask=_missing(array))
     if pa.types.is_timestamp(arrow):
         return array.view(wanted)
-    children = [stored(child, nullable=arrow.field(i).nullable) for i, child in enumerate(_children(array))]
-    return _mapped(array, wanted, children)
+    children = [to_parquet(child, nullable=arrow.field(i).nullable) for i, child in enumerate(_children(array))]
+    return _rebuild(array, wanted, children)
 
 
-def restored(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False) -> pa.Array:
-    """Lay an array out as the type says of which `stored` made it.
+def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False) -> pa.Array:
+    """Lay an array out as the type says of which `to_parquet` made it.
 
     Raises
     ------
@@ -77,11 +77,11 @@ def restored(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False) ->
     """
     if array.type.equals(wanted):
         return array
-    expected = stored_type(wanted, nullable=nullable)
+    expected = parquet_type(wanted, nullable=nullable)
     if not array.type.equals(expected):
         raise FormatError(f"values of {wanted} must be stored as {expected}, got {array.type}")
     if isinstance(wanted, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(wanted, restored(array, wanted.storage_type, nullable=nullable))
+        return pa.ExtensionArray.from_storage(wanted, from_parquet(array, wanted.storage_type, nullable=nullable))
     if _is_bare(wanted):
         present = pa.array(~_missing(array)).buffers()[1]
         children = [pa.array([], wanted.value_type)] if pa.types.is_fixed_size_list(wanted) else []
@@ -90,10 +90,10 @@ def restored(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False) ->
         return array.view(wanted)
     fields = [wanted.field(i) for i in range(wanted.num_fields)]
     children = [
-        restored(child, field.type, nullable=field.nullable)
+        from_parquet(child, field.type, nullable=field.nullable)
         for child, field in zip(_children(array), fields, strict=True)
     ]
-    return _mapped(array, wanted, children)
+    return _rebuild(array, wanted, children)
 
 
 def float_paths(schema: pa.Schema) -> list[str]:
@@ -131,7 +131,7 @@ def _missing(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _children(array: pa.Array) -> list[pa.Array]:
-    """Return what a struct's or list's values consist of, without what lies outside of the array's own rows."""
+    """Return the children of a struct or list array, cut to the array's own rows."""
     if pa.types.is_struct(array.type):
         return [array.field(i) for i in range(array.type.num_fields)]
     if pa.types.is_fixed_size_list(array.type):
@@ -140,7 +140,7 @@ def _children(array: pa.Array) -> list[pa.Array]:
     return [array.values]
 
 
-def _mapped(array: pa.Array, wanted: pa.DataType, children: list[pa.Array]) -> pa.Array:
+def _rebuild(array: pa.Array, wanted: pa.DataType, children: list[pa.Array]) -> pa.Array:
     """Make an array of the type with the array's rows and other children."""
     mask = pa.array(_missing(array)) if array.null_count else None
     if pa.types.is_struct(wanted):
@@ -148,29 +148,29 @@ def _mapped(array: pa.Array, wanted: pa.DataType, children: list[pa.Array]) -> p
     (values,) = children
     if pa.types.is_fixed_size_list(wanted):
         if pa.types.is_large_list(array.type):
-            values = _padded(array, values, wanted.list_size)
+            values = _pad(array, values, wanted.list_size)
         return pa.FixedSizeListArray.from_arrays(values, type=wanted, mask=mask)
     if pa.types.is_fixed_size_list(array.type):
-        values, offsets = _packed(array, values)
+        values, offsets = _pack(array, values)
     else:
         # Fresh offsets: those of a slice go with no mask.
         offsets = np.array(array.offsets)
     return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=wanted, mask=mask)
 
 
-def _packed(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def _pack(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Leave out the values of lists that are not there, and return the others with the offsets of all lists."""
     size, present = array.type.list_size, ~_missing(array)
     parts = [values.slice(start * size, (stop - start) * size) for start, stop, there in _spans(present) if there]
-    return _joined(parts, values.type), np.append(0, np.cumsum(present) * size)
+    return _join(parts, values.type), np.append(0, np.cumsum(present) * size)
 
 
-def _padded(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
+def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
     """Put nulls in the place of lists that are not there, for all lists to be of one size."""
     offsets, present = np.array(array.offsets), ~_missing(array)
     if (np.diff(offsets)[present] != size).any():
         raise FormatError(f"lists of size {size} must have that size, and not all of them have")
-    return _joined(
+    return _join(
         [
             values.slice(offsets[start], (stop - start) * size)
             if there
@@ -187,5 +187,5 @@ def _spans(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
     return [(start, stop, bool(flags[start])) for start, stop in pairwise(bounds)]
 
 
-def _joined(parts: list[pa.Array], arrow: pa.DataType) -> pa.Array:
+def _join(parts: list[pa.Array], arrow: pa.DataType) -> pa.Array:
     return pa.concat_arrays(parts) if parts else pa.array([], arrow)

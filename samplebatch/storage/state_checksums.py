@@ -47,7 +47,7 @@ def check_state(state: Mapping[str, Any]) -> None:
         raise FormatError(f"the state of a buffer must have a checksum for each part, {missing[0]!r} is there alone")
     for name, value in found.items():
         if type(expected[name]) is not int or _digest(value) != expected[name]:
-            raise FormatError(f"the state of a buffer must be as it was, and {_named(name, state)} has changed")
+            raise FormatError(f"the state of a buffer must be as it was, and {_describe_part(name, state)} has changed")
 
 
 def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -64,8 +64,8 @@ def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield name, value
 
 
-def _named(part: str, state: Mapping[str, Any]) -> str:
-    """Name a part for people: a column by its own name, where the state still says it."""
+def _describe_part(part: str, state: Mapping[str, Any]) -> str:
+    """Name a part for an error: a column by its own name, where the state is whole enough to tell."""
     where, _, place = part.rpartition(".columns.")
     with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
         tree: Any = state

@@ -76,7 +76,7 @@ class Named(type):
 
 
 class Foreign(metaclass=Named):
-    """An object that was not made: the name of what would have been called, its arguments, and its state.
+    """A stub for an object: the name of its constructor, the arguments, and the state.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class StubUnpickler(pickle.Unpickler):
         return stub
 
     def persistent_load(self, pid: Any) -> Any:
-        """Refuse what lies outside of the pickle."""
+        """Refuse references to objects outside of the pickle."""
         raise FormatError("a pickle of values must hold them all, this one names some that lie elsewhere")
 
 
@@ -209,14 +209,14 @@ def _check(data: bytes) -> None:
 
 
 def _weight(name: str, arg: Any, taken: list[_Weight]) -> _Weight:
-    """Weigh what an operation makes."""
+    """Take the result of an operation from the memory bound."""
     if name in _FROZEN:
         return _Weight(1 + sum(part.values for part in taken), 1 + max((part.depth for part in taken), default=0))
     return _Weight(1, 1) if type(arg) is int and abs(arg) >= _SHORT_INT else _SINGLE
 
 
 def _take(stack: list[_Weight | None], op: Any) -> list[_Weight]:
-    """Take off the stack what an operation does, the top first: up to the last mark (None) if it wants all of that."""
+    """Pop the operands of an operation, the top first; down to the last mark if it takes a variable number (None)."""
     wanted = len(op.stack_before)
     taken: list[_Weight] = []
     if pickletools.markobject in op.stack_before:

@@ -1,6 +1,6 @@
-"""Objects of Tianshou's classes, pickled without them: `pickle.dumps` of these is what Tianshou's own would be made of.
+"""Stand-ins for objects of Tianshou's classes: their pickles load as those, where Tianshou is installed.
 
-Whoever unpickles them needs Tianshou, and nothing of this library.
+Unpickling needs Tianshou, and nothing of this library.
 """
 
 from __future__ import annotations

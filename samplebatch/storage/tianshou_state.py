@@ -1,4 +1,4 @@
-"""What Tianshou's buffers keep as attributes, made of our buffers and read as the description of one."""
+"""Attributes of Tianshou's buffers: written for our buffers, and read as the description of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samplebatch.errors import FormatError
 from samplebatch.storage import buffer_state, tianshou_pickle
 from samplebatch.storage.buffer_description import VERSION
 from samplebatch.storage.hdf5_reader import Hdf5Reader
-from samplebatch.storage.inert_pickle import resolved
+from samplebatch.storage.inert_pickle import resolve_stubs
 from samplebatch.storage.stub_unpickler import Foreign, Named
 from samplebatch.storage.tianshou_pickle import Standing
 from samplebatch.storage.untrusted_state import State
@@ -155,7 +155,7 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
         return buffer_state.sampler_from_state(about["sampler"], table.rings.capacity, table.rings.stored())
     tree = reader.inert(children["weight"])
     state = tree.state if isinstance(tree, Foreign) else {}
-    value, bound = resolved(state["_value"]), int(state["_bound"])
+    value, bound = resolve_stubs(state["_value"]), int(state["_bound"])
     slots = table.rings.stored()
     known = about["sampler"]["known"] | {
         "largest": found["_max_prio"],
@@ -214,7 +214,7 @@ def _parts(found: State, children: Mapping[str, Any], reader: Hdf5Reader) -> lis
     ):
         raise FormatError("'buffers' must be pickled buffers of Tianshou's, they are something else")
     names = (*_CURSORS, "maxsize", "horizon", "future_p")
-    parts: list[State] = resolved(
+    parts: list[State] = resolve_stubs(
         [{name: part.state[name] for name in names if name in part.state} for part in buffers.tolist()]
     )
     return parts
@@ -267,7 +267,7 @@ def _rings(parts: list[State], maxsizes: list[int]) -> State:
 
 
 def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool) -> str:
-    """Find the class of a buffer of Tianshou's, whose name stands nowhere in the file."""
+    """Infer the class of a buffer of Tianshou's from its attributes; no file names it."""
     kind = "Prioritized" if "weight" in children else "HER" if "horizon" in found else ""
     if "cached_buffer_num" in found:
         return "CachedReplayBuffer"

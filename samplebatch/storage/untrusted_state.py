@@ -110,7 +110,7 @@ def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
 
 
 def check_final_shapes(table: Table) -> None:
-    """Check that final observations have the names and row shapes of observations, in whose places they are put.
+    """Check that final observations have the names and row shapes of observations, which they replace.
 
     Raises
     ------

@@ -12,7 +12,7 @@ import pyarrow as pa
 from samplebatch.errors import FormatError, require
 from samplebatch.storage.arrow_file import check_arrow, file_bytes
 from samplebatch.storage.buffer_folder.commits import Commits
-from samplebatch.storage.buffer_folder.files import locked
+from samplebatch.storage.buffer_folder.files import open_locked
 from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, FolderStatus, read_about
 from samplebatch.storage.hdf5_buffer import check_hdf5
 from samplebatch.storage.parquet import check_parquet
@@ -20,7 +20,7 @@ from samplebatch.storage.parquet_dataset import ParquetDataset
 
 
 class FileReport(NamedTuple):
-    """What `verify` found out about one file.
+    """The result of `verify` for one file.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ def _file(path: Path) -> FileReport:
 
 
 def _format_of(path: Path) -> str:
-    """Tell the format of a file by its first or last bytes, or its name where these may be what is damaged.
+    """Tell the format of a file by its first or last bytes, or by its name where these may be damaged.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def _dataset(folder: Path) -> Iterator[FileReport]:
 
 def _buffer_folder(folder: Path) -> Iterator[FileReport]:
     form = "buffer folder"
-    lock = locked(folder / LOCK)
+    lock = open_locked(folder / LOCK)
     try:
         version, _ = read_about(folder)
         status = FolderStatus.read(folder, version)

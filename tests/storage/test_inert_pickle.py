@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch.errors import FormatError, SampleBatchError
-from samplebatch.storage.inert_pickle import is_plain, read_pickle, resolved
+from samplebatch.storage.inert_pickle import is_plain, read_pickle, resolve_stubs
 from samplebatch.storage.stub_unpickler import Foreign
 
 SCALARS = (
@@ -129,7 +129,7 @@ def test_objects_stay_foreign_with_their_states() -> None:
     found = read_pickle(pickle.dumps(Rebuilt()))
     assert isinstance(found, Foreign)
     assert found.name.endswith("Rebuilt")
-    assert resolved(found.state["a"]).tolist() == [0, 1]
+    assert resolve_stubs(found.state["a"]).tolist() == [0, 1]
     assert repr(found) == f"<{found.name}, not made>"
     for value in (collections.OrderedDict(a=1), datetime.date(2020, 1, 1), random.Random(3), 1j, print, range(3)):
         assert not is_plain(read_pickle(pickle.dumps(value)))

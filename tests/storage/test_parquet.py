@@ -18,7 +18,7 @@ from pyarrow import parquet
 from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_parquet
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
-from samplebatch.storage.parquet_layout import restored, stored, stored_type
+from samplebatch.storage.parquet_layout import from_parquet, parquet_type, to_parquet
 
 
 def objects(*rows: Any) -> np.ndarray:
@@ -132,27 +132,27 @@ def test_layouts_of_slices_and_nulls_are_restored() -> None:
     array = pa.array(rows, pa.large_list(inner))
     for start in range(5):
         part = array.slice(start)
-        laid = stored(part)
+        laid = to_parquet(part)
         assert (
             laid.type
-            == stored_type(array.type)
+            == parquet_type(array.type)
             == pa.large_list(pa.struct([pa.field("empty", pa.bool_()), pa.field("when", pa.int64())]))
         )
         laid.validate(full=True)
-        back = restored(laid, array.type)
+        back = from_parquet(laid, array.type)
         back.validate(full=True)
         assert back.equals(part)
     fixed = pa.array([[{}, None], None, [None, {}]], pa.list_(pa.struct([]), 2)).slice(1)
-    assert restored(stored(fixed), fixed.type).equals(fixed)
+    assert from_parquet(to_parquet(fixed), fixed.type).equals(fixed)
     numbers = pa.array([[1, 2], None, None, [3, 4], None], pa.list_(pa.int64(), 2))
     for start in range(6):
         part = numbers.slice(start)
-        assert stored(part, nullable=True).to_pylist() == part.to_pylist()
-        assert restored(stored(part, nullable=True), part.type, nullable=True).equals(part)
+        assert to_parquet(part, nullable=True).to_pylist() == part.to_pylist()
+        assert from_parquet(to_parquet(part, nullable=True), part.type, nullable=True).equals(part)
     with pytest.raises(FormatError, match="must be stored as bool"):
-        restored(pa.array([1]), pa.struct([]))
+        from_parquet(pa.array([1]), pa.struct([]))
     with pytest.raises(FormatError, match="lists of size 2"):
-        restored(pa.array([[1, 2], [3]], pa.large_list(pa.int64())), numbers.type, nullable=True)
+        from_parquet(pa.array([[1, 2], [3]], pa.large_list(pa.int64())), numbers.type, nullable=True)
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:

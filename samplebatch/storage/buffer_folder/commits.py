@@ -1,4 +1,4 @@
-"""Commits: the state of a folder after each step, and the rows that the step in progress overwrites.
+"""Commit records and undo log of a folder: the state after each step, and the rows that a step overwrites.
 
 ::
 
@@ -37,7 +37,7 @@ _RESERVED_NBYTES = 1 << 12
 
 
 class Record(NamedTuple):
-    """What one file says: after which step, in which layout of columns, and what."""
+    """A commit record or intent: number of the step, number of the layout of columns, payload."""
 
     step: int
     layout: int
@@ -45,7 +45,7 @@ class Record(NamedTuple):
 
 
 class Commits:
-    """The four files, open; `create` and `open` make one.
+    """The open log files of a `BufferFolder`; `create` and `open` make one.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class Commits:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the files, and find out what they say.
+        """Open the files, and read the last commit and the pending intent.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class Commits:
         self.pending = intent.payload
 
     def keep(self, which: bytes, rows: Sequence[memoryview]) -> None:
-        """Keep rows that are about to be overwritten, and then say which they are.
+        """Write rows that are about to be overwritten to the undo log, and then the intent that names them.
 
         Raises
         ------
@@ -153,12 +153,12 @@ class Commits:
         self.pending = which
 
     def withdraw(self) -> None:
-        """Say that the rows kept are back in their places."""
+        """Withdraw the intent: the rows are back in their places."""
         self._write(INTENT, _INTENT_MAGIC, Record(0, 0, b""))
         self.pending = None
 
     def kept(self, at: int, nbytes: int) -> bytearray:
-        """Read bytes of the rows that were kept, from a place on."""
+        """Read bytes of the undo log from an offset on."""
         found = bytearray(nbytes)
         rest = memoryview(found)
         while rest.nbytes and (count := os.preadv(self._files[UNDO], [rest], at)):
@@ -169,7 +169,7 @@ class Commits:
         return found
 
     def commit(self, layout: int, state: bytes) -> None:
-        """Say that a step is written, and what the state is now."""
+        """Write the commit record of a step."""
         record = Record(self.last.step + 1, layout, state)
         self._write(COMMITS[record.step % 2], _COMMIT_MAGIC, record)
         self.last = record
@@ -181,11 +181,11 @@ class Commits:
             os.fsync(fd)
 
     def forget_rows(self) -> None:
-        """Give back the room that rows kept for earlier steps took."""
+        """Truncate the undo log."""
         os.ftruncate(self._files[UNDO], _RESERVED_NBYTES)
 
     def _read(self, name: str, magic: bytes) -> Record | None:
-        """Read a file, or give None if it is not whole."""
+        """Read a record; None if it is torn."""
         fd = self._files[name]
         head = os.pread(fd, _HEAD.size, 0)
         if len(head) < _HEAD.size:

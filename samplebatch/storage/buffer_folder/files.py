@@ -1,4 +1,4 @@
-"""Files of a folder: locked, reserved, written whole."""
+"""Files of a buffer's folder: locks, reserved disk space, atomic writes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from samplebatch.errors import FormatError, StorageError
 _CHECKSUM = "checksum"
 """Key of a JSON object's checksum, among its others."""
 
-_MOST_PARTS = 512
-"""Parts that one call writes, at the most: half of what Linux takes."""
+_MAX_PARTS = 512
+"""Parts that one call writes: half of the limit of Linux."""
 
 
-def locked(path: Path) -> int:
-    """Open a file and lock it: until it is closed, or the process ends in whatever way.
+def open_locked(path: Path) -> int:
+    """Open a file and lock it until it is closed or the process ends.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def locked(path: Path) -> int:
 
 
 def reserve(fd: int, nbytes: int, what: str) -> None:
-    """Give a file a size, and the blocks on the disk for it: a disk that is full shall say so here.
+    """Reserve disk blocks for a file: a full disk is noticed here, not when rows are written.
 
     Raises
     ------
@@ -64,9 +64,9 @@ def reserve(fd: int, nbytes: int, what: str) -> None:
 
 
 def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
-    """Write parts one after the other from a place on, all of them."""
-    for first in range(0, len(parts), _MOST_PARTS):
-        some = list(parts[first : first + _MOST_PARTS])
+    """Write all parts, one after the other, from an offset on."""
+    for first in range(0, len(parts), _MAX_PARTS):
+        some = list(parts[first : first + _MAX_PARTS])
         while some:
             written = os.pwritev(fd, some, at)
             at += written
@@ -77,7 +77,7 @@ def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
 
 
 def write_plain(path: Path, plain: dict[str, Any]) -> None:
-    """Write a JSON object to a file that is there whole or not at all, unless the machine goes down before a sync."""
+    """Write a JSON object with a checksum, atomically; durable after a sync only."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(json.dumps({**plain, _CHECKSUM: _checksum(plain)}), encoding="utf-8")
     temporary.replace(path)
@@ -108,7 +108,7 @@ def _checksum(plain: dict[str, Any]) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk."""
+    """Wait until a file, or the list of a folder, is on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

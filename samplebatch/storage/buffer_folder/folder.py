@@ -34,7 +34,7 @@ from samplebatch.buffer.store import Slots
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError, StorageError
 from samplebatch.storage.buffer_folder.commits import FILES, Commits
-from samplebatch.storage.buffer_folder.files import locked, read_plain, reserve, sync, write_plain
+from samplebatch.storage.buffer_folder.files import open_locked, read_plain, reserve, sync, write_plain
 from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, STATUS, VERSION, FolderStatus, read_about
 
 _LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
@@ -65,7 +65,7 @@ class _Column(NamedTuple):
 
 
 class BufferFolder:
-    """A folder of mapped columns and committed states; `create` and `open` make one.
+    """A folder of mapped columns behind a write-ahead log, used by `FolderJournal`; `create` and `open` make one.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class BufferFolder:
         folder = Path(path).absolute()
         folder.mkdir(exist_ok=True)
         _check_free(folder)
-        lock = locked(folder / LOCK)
+        lock = open_locked(folder / LOCK)
         try:
             # Another process may have been faster.
             _check_free(folder)
@@ -171,7 +171,7 @@ class BufferFolder:
         folder = Path(path).absolute()
         if not (folder / ABOUT).is_file():
             raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {ABOUT!r} in it")
-        lock = locked(folder / LOCK)
+        lock = open_locked(folder / LOCK)
         try:
             version, about = read_about(folder)
             status = None if verify is False else FolderStatus.read(folder, version)
@@ -203,7 +203,7 @@ class BufferFolder:
 
     @property
     def state(self) -> bytes:
-        """What was committed last."""
+        """The state of the last commit."""
         return self._commits.last.payload
 
     @property
@@ -238,7 +238,7 @@ class BufferFolder:
         return column.values
 
     def note(self, notes: Any) -> None:
-        """Say something about the columns, plain enough for JSON; it is committed together with them."""
+        """Set the notes about the columns, plain enough for JSON; they are committed together with them."""
         if notes != self.notes:
             self.notes = notes
             self._layout_changed = True
@@ -288,11 +288,11 @@ class BufferFolder:
         write_plain(self.path / _LAYOUT.format(self._layout), {"columns": columns, "notes": self.notes})
 
     def _file_names(self) -> list[str]:
-        """List the files whose contents change with steps."""
+        """List the files that change with steps."""
         return [*FILES, *(_COLUMN.format(column.file) for column in self._columns.values())]
 
     def _remove_strays(self) -> None:
-        """Remove the files of a layout that is no longer, or never was, committed."""
+        """Remove files of layouts that are not committed."""
         kept = {_LAYOUT.format(self._layout), *(_COLUMN.format(file) for file in self._committed)}
         for entry in self.path.iterdir():
             ours = entry.name.startswith("layout.") or entry.name.endswith((".column", ".tmp"))
@@ -302,7 +302,7 @@ class BufferFolder:
     # Steps
 
     def begin(self, overwritten: Overwritten) -> None:
-        """Keep the rows that the step to come will overwrite, so that they can be put back.
+        """Write the undo log of the next step: the rows that it will overwrite.
 
         If the step before was not committed, because something was raised, its rows are put back first.
 
@@ -337,7 +337,7 @@ class BufferFolder:
             self._commits.keep(b"".join(entries), rows)
 
     def commit(self, state: bytes) -> None:
-        """Say that the columns are written, and what the state is now.
+        """Write the commit record of a step: its columns are written, and this is the state.
 
         Raises
         ------
@@ -363,7 +363,7 @@ class BufferFolder:
             self._remove_strays()
 
     def _undo(self) -> None:
-        """Put rows back that a step overwrote which was not committed; that may be done again and again."""
+        """Roll back a step that was not committed: put its overwritten rows back. Idempotent."""
         entries = self._commits.pending
         if entries is None:
             return
@@ -417,7 +417,7 @@ class BufferFolder:
         return bool(self._closed)
 
     def _abandon(self, why: str) -> None:
-        """Let go of lock and files, in whatever state they are."""
+        """Release lock and files as they are."""
         self._closed = self._closed or why
         self._commits.close()
         self._unlock()

@@ -1,4 +1,4 @@
-"""The write-ahead log of a buffer in a folder, and stores whose columns are mapped from its files.
+"""The write-ahead log of a buffer in a folder, and stores in mapped files.
 
 The table of such a buffer tells its `FolderJournal` of every step. With each the journal commits the state of rings,
 sampler and generator. Names and nesting of columns are noted in the folder when they change.

@@ -46,7 +46,7 @@ class FileState(NamedTuple):
 
 
 class FolderStatus:
-    """Whether a folder was closed, and which files it then had; a `BufferFolder` keeps it.
+    """The status of a folder, kept by `BufferFolder`: open or closed, and its files.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class FolderStatus:
 
     @classmethod
     def read(cls, folder: Path, version: int) -> Self | None:
-        """Read what was written last; None if the folder is of a version that has no status.
+        """Read the status; None if the folder is of a version that has none.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class FolderStatus:
                 raise FormatError(fault)
 
     def faults(self, *, always: bool) -> Iterator[tuple[str, int, str]]:
-        """Compare the files of a closed folder with what they were, one after the other.
+        """Compare the files of a closed folder with their checksums, one after the other.
 
         Parameters
         ----------
@@ -177,13 +177,13 @@ class FolderStatus:
             )
 
     def write_open(self, names: Iterable[str]) -> None:
-        """Say that the folder is open, and has these files, beside those that it is known to have."""
+        """Write the status of an open folder: these files, beside those that it is known to have."""
         known = {name: state.inode for name, state in self._files.items() if not self.closed}
         known |= {name: os.stat(self.folder / name).st_ino for name in names}
         self._write({name: FileState(inode, 0, 0, []) for name, inode in known.items()}, closed=False)
 
     def write_closed(self, names: Iterable[str], before: Self | None) -> None:
-        """Say that the folder is closed, and what these files hold; they must be on the disk.
+        """Write the status of a closed folder: the checksums of these files, which must be on the disk.
 
         Parameters
         ----------
