@@ -14,7 +14,7 @@ from samplebatch.buffer.gather import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.vector import ReplayBufferManager
-from samplebatch.buffer.writing import given_rows, values_given
+from samplebatch.buffer.writing import drop_empty, step_values
 from samplebatch.errors import ColumnTypeError
 
 
@@ -115,7 +115,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         SampleBatchError
             As `ReplayBufferManager.add` does. Nothing has changed then.
         """
-        held = values_given(batch, columns)
+        held = step_values(batch, columns)
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         chosen = np.arange(1, self.buffer_num) if rings is None else rings + 1
         table = self._table
@@ -148,7 +148,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         first = last = -1
         size = int(table.rings.maxsizes[0])
         if size and len(slots):
-            rows = given_rows(rows_at(table, slots[-size:], 1))
+            rows = drop_empty(rows_at(table, slots[-size:], 1))
             moved = table.append(0, rows, len(slots))
             first, last = int(moved[0]), int(moved[-1])
         table.reset([ring])

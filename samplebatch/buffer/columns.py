@@ -25,14 +25,14 @@ _NO_NAMES: dict[str, Any] = {}
 
 
 class Ready(NamedTuple):
-    """Rows that every column has taken a look at.
+    """Rows that every store has checked and converted, ready to be written.
 
     Attributes
     ----------
     rows
         Stores, and rows ready to be written to them.
     new
-        What to add to which tree under which name before.
+        Stores to be added first: tree, name, store or tree.
     """
 
     rows: list[tuple[Store, Any]]
@@ -40,7 +40,7 @@ class Ready(NamedTuple):
 
 
 class Columns:
-    """A tree of stores over the same slots.
+    """A tree of stores over the same slots, for `Table` and `FinalObservations`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Columns:
     >>> columns = Columns(4, Stores())
     >>> columns.write(columns.fit({"obs": {"id": np.array([5, 6])}, "info": {}}, 2), slice(0, 2))
     >>> columns.write(columns.fit(Batch(obs={"id": 7}, rew=1.5), 1, single=True), 2)
-    >>> taken(columns.tree, np.array([2, 0]))
+    >>> take_rows(columns.tree, np.array([2, 0]))
     Batch(
         obs: Batch(
                  id: array([7, 5]),
@@ -231,38 +231,38 @@ def _one_row(value: Any) -> Any:
 # Reading
 
 
-def shown(value: Any) -> Any:
-    """Return what a batch shows of rows: columns that are no arrays become arrays of objects."""
+def show(value: Any) -> Any:
+    """Turn rows into values of a batch: columns that are no arrays become arrays of objects."""
     return value.to_numpy() if isinstance(value, Column) else value
 
 
-def mapped(held: Any, function: Callable[[Store], Any]) -> Any:
-    """Make what a function makes of each store, nested as they are."""
+def map_stores(held: Any, function: Callable[[Store], Any]) -> Any:
+    """Apply a function to each store, and nest the results as the stores are."""
     if type(held) is dict:
-        return node(Batch, {name: mapped(inner, function) for name, inner in held.items()})
+        return node(Batch, {name: map_stores(inner, function) for name, inner in held.items()})
     return function(held)
 
 
-def taken(held: Any, slots: npt.NDArray[np.intp]) -> Any:
+def take_rows(held: Any, slots: npt.NDArray[np.intp]) -> Any:
     """Gather the rows of slots of any shape into new memory, nested as they are stored."""
     if type(held) is dict:
-        return node(Batch, {name: taken(inner, slots) for name, inner in held.items()})
+        return node(Batch, {name: take_rows(inner, slots) for name, inner in held.items()})
     found = held.take(slots)
-    return found if type(found) is np.ndarray else shown(found)
+    return found if type(found) is np.ndarray else show(found)
 
 
-def copied(held: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
+def copy_rows(held: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
     """Allocate room for ranges of slots, nested as they are stored, and collect the jobs that fill it."""
     if type(held) is dict:
-        return node(Batch, {name: copied(inner, ranges, jobs) for name, inner in held.items()})
-    out, own = held.copying(ranges)
+        return node(Batch, {name: copy_rows(inner, ranges, jobs) for name, inner in held.items()})
+    out, own = held.plan_copy(ranges)
     if own:
         jobs += own
-    return out if type(out) is np.ndarray else shown(out)
+    return out if type(out) is np.ndarray else show(out)
 
 
 def first_row(value: Any) -> Any:
-    """Take the only row of what has been read: numbers as arrays of no dimension, objects as they are."""
+    """Take the only row of values: numbers as arrays of no dimension, objects as they are."""
     if KINDS[type(value)] == NODE:
         return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
     if type(value) is np.ndarray and value.dtype.kind != "O":

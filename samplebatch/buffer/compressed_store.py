@@ -34,11 +34,11 @@ class _Chunk:
 
 
 class CompressedStore(Store):
-    """Rows of one shape in chunks of consecutive slots, each chunk one block of LZ4.
+    """Rows of one shape, such as images, in chunks of consecutive slots, each chunk one block of LZ4.
 
     A chunk that is being written lies open, uncompressed. Once all its rows are written it is sealed; when its turn
     comes again it is opened with the rows it has, so that those not yet overwritten stay readable. At most
-    `most_open` chunks are open, those written last; the others are sealed as they are.
+    `max_open` chunks are open, those written last; the others are sealed as they are.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class CompressedStore(Store):
         How many slots there are.
     dtype, row_shape
         What one row is.
-    most_open
+    max_open
         How many chunks may lie open: two for each place at which rows are written in turn, and a few to spare.
 
     Examples
@@ -59,11 +59,11 @@ class CompressedStore(Store):
     ((2, 84, 84), True)
     """
 
-    __slots__ = ("_blocks", "_chunk", "_form", "_most_open", "_open", "_slots")
+    __slots__ = ("_blocks", "_chunk", "_form", "_max_open", "_open", "_slots")
     kind: ClassVar[str] = "compressed"
 
     def __init__(
-        self, name: str, slots: int, dtype: np.dtype[Any], row_shape: tuple[int, ...], most_open: int = 8
+        self, name: str, slots: int, dtype: np.dtype[Any], row_shape: tuple[int, ...], max_open: int = 8
     ) -> None:
         self.name = name
         self.dtype = self.row_shape = None
@@ -73,10 +73,10 @@ class CompressedStore(Store):
         self._chunk = max(1, min(slots, CHUNK_NBYTES // max(1, dtype.itemsize * prod(row_shape))))
         self._blocks: list[Any] = [None] * -(-slots // self._chunk)
         self._open: dict[int, _Chunk] = {}
-        self._most_open = most_open
+        self._max_open = max_open
 
     @classmethod
-    def suiting(cls, name: str, first_rows: Any, slots: int, most_open: int = 8) -> CompressedStore:
+    def for_rows(cls, name: str, first_rows: Any, slots: int, max_open: int = 8) -> CompressedStore:
         """Make a store for rows such as these, which are not written. Tensors are kept as arrays.
 
         Raises
@@ -89,7 +89,7 @@ class CompressedStore(Store):
             raise ColumnTypeError(f"column {name!r} must have numbers of one shape to be compressed, got objects")
         dtype = rows.dtype.newbyteorder("=")
         check_dtype(name, dtype)
-        return cls(name, slots, dtype, rows.shape[1:], most_open)
+        return cls(name, slots, dtype, rows.shape[1:], max_open)
 
     @property
     def slots(self) -> int:
@@ -155,7 +155,7 @@ class CompressedStore(Store):
             return
         # The last in order is the one written last.
         self._open[i] = chunk
-        if len(self._open) > self._most_open:
+        if len(self._open) > self._max_open:
             oldest = next(iter(self._open))
             self._blocks[oldest] = self._seal(self._open.pop(oldest).rows)
 

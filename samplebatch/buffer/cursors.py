@@ -1,7 +1,7 @@
-"""Cursors: where each of n rings is written next, and all that follows from it about the slots.
+"""Cursors: the write position of each of n ring buffers, and the order and neighbours of slots that follow from it.
 
-A ring is a run of slots that are written in turn, round and round; the rings lie one after the other. Whether an
-episode ended with a step is read from the array of flags that every question about neighbours brings.
+A ring is a range of slots that is written from the first to the last, and from the first again; rings lie one after the
+other. Methods that look for neighbours in an episode take the flags of all slots, `done`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INTP = np.dtype(np.intp)
 
 
 class Cursors:
-    """Where each of n rings is written next, and how many of its slots hold rows.
+    """Write position and number of rows of each of n ring buffers, for `Rings`, which adds their episodes.
 
     As long as all rings are written together, one cursor serves them all.
 
@@ -82,10 +82,10 @@ class Cursors:
         self.written: Ints = _zeros(0, _INTP)
         self.origins: Ints = _zeros(self.n, _INTP)
         if not self.together:
-            self._part()
+            self._separate()
 
-    def _part(self) -> None:
-        """Let every ring have a cursor of its own."""
+    def _separate(self) -> None:
+        """Give every ring a cursor of its own."""
         self.cursors = np.full(self.n, self.cursor, _INTP)
         self.sizes = np.full(self.n, self.size, _INTP)
         self.written = np.full(self.n, self.writes, _INTP)
@@ -110,11 +110,10 @@ class Cursors:
 
     # Neighbours
 
-    # The same in the fewest steps, for one ring and slots none of whose neighbours lie past its edges: None otherwise,
-    # and where an index is none of a row.
+    # The common case: one ring, every given slot holds a row, and no neighbour lies past an edge of the ring.
 
     def prev_of_one(self, slots: Ints, done: Flags) -> Ints | None:
-        """Return what `prev` does, or None if that takes more than this."""
+        """Find the previous steps as `prev` does in the common case; None in any other."""
         found: Ints = slots - 1
         if self.n > 1 or _count(found.view(np.uintp) >= self.size):
             return None
@@ -124,7 +123,7 @@ class Cursors:
         return found
 
     def next_of_one(self, slots: Ints, done: Flags) -> Ints | None:
-        """Return what `next` does, or None if that takes more than this."""
+        """Find the next steps as `next` does in the common case; None in any other."""
         if self.n > 1 or not self.size or _count(slots.view(np.uintp) >= self.size - 1):
             return None
         final = done.take(slots)
@@ -217,7 +216,7 @@ class Cursors:
         return reach
 
     def _back(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints]:
-        """Return what `frames` does, and how many of the `count - 1` steps before are in the episode."""
+        """Return the slots of `frames`, and the number of steps before each slot in its episode, up to `count - 1`."""
         base, place, size, last = self._places(slots)
         place = place[..., None]
         if self.n > 1:
@@ -257,7 +256,7 @@ class Cursors:
         return self.bases + np.where(self.sizes, (self.cursors - 1) % self.maxsizes.clip(1), 0)
 
     def unfinished(self, done: Flags) -> Ints:
-        """Return the slots written last of those rings whose episode runs on."""
+        """Return the newest slot of each ring with a running episode."""
         last = self.last_index[self.sizes_of_all() > 0]
         return last[~done[last]]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.node import KINDS, TENSOR
-from samplebatch.buffer.store import Range, Slots, Store, as_rows, check_rows, narrowed
+from samplebatch.buffer.store import Range, Slots, Store, as_rows, check_rows, narrow
 from samplebatch.column import memory, threads
 from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Column
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ndarray = np.ndarray
 _POOLED_NBYTES = 1 << 18
-"""Rows of this size on are read into the library's pool, whose warm pages save more than the call costs."""
+"""Rows of at least this size are read into the library's pool, whose warm pages save more than the call costs."""
 
 
 class DenseStore(Store):
@@ -84,7 +84,7 @@ class DenseStore(Store):
             return array
         exact = cast_exactly(array, self.dtype)
         if exact is None:
-            exact = narrowed(array, self.dtype)
+            exact = narrow(array, self.dtype)
         if exact is None:
             raise ColumnMismatchError(
                 f"column {self.name!r} must hold its values without loss, got {array.dtype} for {self.dtype}; "
@@ -104,17 +104,17 @@ class DenseStore(Store):
         """Gather rows into new memory; shape (*slots.shape, ...)."""
         values = self._values
         if self._row_nbytes * slots.size < _POOLED_NBYTES or not len(values):
-            # Clipping is what makes NumPy skip a second look at every index.
+            # With "clip", NumPy checks each index once, not twice.
             return values.take(slots, 0, None, "clip")
         out = memory.empty((*slots.shape, *self.row_shape), values.dtype)
         values.take(slots, 0, out, "clip")
         return out
 
-    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
-        """Allocate room for ranges of slots, and cut the copying into jobs; what is small is copied at once."""
+    def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
+        """Allocate memory for ranges of slots, and cut the copy into jobs; small ranges are copied at once."""
         values = self._values
         if sum([stop - start for start, stop in ranges]) * self._row_nbytes >= _POOLED_NBYTES:
-            return copying(values, ranges)
+            return plan_copy(values, ranges)
         if len(ranges) == 1:
             return values[slice(*ranges[0])].copy(), []
         return np.concatenate([values[:0], *(values[start:stop] for start, stop in ranges)]), []
@@ -129,7 +129,7 @@ class DenseStore(Store):
 
 
 class TorchStore(DenseStore):
-    """Rows of torch tensors of one shape, on the host; what is read comes as tensors again.
+    """Rows of torch tensors of one shape, on the host, read as tensors.
 
     Parameters
     ----------
@@ -182,9 +182,9 @@ class TorchStore(DenseStore):
         """Gather rows into a new tensor; shape (*slots.shape, ...)."""
         return self._tensor(super().take(slots))
 
-    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
+    def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
         """Allocate room for ranges of slots, and cut the copying into jobs."""
-        out, jobs = super().copying(ranges)
+        out, jobs = super().plan_copy(ranges)
         return self._tensor(out), jobs
 
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
@@ -207,7 +207,7 @@ def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
         return plain.cpu().contiguous().view({1: torch.uint8, 2: torch.int16}[plain.element_size()]).numpy()
 
 
-def copying(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
+def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
     """Allocate room for the rows of ranges of an array, one after the other, and cut the copying into jobs."""
     rows = sum([stop - start for start, stop in ranges])
     out = memory.empty((rows, *values.shape[1:]), values.dtype)

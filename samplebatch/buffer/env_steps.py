@@ -1,4 +1,4 @@
-"""Which rows of several buffers belong to the same steps of the environment, so that these can be drawn."""
+"""Environment steps: the rows of several buffers at each, so that complete steps can be drawn in lockstep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samplebatch.buffer.ring import Ints
 from samplebatch.errors import EmptyBufferError, FormatError, SequenceError
 
 _SPARE = 64
-"""Steps that are no longer whole, and are kept along nonetheless until they are more than the others."""
+"""Excess of incomplete steps over complete ones at which the incomplete ones are dropped together."""
 
 
 class _Run:
@@ -69,7 +69,7 @@ class _Rows:
 
 
 class EnvSteps:
-    """The steps of an environment all of whose rows are there.
+    """An index of environment steps, from which `MultiAgentReplayBuffer` draws complete ones in lockstep.
 
     Rows are told by the names of their buffers and their slots.
 
@@ -96,7 +96,7 @@ class EnvSteps:
         return self._alive
 
     def lose(self, buffer: str, slots: Ints) -> None:
-        """Take notice that rows are written over or removed: their steps are no longer whole."""
+        """Mark the steps of rows that are overwritten or removed as incomplete."""
         if buffer in self._buffers:
             self._lose(self._buffers[buffer].of_slot[slots])
 
@@ -106,7 +106,7 @@ class EnvSteps:
             return
         places = np.unique(np.searchsorted(known, numbers))
         places = places[places < len(known)]
-        # Those that are not there any more have been found in the place of the next one.
+        # A number that has been dropped is found in the place of the next one.
         places = places[np.isin(known[places], numbers)]
         whole = self._whole.values
         self._alive -= int(np.count_nonzero(whole[places]))
@@ -149,7 +149,7 @@ class EnvSteps:
                 own.counts.extend(np.zeros(count, np.intp))
 
     def _compact(self) -> None:
-        """Forget the steps that are no longer whole."""
+        """Drop incomplete steps."""
         kept = np.flatnonzero(self._whole.values)
         for own in self._buffers.values():
             slots, counts = own.at(kept), own.counts.values[kept]
@@ -198,11 +198,11 @@ class EnvSteps:
         return made
 
     def all(self) -> Ints:
-        """Return the places of all whole steps, in order."""
+        """Return the places of all complete steps, in order."""
         return np.flatnonzero(self._whole.values)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """Draw the places of whole steps with replacement, each as likely as any other.
+        """Draw the places of complete steps uniformly with replacement.
 
         Raises
         ------

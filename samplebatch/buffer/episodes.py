@@ -1,4 +1,4 @@
-"""Whole episodes: where they lie in the rings, and samples of them."""
+"""Episodes in rings: the slots of each, and the steps before and after a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from samplebatch.buffer.ring import Flags, Ints, Rings
 
 
 class Episodes(NamedTuple):
-    """Where the episodes of rings lie: ring by ring, in time order."""
+    """First slots and lengths of the episodes in rings: ring by ring, in time order."""
 
     first: Ints
     """The slot of each one's first step that is there."""
@@ -32,10 +32,10 @@ class Episodes(NamedTuple):
         lengths = self.length[chosen]
         ends = np.concatenate([np.zeros(1, np.intp), np.cumsum(lengths)])
         steps = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
-        return shifted(rings, np.repeat(self.first[chosen], lengths), steps), ends
+        return shift_slots(rings, np.repeat(self.first[chosen], lengths), steps), ends
 
 
-def episodes_of(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
+def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
     """Find the episodes of one ring, or of all.
 
     Of the oldest one in a ring whose first rows have been written over, nothing tells whether it is whole: it counts
@@ -53,7 +53,7 @@ def episodes_of(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
     >>> rings, done = Rings([5]), np.array([False, False, True, False, True])
     >>> for end in (False, True, True, False, True, False, False, True):
     ...     added = rings.advance(None, np.array([end]), np.zeros(1))
-    >>> episodes_of(rings, done)
+    >>> find_episodes(rings, done)
     Episodes(first=array([3, 0]), length=array([2, 3]), finished=array([ True,  True]), whole=array([False,  True]))
     """
     bases, sizes = rings.bases, rings.sizes_of_all()
@@ -77,7 +77,7 @@ def episodes_of(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
     began[1:] = np.where(leads[1:], 0, age[:-1] + 1)
     length = age - began + 1
     whole = ~leads | ~rings.overwritten()[of]
-    return Episodes(shifted(rings, ends, 1 - length), length, finished, whole)
+    return Episodes(shift_slots(rings, ends, 1 - length), length, finished, whole)
 
 
 _FIRST_LOOK = 32
@@ -112,8 +112,8 @@ def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
     return _run(rings, done, slots, limit, forward=False)
 
 
-def shifted(rings: Rings, slots: Ints, by: Ints) -> Ints:
-    """Return the slots so many steps later in their rings, or earlier for negative numbers.
+def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
+    """Return the slots `by` steps later in their rings, or earlier for negative numbers.
 
     Shapes are broadcast. The rings must have rows there.
     """

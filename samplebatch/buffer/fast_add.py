@@ -208,7 +208,7 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
         "number": ["rew.item()" if not row_shape else "rew"],
         "slots": ["slot = slice(rings.cursor, rings.cursor + 1)" if one_ring else "slot = rings.targets(None)"],
         "advance": ["advance(None, done, rew)" if one_ring else "advance_all(done, rew)"],
-        "listen_found": ["listener.added(found[0])"] if told else [],
+        "listen_found": ["listener.on_add(found[0])"] if told else [],
     }
     if kept and single:
         parts["keep"] = [*after, "if truncated and not terminated: finals.keep_from(first, array([slot]))"]

@@ -1,4 +1,4 @@
-"""Final observations: those that no later step brings, kept aside where next observations are not stored.
+"""Final observations: the ones that no later step brings, kept aside where next observations are not stored.
 
 The next observation of a step is the observation of the step after it, except where there is none: at a truncation, and
 at the newest step of a running episode. At a termination nothing follows that a learner could use.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.node import KINDS, NODE
-from samplebatch.buffer.columns import Columns, Ready, leaves_of, taken
+from samplebatch.buffer.columns import Columns, Ready, leaves_of, take_rows
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
 
@@ -23,14 +23,14 @@ NAME = "obs_next"
 """The name under which the observations lie."""
 
 OWNER = "obs_next/owner"
-"""The name of the column that says whose the rows are."""
+"""The name of the column of the owners of rows."""
 
 _SPARE = 16
 _count = np.count_nonzero
 
 
 class FinalObservations:
-    """The observation after the newest step of each ring, and after each truncation.
+    """The bootstrap observations of a table: after the newest step of each ring, and after each truncation.
 
     Row k is overwritten by every step of ring k; at a truncation it is copied to a row of its own, which is free
     again when the truncated step is written over. A row belongs to the slot that its `owner` says, if that slot's
@@ -54,17 +54,17 @@ class FinalObservations:
         self.rings = rings
         self._moved = moved
         self.slots = slots
-        self._lay_out(Columns(rings + _SPARE, stores.of_finals()))
+        self._lay_out(Columns(rings + _SPARE, stores.for_final_observations()))
 
     def _lay_out(self, columns: Columns, owners: npt.NDArray[np.int64] | None = None) -> None:
-        """Take columns, and whose their rows are, if memory does not say so already."""
+        """Adopt columns, and the owners of their rows where given."""
         store = columns.stores.make(OWNER, np.zeros(0, np.int64), columns.slots)
         if owners is not None:
             store.write(slice(0, len(owners)), store.fit(owners, len(owners)))
         self.adopt(columns, store.values)
 
     def adopt(self, columns: Columns, owners: npt.NDArray[np.int64]) -> None:
-        """Take columns, and the array that says whose their rows are, as they lie in memory."""
+        """Adopt columns and the array of the owners of their rows, without a copy."""
         self.columns = columns
         self._moved()
         # One more than the slot, so that the zeros of fresh memory stand for none.
@@ -85,13 +85,13 @@ class FinalObservations:
         return self.columns.fit({NAME: obs_next}, n, single=single)
 
     def rows_for(self, cut: int) -> list[int]:
-        """Return the rows to which the observations of so many truncations will go; there is room after it."""
+        """Return the rows for the observations of `cut` truncations, with more room made if needed."""
         while len(self._spare) < cut:
             self._grow()
         return self._spare[len(self._spare) - cut :]
 
     def rows_touched(self, slots: Slots, cut: int) -> Ints:
-        """Return the rows, those of rings aside, that change when steps with so many truncations go to slots."""
+        """Return the rows, the rings' own aside, that change when steps with `cut` truncations go to slots."""
         released = np.atleast_1d(self._row_of[slots])
         free = self.rows_for(cut) + released[released > 0].tolist()
         return np.array(sorted({*free[len(free) - cut :], *released[released > 0].tolist()}), np.intp)
@@ -144,7 +144,7 @@ class FinalObservations:
         self.kept += len(rows)
 
     def release(self, slots: Slots) -> None:
-        """Let go of what was kept for slots that are written over."""
+        """Free the rows of slots that are overwritten."""
         if not self.kept:
             return
         rows = np.atleast_1d(self._row_of[slots])
@@ -156,11 +156,11 @@ class FinalObservations:
             self.kept -= len(rows)
 
     def forget(self, start: int, stop: int) -> None:
-        """Let go of all that belongs to slots from `start` up to `stop`."""
+        """Free all rows of slots from `start` up to `stop`."""
         self.release(slice(start, stop))
         self.owners[: self.rings][(self.owners[: self.rings] > start) & (self.owners[: self.rings] <= stop)] = 0
 
-    def apart(self, slots: Ints) -> npt.NDArray[np.bool_]:
+    def has_rows(self, slots: Ints) -> npt.NDArray[np.bool_]:
         """Tell which slots have rows of their own."""
         found: npt.NDArray[np.bool_] = self._row_of[slots] > 0
         return found
@@ -173,11 +173,11 @@ class FinalObservations:
         return rows, there
 
     def take(self, rows: Ints, path: tuple[str, ...] = ()) -> Any:
-        """Gather observations, or what is nested in them under a path."""
+        """Gather observations, or the values nested in them under a path."""
         held = self.columns.tree[NAME]
         for name in path:
             held = held[name]
-        return taken(held, rows)
+        return take_rows(held, rows)
 
     # Carrying on elsewhere
 
@@ -202,7 +202,7 @@ class FinalObservations:
         self._lay_out(columns, owners)
 
 
-def patched(values: Any, where: Any, finals: Any) -> Any:
+def patch(values: Any, where: Any, finals: Any) -> Any:
     """Put final observations into rows of observations that have just been gathered, nested alike.
 
     Parameters
@@ -212,7 +212,7 @@ def patched(values: Any, where: Any, finals: Any) -> Any:
     """
     if KINDS[type(values)] == NODE:
         for name, inner in values.__dict__.items():
-            values.__dict__[name] = patched(inner, where, finals.__dict__[name])
+            values.__dict__[name] = patch(inner, where, finals.__dict__[name])
         return values
     values[where] = finals
     return values

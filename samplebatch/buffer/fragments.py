@@ -1,4 +1,4 @@
-"""Fragments of several agents' steps, on their way into the buffer of a policy, and their rows on the way out."""
+"""Fragments of several agents' steps: laid out by stream for the buffer of a policy, and turned back when sampled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated",
 
 
 class Form(NamedTuple):
-    """What the batches of a policy look like, beside what their buffer knows."""
+    """The flags and the dtype of rewards of a policy's batches, which its buffer does not keep."""
 
     flags: frozenset[str]
     """Which flags they have."""
@@ -34,7 +34,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Rows that are ready to be added to a buffer."""
+    """Rows of one policy, ready for its buffer."""
 
     buffer: ReplayBuffer
     rows: dict[str, Any]
@@ -45,7 +45,9 @@ class Fragment:
     form: Form
 
 
-def fragment_of(policy: str, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None) -> Fragment:
+def prepare_fragment(
+    policy: str, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
+) -> Fragment:
     """Lay out the rows of a policy stream by stream, and check that a buffer can take them; nothing is changed.
 
     Parameters
@@ -84,7 +86,7 @@ def fragment_of(policy: str, part: SampleBatch, buffer: ReplayBuffer, tail: Tail
     episode, agent, t = (
         np.asarray(part[name]) if name in held else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
     )
-    streams = streams_of(part.count, episode, agent, t, tail)
+    streams = find_streams(part.count, episode, agent, t, tail)
     if streams.order is not None:
         part = part.take(streams.order)
     count, kept = part.count, min(part.count, buffer.maxsize)
@@ -102,7 +104,7 @@ def fragment_of(policy: str, part: SampleBatch, buffer: ReplayBuffer, tail: Tail
 
 
 def rows_as_added(held: dict[str, Any], form: Form) -> SampleBatch:
-    """Turn rows that were read from a buffer into what was added, in RLlib's words."""
+    """Turn rows of a buffer into a batch with the columns that were added, under RLlib's names."""
     rows = dict(held)
     rows["truncated"] = rows["truncated"] & ~rows.pop(FRAGMENT_END)
     rows["done"] = rows["terminated"] | rows["truncated"]
@@ -134,14 +136,14 @@ class Streams(NamedTuple):
     """Whether the first row follows the newest one of before."""
 
 
-def streams_of(
+def find_streams(
     n: int,
     episode: npt.NDArray[Any] | None,
     agent: npt.NDArray[Any] | None,
     t: npt.NDArray[Any] | None,
     before: Tail | None = None,
 ) -> Streams:
-    """Find the streams of n rows.
+    """Find the order and the ends of the streams of n rows.
 
     Parameters
     ----------
@@ -155,17 +157,17 @@ def streams_of(
 
     Examples
     --------
-    >>> streams_of(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
+    >>> find_streams(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
     Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]), tail=Tail(episode=7, agent=None, t=1),
         goes_on=True)
     """
     if episode is None or not n:
         return Streams(None, np.arange(n) == n - 1, None, False)
-    first, of = _numbered(episode)
+    first, of = _number_ids(episode)
     if agent is not None:
-        _, number = _numbered(agent)
-        first, of = _numbered(of * (int(number.max()) + 1) + number)
-    continued = _continued(first, episode, agent, t, before)
+        _, number = _number_ids(agent)
+        first, of = _number_ids(of * (int(number.max()) + 1) + number)
+    continued = _find_continued(first, episode, agent, t, before)
     keys = first.copy()
     if continued is not None:
         # The stream that goes on comes first, the others as they begin.
@@ -192,7 +194,7 @@ def streams_of(
     return Streams(order, ends, tail, goes_on)
 
 
-def _numbered(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     """Return where each id stands first, and the number of each row's id."""
     if len(ids) and (ids == ids[0]).all():
         return np.zeros(1, np.intp), np.zeros(len(ids), np.intp)
@@ -200,8 +202,8 @@ def _numbered(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     return first, number.reshape(-1)
 
 
-def _continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail | None) -> int | None:
-    """Return the number of the stream that the newest row before belongs to."""
+def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail | None) -> int | None:
+    """Find the stream that continues the newest row of before."""
     if before is None or t is None:
         return None
     same = episode[first] == before.episode

@@ -1,4 +1,4 @@
-"""Reading rows of a table: gathered or copied, with stacked frames, and with the observations that came next."""
+"""Gathering of rows of a table: with stacked frames, next observations and n-step targets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
-from samplebatch.buffer.columns import copied, leaves_of, taken
+from samplebatch.buffer.columns import copy_rows, leaves_of, take_rows
 from samplebatch.buffer.dense_store import DenseStore
-from samplebatch.buffer.final_observations import patched
+from samplebatch.buffer.final_observations import patch
 from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.store import Range
 from samplebatch.buffer.table import Table
@@ -29,7 +29,7 @@ _count = np.count_nonzero
 
 
 def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
-    """Gather all that steps have: values of shape (...) for slots of shape (...).
+    """Gather all columns of steps: values of shape (...) for slots of shape (...).
 
     With `stack` above 1, observations, info and policy have shape (..., stack): the newest steps of the episode, oldest
     first.
@@ -49,7 +49,7 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
         if column is not None:
             own = around[0] if name in STACKED else slots
             # Most columns are arrays, which are gathered without a call in between.
-            held[name] = column.take(own) if type(column) is DenseStore else taken(column, own)
+            held[name] = column.take(own) if type(column) is DenseStore else take_rows(column, own)
         elif name == "obs_next" and not table.keeps_next:
             held[name] = next_observations(table, slots, around)
         else:
@@ -57,12 +57,12 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
     if len(tree) > len(ORDER) or not tree.keys() <= held.keys():
         for name, column in tree.items():
             if name not in held:
-                held[name] = taken(column, slots)
+                held[name] = take_rows(column, slots)
     return held
 
 
 def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
-    """Copy all that the steps in ranges of slots have, one range after the other; see `rows_at`."""
+    """Copy all columns of the steps in ranges of slots, one range after the other; see `rows_at`."""
     tree = table.columns.tree
     if "obs" not in tree:
         raise _nothing_added()
@@ -74,7 +74,7 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
         if name in held:
             continue
         if name in tree:
-            held[name] = copied(tree[name], ranges, jobs)
+            held[name] = copy_rows(tree[name], ranges, jobs)
         elif name == "obs_next" and not table.keeps_next:
             slots = slots_in(ranges)
             held[name] = next_observations(table, slots, _around(table, slots, stack))
@@ -113,7 +113,7 @@ def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
         return next_observations(table, slots, _around(table, slots, stack))
     if name not in tree:
         raise ColumnNotFoundError(f"no column {name!r}; {near_names(name, tree)}")
-    return taken(tree[name], table.rings.frames(slots, stack, table.done) if stack > 1 else slots)
+    return take_rows(tree[name], table.rings.frames(slots, stack, table.done) if stack > 1 else slots)
 
 
 Around = tuple[Ints, Any, Any]
@@ -150,17 +150,17 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
     terminated = table.columns.tree["terminated"].values.take(slots) if _count(last) else last
     if stacked and _count(last):
         after = np.where((last & terminated)[..., None], seen, after)
-    found = taken(column, after)
+    found = take_rows(column, after)
     where, rows = final_rows(table, slots, last & ~terminated)
     if not len(rows):
         return found
     if stacked:
         where = (*where, np.full(len(where[0]), -1))
-    return patched(found, where, table.finals.take(rows))  # type: ignore[union-attr]
+    return patch(found, where, table.finals.take(rows))  # type: ignore[union-attr]
 
 
 def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
-    """Find the final observations that stand for what would be read from the steps after some steps.
+    """Find the final observations that stand in for steps that do not follow.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...]
         return (np.zeros(0, np.intp),) * slots.ndim, np.zeros(0, np.intp)
     if finals.kept:
         # Rows may have been moved away from the steps that followed them.
-        last = last | finals.apart(slots)
+        last = last | finals.has_rows(slots)
     cut = np.nonzero(last)
     own = slots[cut]
     rows, there = finals.find(own, table.rings.ring_of(own))
@@ -188,20 +188,20 @@ def _nothing_added() -> ColumnNotFoundError:
     return ColumnNotFoundError("no column 'obs': nothing has been added to the buffer yet")
 
 
-def shown_slots(table: Table, name: str, start: int, stop: int) -> Any:
-    """Return what a buffer shows as an attribute: the rows of all slots of a range, the very memory where it can be.
+def show_slots(table: Table, name: str, start: int, stop: int) -> Any:
+    """Return the rows of a range of slots as a buffer's attribute: the memory itself where possible.
 
     Raises
     ------
     KeyError
         If there is no column of that name.
     """
-    return _shown(table.columns.tree[name], start, stop)
+    return _show(table.columns.tree[name], start, stop)
 
 
-def _shown(held: Any, start: int, stop: int) -> Any:
+def _show(held: Any, start: int, stop: int) -> Any:
     if type(held) is dict:
-        return node(Batch, {name: _shown(inner, start, stop) for name, inner in held.items()})
+        return node(Batch, {name: _show(inner, start, stop) for name, inner in held.items()})
     values = held.values
     return values if stop - start == held.slots else values[start:stop]
 
@@ -231,7 +231,7 @@ def check_window(table: Table, n_step: int | None, gamma: float) -> None:
 
 
 def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
-    """Return what rows have beside their own values if they stand for several steps.
+    """Compute the columns of n-step rows: `returns`, `discount` and `obs_next`.
 
     A window ends early with its episode, however that ended, and with the newest step of the ring.
 

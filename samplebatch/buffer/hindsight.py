@@ -1,6 +1,6 @@
-"""Hindsight replay (arXiv:1707.01495): sampled steps are told that what came later was the goal all along.
+"""Hindsight experience replay (arXiv:1707.01495): sampled steps get a goal that was achieved later in their episode.
 
-Relabelling is done to the rows that have been sampled, by `relabelled`; the buffer keeps what was added.
+`relabel` changes the sampled copies; the buffer keeps the rows as they were added.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from samplebatch.arguments import positive, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.batch.nested.tensors import array_of
-from samplebatch.buffer.columns import taken
-from samplebatch.buffer.episodes import shifted, steps_after
+from samplebatch.buffer.columns import take_rows
+from samplebatch.buffer.episodes import shift_slots, steps_after
 from samplebatch.buffer.gather import check_window, final_rows, nstep_columns
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
@@ -39,7 +39,7 @@ ACHIEVED: Final = "achieved_goal"
 DESIRED: Final = "desired_goal"
 
 
-def relabelled(
+def relabel(
     table: Table,
     slots: Ints,
     rows: Batch,
@@ -51,7 +51,7 @@ def relabelled(
     gamma: float = 0.99,
     stack: int = 1,
 ) -> Batch:
-    """Give some sampled rows another goal, and the rewards that they would have brought then.
+    """Give some sampled rows another goal, and its rewards.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def relabelled(
     ahead = steps_after(table.rings, table.done, own, n_step - 1)
     counts = np.arange(int(ahead.max(initial=0)) + 1) <= ahead[:, None]
     of, offset = np.nonzero(counts)
-    window = shifted(table.rings, own[of], offset)
+    window = shift_slots(table.rings, own[of], offset)
     rewards = _rewards(compute_reward_fn, achieved_after(table, window), goals[of], rows.rew.shape[1:])
     rows.rew[chosen] = rewards[offset == 0]
     discounted = rewards * (gamma**offset).reshape(-1, *(1,) * (rewards.ndim - 1))
@@ -122,10 +122,10 @@ def achieved_after(table: Table, slots: Ints) -> Any:
     if not isinstance(held, dict) or ACHIEVED not in held:
         raise _without_goals(f"{name}.{ACHIEVED}", held if isinstance(held, dict) else {})
     if table.keeps_next:
-        return taken(held[ACHIEVED], slots)
+        return take_rows(held[ACHIEVED], slots)
     rings = table.rings
     after = rings.next(slots, table.done)
-    found = taken(held[ACHIEVED], after)
+    found = take_rows(held[ACHIEVED], after)
     where, rows = final_rows(table, slots, (after == slots) & ~tree["terminated"].values[slots])
     if len(rows):
         found[where] = table.finals.take(rows, (ACHIEVED,))  # type: ignore[union-attr]
@@ -150,15 +150,15 @@ def _rewards(
     return found
 
 
-class Hindsight(_Base):
-    """What hindsight buffers of one ring and of several have in common: goals, and how they are exchanged."""
+class HindsightMixin(_Base):
+    """The goals of steps and their exchange, for hindsight buffers of one ring and of several."""
 
     horizon: int
     future_k: float
     compute_reward_fn: RewardFunction
 
-    def _relabel(self, compute_reward_fn: RewardFunction, horizon: int, future_k: float) -> None:
-        """Relabel what is sampled from now on."""
+    def _set_up_goals(self, compute_reward_fn: RewardFunction, horizon: int, future_k: float) -> None:
+        """Set the reward function and the parameters of relabelling."""
         self.compute_reward_fn = compute_reward_fn
         self.horizon = whole("horizon", horizon, 1)
         if not positive("future_k", future_k) >= 1:
@@ -184,8 +184,8 @@ class Hindsight(_Base):
         with self._table.lock:
             check_window(self._table, n_step, gamma)
             self._check_goals()
-            slots = self._drawn(batch_size)
-            rows = self._relabelled(slots, n_step, gamma)
+            slots = self._draw(batch_size)
+            rows = self._relabel_rows(slots, n_step, gamma)
         return rows, slots - self._start if self._start else slots
 
     def _check_goals(self) -> None:
@@ -220,9 +220,9 @@ class Hindsight(_Base):
             If an index lies outside.
         """
         with self._table.lock:
-            return self._relabelled(self._slots(indices).reshape(-1))
+            return self._relabel_rows(self._slots(indices).reshape(-1))
 
-    def _relabelled(self, slots: Ints, n_step: int | None = None, gamma: float = 0.99) -> Batch:
+    def _relabel_rows(self, slots: Ints, n_step: int | None = None, gamma: float = 0.99) -> Batch:
         table, rng = self._table, self._rng
         rows = self._rows(slots)
         if n_step is not None:
@@ -230,16 +230,16 @@ class Hindsight(_Base):
         chosen = np.flatnonzero(rng.random(len(slots)) < self.future_p)
         own = slots[chosen]
         ahead = steps_after(table.rings, table.done, own, self.horizon - 1)
-        goals = achieved_after(table, shifted(table.rings, own, rng.integers(0, ahead, endpoint=True)))
+        goals = achieved_after(table, shift_slots(table.rings, own, rng.integers(0, ahead, endpoint=True)))
         how: dict[str, Any] = {"n_step": n_step, "gamma": gamma, "stack": self.stack_num}
-        return relabelled(table, slots, rows, goals, chosen, self.compute_reward_fn, **how)
+        return relabel(table, slots, rows, goals, chosen, self.compute_reward_fn, **how)
 
     def restore_cache(self) -> None:
         """Do nothing: sampling has changed nothing that would have to be restored."""
 
 
-class HERReplayBuffer(Hindsight, ReplayBuffer):
-    """The newest steps of an environment with goals, some of which are exchanged when they are sampled.
+class HERReplayBuffer(HindsightMixin, ReplayBuffer):
+    """A replay buffer of one environment with goals, with hindsight relabelling of sampled steps.
 
     Observations are dicts of `observation`, `achieved_goal` and `desired_goal`.
 
@@ -295,11 +295,11 @@ class HERReplayBuffer(Hindsight, ReplayBuffer):
         **kwargs: Any,
     ) -> None:
         super().__init__(size, **kwargs)
-        self._relabel(compute_reward_fn, horizon, future_k)
+        self._set_up_goals(compute_reward_fn, horizon, future_k)
         self._keep_in(storage)
 
 
-class HERReplayBufferManager(Hindsight, ReplayBufferManager):
+class HERReplayBufferManager(HindsightMixin, ReplayBufferManager):
     """Several hindsight buffers as one.
 
     Parameters
@@ -324,16 +324,16 @@ class HERReplayBufferManager(Hindsight, ReplayBufferManager):
                 if getattr(buffer, name) != getattr(buffers[0], name):
                     raise ColumnMismatchError(f"the parts of a buffer must have the same {name!r}, they differ")
         super().__init__(buffers)
-        self._relabel(buffers[0].compute_reward_fn, buffers[0].horizon, buffers[0].future_k)
+        self._set_up_goals(buffers[0].compute_reward_fn, buffers[0].horizon, buffers[0].future_k)
 
     def _part(self, ring: int) -> ReplayBuffer:
         part: Any = super()._part(ring)
-        part._relabel(self.compute_reward_fn, self.horizon, self.future_k)
+        part._set_up_goals(self.compute_reward_fn, self.horizon, self.future_k)
         return part  # type: ignore[no-any-return]
 
 
 class HERVectorReplayBuffer(HERReplayBufferManager):
-    """The newest steps of n environments with goals, each in a ring of its own.
+    """A replay buffer of n environments with goals, each in a ring of its own.
 
     Parameters
     ----------
@@ -376,5 +376,5 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
         buffer_num = whole("buffer_num", buffer_num, 1)
         one = ReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
         self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
-        self._relabel(compute_reward_fn, horizon, future_k)
+        self._set_up_goals(compute_reward_fn, horizon, future_k)
         self._keep_in(storage)

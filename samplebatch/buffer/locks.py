@@ -1,6 +1,6 @@
 """Locks of buffers: one thread at a time reads the rows of a buffer, or changes them.
 
-A process must not be forked while another thread is in the midst of a change: the child would have its half, and a lock
+A process must not be forked while another thread changes a buffer: the child would have half of the change, and a lock
 that nobody releases. So a fork waits for all locks.
 """
 

@@ -14,7 +14,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
-from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, Tail, fragment_of, rows_as_added
+from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, Tail, prepare_fragment, rows_as_added
 from samplebatch.buffer.gather import check_window, nstep_columns
 from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
@@ -30,7 +30,7 @@ from samplebatch.errors import (
 
 
 class MultiAgentReplayBuffer:
-    """The newest steps of several agents: a `ReplayBuffer` for each policy, filled with batches and sampled as batches.
+    """A replay buffer of several agents, with a `ReplayBuffer` for each policy: takes and samples `MultiAgentBatch`es.
 
     Rows of one agent in one episode are kept together, in time order, so that what looks along an episode finds the
     right rows: n-step targets, stacked frames, sequences. Agents are told apart by the columns `eps_id` and
@@ -47,7 +47,7 @@ class MultiAgentReplayBuffer:
     kind
         The class of the buffers, such as `PrioritizedReplayBuffer`.
     random_seed
-        What all draws follow from.
+        Seed of all draws.
     **options
         Further arguments of the buffers.
 
@@ -169,7 +169,7 @@ class MultiAgentReplayBuffer:
     def _add(self, parts: dict[str, SampleBatch], env_steps: int) -> None:
         count, steps = env_steps_of(parts, env_steps) if self.lockstep else (0, {})
         fragments = {
-            policy: fragment_of(
+            policy: prepare_fragment(
                 policy,
                 part,
                 self.buffers[policy] if policy in self.buffers else self._new(policy),
@@ -219,7 +219,7 @@ class MultiAgentReplayBuffer:
     # Sampling
 
     def env_steps(self) -> int:
-        """Return how many steps of the environment can be drawn in lockstep: those whose rows are all there."""
+        """Return the number of environment steps that can be drawn in lockstep: the complete ones."""
         return len(self._steps)
 
     def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> MultiAgentBatch:
@@ -251,11 +251,11 @@ class MultiAgentReplayBuffer:
         with self._lock:
             for buffer in self.buffers.values():
                 check_window(buffer._table, n_step, gamma)
-            drawn, count = self._drawn(batch_size)
+            drawn, count = self._draw(batch_size)
             rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
         return MultiAgentBatch(rows, count)
 
-    def _drawn(self, batch_size: int | None) -> tuple[dict[str, Ints], int]:
+    def _draw(self, batch_size: int | None) -> tuple[dict[str, Ints], int]:
         """Draw the slots of rows of each policy, and return how many steps of the environment they stand for."""
         if self.lockstep:
             places = self._places(batch_size)
@@ -263,7 +263,7 @@ class MultiAgentReplayBuffer:
             return {policy: slots for policy, slots in drawn.items() if len(slots)}, len(places)
         if not self.buffers and batch_size is not None and batch_size > 0:
             raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
-        drawn = {policy: buffer._drawn(batch_size) for policy, buffer in self.buffers.items()}
+        drawn = {policy: buffer._draw(batch_size) for policy, buffer in self.buffers.items()}
         return drawn, max((len(slots) for slots in drawn.values()), default=0)
 
     def _places(self, batch_size: int | None) -> Ints:
@@ -317,13 +317,13 @@ class MultiAgentReplayBuffer:
     # Carrying on elsewhere
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the buffer needs to go on exactly as it would have; it can be pickled."""
+        """Return the state from which another buffer goes on exactly as this one would; it can be pickled."""
         from samplebatch.storage.state_dict import export_multi_agent_state
 
         return export_multi_agent_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Continue from the state of a buffer that was made with the same arguments.
+        """Load the `state_dict` of a buffer that was made with the same arguments.
 
         Parameters
         ----------
@@ -356,4 +356,4 @@ class MultiAgentReplayBuffer:
 
 
 _BOUND = frozenset(("buffers", "_rng", "_forms", "_tails", "_steps", "_lock"))
-"""What a buffer does not take along as it is."""
+"""Attributes that a pickle holds in another form."""

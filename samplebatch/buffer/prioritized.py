@@ -1,4 +1,4 @@
-"""Prioritized replay buffers: rows with large errors are drawn more often, and count less each time."""
+"""Prioritized replay buffers: rows are drawn in proportion to their priorities, and weighted to make up for it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ else:
     _Base = object
 
 
-class Weighted(_Base):
-    """What prioritized buffers of one ring and of several have in common: the priorities of their rows."""
+class PrioritiesMixin(_Base):
+    """The priorities of rows, for prioritized buffers of one ring and of several."""
 
     _sampler: Prioritized
 
@@ -93,9 +93,7 @@ class Weighted(_Base):
             if not there.all():
                 if known is None:
                     missing = int(slots[~there][0]) - self._start
-                    raise RowIndexError(
-                        f"priorities can be given to rows that are there, got index {missing} without one"
-                    )
+                    raise RowIndexError(f"index {missing} must be of a row to be given a priority, its slot is empty")
                 slots, priorities = slots[there], priorities[there]
             self._sampler.update(slots, priorities)
 
@@ -141,8 +139,8 @@ def _numbers(value: Any, n: int) -> npt.NDArray[np.float64]:
     return flat
 
 
-class PrioritizedReplayBuffer(Weighted, ReplayBuffer):
-    """The newest steps of an environment, of which those of high priority are drawn more often.
+class PrioritizedReplayBuffer(PrioritiesMixin, ReplayBuffer):
+    """A replay buffer of one environment with prioritized sampling.
 
     A new step enters with the largest priority so far. What is read or sampled has two columns more: `weight`, by which
     the losses of rows are multiplied to make up for how often they are drawn, and `generation`, to be handed back to
@@ -204,8 +202,8 @@ class PrioritizedReplayBuffer(Weighted, ReplayBuffer):
         self._keep_in(storage)
 
 
-class PrioritizedReplayBufferManager(Weighted, ReplayBufferManager):
-    """Several prioritized buffers as one: rows are drawn from all of them by their priorities.
+class PrioritizedReplayBufferManager(PrioritiesMixin, ReplayBufferManager):
+    """Several prioritized buffers as one, from all of which rows are drawn by their priorities.
 
     Parameters
     ----------
@@ -242,7 +240,7 @@ class PrioritizedReplayBufferManager(Weighted, ReplayBufferManager):
 
 
 class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
-    """The newest steps of n environments, each in a ring of its own, drawn from all of them by their priorities.
+    """A replay buffer of n environments, each in a ring of its own, with prioritized sampling from all of them.
 
     Parameters
     ----------

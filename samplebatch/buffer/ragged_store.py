@@ -17,19 +17,19 @@ from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 _SPARE = 2
-"""Room for elements beside those in use, as a multiple of these: so much is written between two compactions."""
+"""Size of a compacted array, as a multiple of the elements in use."""
 
 _PIECE = 1 << 16
 """Rows that are moved at once when the array is compacted."""
 
 
 class RaggedStore(Store):
-    """Rows of one dtype and number of dimensions, whose shapes vary.
+    """Rows of varying shape, of one dtype and number of dimensions, in one array.
 
-    What is written goes behind what was written last, into one array. When that is full, the rows still in use move
-    together, into an array of twice their size: however often slots are written, the memory stays within a small
-    multiple of the rows in use, and every element is moved about once. Slots that were never written hold a row
-    without elements.
+    A row is appended behind the one written before it. When the array is full, it is compacted: the rows still in use
+    move to an array of twice their size. So the memory stays within a small multiple of the rows in use, however often
+    slots are written, and every element is moved about once. Slots that were never written hold a row without
+    elements.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class RaggedStore(Store):
         self._shapes = np.zeros((slots, ndim), np.int64) if ndim > 1 else None
 
     @classmethod
-    def suiting(cls, name: str, first_rows: Any, slots: int) -> RaggedStore:
+    def for_rows(cls, name: str, first_rows: Any, slots: int) -> RaggedStore:
         """Make a store for rows such as these, which are not written.
 
         Raises
@@ -136,7 +136,7 @@ class RaggedStore(Store):
         lengths = self._lengths.copy()
         lengths[slots] = 0
         wanted = int(lengths.sum()) + count
-        # No less than an element a slot, so that a long array of short rows is not walked through for each of them.
+        # At least an element a slot, or many short rows would be compacted after every few writes.
         elements = memory.empty((max(_SPARE * wanted, self.slots),), self.item)
         starts = np.empty_like(self._starts)
         end = 0

@@ -1,4 +1,4 @@
-"""ReplayBuffer: the newest steps of an environment, to be sampled from."""
+"""ReplayBuffer: a ring buffer of the newest steps of an environment, to be sampled from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samplebatch.buffer.samplers import Sampler, Uniform
 from samplebatch.buffer.sampling import Sampling
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Journal, Table
-from samplebatch.buffer.writing import given_rows, values_given
+from samplebatch.buffer.writing import drop_empty, step_values
 from samplebatch.errors import ColumnMismatchError, RingError
 
 _INTP = np.dtype(np.intp)
@@ -27,7 +27,7 @@ _zeros = np.zeros
 
 
 class ReplayBuffer(Sampling):
-    """The newest steps of an environment.
+    """A ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
     `policy` and anything else; `done` is made of the flags. The first step decides dtypes and shapes; new names may
@@ -186,7 +186,7 @@ class ReplayBuffer(Sampling):
                     added = table.add_one(held)
                     table.compile_fast_add(held, None)
                 return added
-            return self._add(values_given(batch, columns), buffer_ids)
+            return self._add(step_values(batch, columns), buffer_ids)
 
     def _add(self, held: dict[str, Any], buffer_ids: Any) -> Added:
         if buffer_ids is None and self._ring is None:
@@ -224,7 +224,7 @@ class ReplayBuffer(Sampling):
             if not len(slots) or not self.maxsize:
                 return _zeros(0, _INTP)
             kept = slots[-self.maxsize :]
-            rows, ring = given_rows(rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
+            rows, ring = drop_empty(rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
         gaps = np.flatnonzero(ring[1:] != ring[:-1])
         with self._table.lock:
             return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
@@ -257,7 +257,7 @@ class ReplayBuffer(Sampling):
         ColumnLengthError, ColumnTypeError
             If the rows are not as many as the slots, or a column cannot hold them; names it. Nothing has changed then.
         """
-        held = values_given(batch, {})
+        held = step_values(batch, {})
         unknown = [name for name in held if name not in ORDER]
         if unknown:
             raise ColumnMismatchError(
@@ -327,8 +327,8 @@ class ReplayBuffer(Sampling):
         if size:
             held = {name: value if name == "obs" else np.asarray(value) for name, value in rows.items()}
             held |= {"done": np.asarray(done), "obs_next": obs_next}
-            buffer._table.fill(values_given(held, {}), 0, size, keep=True)
-            buffer._sampler.added(buffer._table.rings.append(0, size))
+            buffer._table.fill(step_values(held, {}), 0, size, keep=True)
+            buffer._sampler.on_add(buffer._table.rings.append(0, size))
         return buffer
 
     def dropnull(self) -> None:
@@ -341,7 +341,7 @@ class ReplayBuffer(Sampling):
         slots = self._table.rings.chronological(ring)
         if not len(slots):
             return
-        rows = Batch(given_rows(rows_at(self._table, slots, 1)))
+        rows = Batch(drop_empty(rows_at(self._table, slots, 1)))
         whole = complete_rows(rows, len(slots))
         if not whole.all():
             kept = slots[whole]
@@ -351,7 +351,7 @@ class ReplayBuffer(Sampling):
                 places = np.flatnonzero(whole)
                 gaps = np.flatnonzero(np.diff(places) > 1)
                 moved = self._table.append(ring, rows[places].__dict__, len(kept), gaps)
-                self._sampler.moved(moved, known)
+                self._sampler.on_move(moved, known)
 
     # Storage
 
@@ -643,4 +643,4 @@ class ReplayBuffer(Sampling):
 
 
 _BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))
-"""What a buffer is bound to, and does not take along."""
+"""Attributes that a pickle does not hold, or holds in another form."""

@@ -1,7 +1,7 @@
-"""Rings: rows written in turn, and the episodes that run in them, for n rings at once.
+"""Rings: write positions and running episodes of n ring buffers at once.
 
 This module does the arithmetic and holds no rows. As long as all rings are written together, a step of all environments
-costs no more of it than a step of one.
+costs no more than a step of one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _INTP = np.dtype(np.intp)
 
 
 _AHEAD = 1 << 12
-"""Slots that are written down ahead of their use."""
+"""Slots that are computed ahead of their use."""
 
 
 class Rings(Cursors):
-    """Cursors, sizes and running episodes of n rings, which lie one after the other in the slots.
+    """Ring buffers of slots: the cursors, sizes and running episodes of n of them, for `Table`.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Rings(Cursors):
         self._share()
 
     def expect(self, row_shape: tuple[int, ...]) -> None:
-        """Take rewards of a shape from now on; returns begin anew."""
+        """Set the shape of rewards, and the returns of running episodes to zero."""
         self.nothing = _zeros(row_shape) if row_shape else 0.0
         if self.n == 1:
             self._begin_episode(self.began, self.ep_start, self.nothing)
@@ -108,7 +108,7 @@ class Rings(Cursors):
         return slots, returns, lengths, starts
 
     def _next_slots(self) -> Ints:
-        """Make the arrays of slots for many steps at once, and return the one for the next step."""
+        """Compute the slots of many steps ahead, and return those of the next step."""
         length = self.capacity // self.n
         places = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
         self._slots_to_come = iter(places[:, None] + self.bases)
@@ -131,7 +131,7 @@ class Rings(Cursors):
         if rings is None:
             return self.advance_all(done, rew)
         if self.together:
-            self._part()
+            self._separate()
         places = self.cursors[rings]
         maxsizes, bases = self.maxsizes[rings], self.bases[rings]
         after = (places + 1) % maxsizes
@@ -164,12 +164,12 @@ class Rings(Cursors):
         return slots, np.array([total]), lengths, np.array([start])
 
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
-        """Let the episode of the only ring be one that began at so many writes, in that slot, and got that much."""
+        """Set the running episode of the only ring: its first write, its first slot, its return."""
         self.began, self.ep_start, self.ep_return = began, start, total
         self._share()
 
     def _share(self) -> None:
-        """Make the arrays anew that steps that end no episode have in common."""
+        """Rebuild the arrays that steps share which end no episode."""
         nothing = _zeros((self.n, *np.shape(self.nothing)))
         self._unended = np.array(self.ep_start).reshape(self.n), nothing, _zeros(self.n, _INTP)
         for array in self._unended:
@@ -226,7 +226,7 @@ class Rings(Cursors):
             self.began += count
         else:
             if self.together:
-                self._part()
+                self._separate()
             place = int(self.cursors[ring])
             self.sizes[ring] = min(int(self.sizes[ring]) + count, maxsize)
             self.cursors[ring] = (place + count) % maxsize if maxsize else 0
@@ -248,13 +248,13 @@ class Rings(Cursors):
         if len(chosen) == self.n:
             # With one number of writes for all, the rings can go together again.
             lengths = (self.writes if self.together else self.written) - self.began
-            written = _anew(np.full(self.n, self.writes, _INTP) if self.together else self.written, self.maxsizes)
+            written = _next_round(np.full(self.n, self.writes, _INTP) if self.together else self.written, self.maxsizes)
             self.cursor = self.size = 0
             self._slots_to_come = iter(())
             self.writes = int(written.max())
             self.together = bool(self.even) or self.n == 1
             if not self.together:
-                self._part()
+                self._separate()
                 self.written = written
             begun = written if not self.together else self.writes
             self.origins[:] = begun
@@ -268,11 +268,11 @@ class Rings(Cursors):
                 self.expect(np.shape(self.nothing))
             return
         if self.together:
-            self._part()
+            self._separate()
         for ring in chosen:
             length = int(self.written[ring] - self.began[ring])
             self.cursors[ring] = self.sizes[ring] = 0
-            self.origins[ring] = self.written[ring] = _anew(self.written[ring], self.maxsizes[ring])
+            self.origins[ring] = self.written[ring] = _next_round(self.written[ring], self.maxsizes[ring])
             self.began[ring] = self.written[ring] - (length if keep_statistics else 0)
             self.ep_start[ring] = self.bases[ring]
             if not keep_statistics:
@@ -347,7 +347,7 @@ class Rings(Cursors):
             self._begin_episode(int(found["began"]), int(found["starts"]), total if total.ndim else float(total))
             return
         if self.together:
-            self._part()
+            self._separate()
         self.cursors[ring], self.sizes[ring], self.written[ring] = found["cursors"], found["sizes"], found["writes"]
         self.began[ring], self.ep_start[ring] = found["began"], found["starts"] + self.bases[ring]
         if np.shape(total) == np.shape(self.nothing):
@@ -355,7 +355,7 @@ class Rings(Cursors):
         self._share()
 
     def unite(self) -> None:
-        """Let the rings go together again if they have got equally far."""
+        """Give all rings one cursor again if their positions are equal."""
         places = set(zip(self.cursors.tolist(), self.sizes.tolist(), self.written.tolist(), strict=True))
         if self.together or not self.even or len(places) > 1:
             return
@@ -364,6 +364,6 @@ class Rings(Cursors):
         self._slots_to_come = iter(())
 
 
-def _anew(written: Any, maxsizes: Any) -> Any:
-    """Return the number of writes at which rings begin anew, so that no slot has the generation it had before."""
+def _next_round(written: Any, maxsizes: Any) -> Any:
+    """Return the next write number that begins a round: no slot has a generation again that it had before."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes

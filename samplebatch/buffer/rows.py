@@ -1,4 +1,4 @@
-"""Rows of a buffer, read: by index, by name, by their place in an episode."""
+"""Reading of a buffer's rows: by index, by name, by their place in an episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, format_tree, node
 from samplebatch.batch.nested.values import any_null, nulls
 from samplebatch.buffer.columns import first_row
-from samplebatch.buffer.gather import column_at, nbytes_of, rows_at, rows_in, shown_slots, slots_in
+from samplebatch.buffer.gather import column_at, nbytes_of, rows_at, rows_in, show_slots, slots_in
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Range
@@ -26,13 +26,13 @@ _count = np.count_nonzero
 
 
 class _Column:
-    """A column that every step has, read as an attribute, and never set."""
+    """A read-only attribute for a column that every step has."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else buffer._shown(self.name)
+        return self if buffer is None else buffer._show(self.name)
 
     def __set__(self, buffer: Any, value: Any) -> None:
         raise ColumnTypeError(
@@ -41,7 +41,7 @@ class _Column:
 
 
 class Rows:
-    """What there is in the rings of a table, or in one of them, to be read.
+    """The rows of a `ReplayBuffer`, to be read by index, by name and by their place in an episode.
 
     Reading takes the lock of the table, whose rows another thread may be adding to. Only the memory of a column, which
     an attribute hands out, is not guarded.
@@ -83,18 +83,18 @@ class Rows:
 
     def __repr__(self) -> str:
         tree = self._table.columns.tree
-        shown = node(Batch, {name: self._shown(name) for name in tree})
+        shown = node(Batch, {name: self._show(name) for name in tree})
         return format_tree(shown).replace("Batch", type(self).__name__, 1)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached for what is no attribute: a column beside the usual ones. Without a table, unpickling is under way.
+        # Python asks here for columns beside the usual ones, and while a buffer without a table is unpickled.
         if name.startswith("__") or "_table" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self._shown(name)
+        return self._show(name)
 
-    def _shown(self, name: str) -> Any:
+    def _show(self, name: str) -> Any:
         try:
-            return shown_slots(self._table, name, self._start, self._start + self.maxsize)
+            return show_slots(self._table, name, self._start, self._start + self.maxsize)
         except KeyError:
             found = no_such_column(name, self._table.columns.tree)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: {found}") from None
@@ -119,7 +119,7 @@ class Rows:
         return last if self._ring is None else last[self._ring : self._ring + 1] - self._start
 
     def unfinished_index(self) -> Ints:
-        """Return the index written last of each ring whose episode runs on."""
+        """Return the newest index of each ring with a running episode."""
         with self._table.lock:
             last = self._table.rings.unfinished(self._table.done)
         if self._ring is None:
@@ -147,12 +147,12 @@ class Rows:
             tree = self._table.columns.tree
             if index not in tree:
                 raise no_such_column(index, tree)
-            return self._shown(index)
+            return self._show(index)
         with self._table.lock:
             if type(index) is _ndarray and index.dtype == _INTP and index.ndim:
                 return self._rows(self._normal(index))
             if isinstance(index, slice):
-                return self._sliced(index)
+                return self._read_slice(index)
             slots = self._slots(index)
             if slots.ndim:
                 return self._rows(slots)
@@ -160,10 +160,10 @@ class Rows:
 
     def __iter__(self) -> Iterator[Batch]:
         """Go over the rows in time order, ring by ring; each is copied when its turn comes."""
-        for index in self._chosen(slice(None)).tolist():
+        for index in self._pick(slice(None)).tolist():
             yield self[index]
 
-    def _chosen(self, index: Any) -> Ints:
+    def _pick(self, index: Any) -> Ints:
         with self._table.lock:
             return self._slots(index) - self._start
 
@@ -173,19 +173,19 @@ class Rows:
         held[()] = self
         return held
 
-    def _sliced(self, index: slice) -> Batch:
+    def _read_slice(self, index: slice) -> Batch:
         ranges = self._ranges(index)
         if ranges is None:
             return self._rows(self._slots(index))
         held = rows_in(self._table, ranges, self.stack_num)
-        return self._finished(held, ranges)
+        return self._finish(held, ranges)
 
     def _rows(self, slots: Ints) -> Batch:
         held = rows_at(self._table, slots, self.stack_num)
         held.update(self._sampler.columns(self._table, slots))
         return node(Batch, held)
 
-    def _finished(self, held: dict[str, Any], ranges: list[Range]) -> Batch:
+    def _finish(self, held: dict[str, Any], ranges: list[Range]) -> Batch:
         if self._sampler.listens:
             held.update(self._sampler.columns(self._table, slots_in(ranges)))
         return node(Batch, held)

@@ -20,7 +20,7 @@ _ROUNDS = 3
 
 
 class Sampler(ABC):
-    """Chooses rows of a table, whose slots it knows by number.
+    """A rule for drawing slots of a table; `ReplayBuffer` holds one.
 
     Attributes
     ----------
@@ -40,20 +40,20 @@ class Sampler(ABC):
             If there are none to draw from.
         """
 
-    def added(self, slots: Ints) -> None:
-        """Take notice that rows were written to slots."""
+    def on_add(self, slots: Ints) -> None:
+        """Note that rows were written to slots."""
         return None
 
-    def removed(self, slots: Ints) -> None:
-        """Take notice that slots have no rows any more."""
+    def on_remove(self, slots: Ints) -> None:
+        """Note that slots have no rows any more."""
         return None
 
-    def moved(self, slots: Ints, state: Any) -> None:
-        """Take notice that rows of which `state_dict` returned this state are in other slots now, shape (n,)."""
+    def on_move(self, slots: Ints, state: Any) -> None:
+        """Note that rows have moved to other slots, shape (n,), given the `state_dict` of their old ones."""
         return None
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
-        """Return what rows that are read have from the sampler: values of shape (...) for slots of shape (...)."""
+        """Return the columns that the sampler adds to rows, such as weights: shape (...) for slots of shape (...)."""
         return {}
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Sampler(ABC):
 
 
 class Uniform(Sampler):
-    """Every row as likely as any other.
+    """Uniform sampling.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Uniform(Sampler):
         return np.concatenate([found, every[rng.integers(0, len(every), count - len(found))]])
 
     def state_dict(self, slots: Ints) -> int:
-        """Return the number of frames."""
+        """Return the number of frames that a row must have."""
         return self.frames
 
     @classmethod
@@ -185,16 +185,16 @@ class Prioritized(Sampler):
         start, stop = (0, rings.capacity) if ring is None else map(int, rings.edges[ring : ring + 2])
         return self.tree.draw(count, rng, start, stop, stratified=self.stratified)
 
-    def added(self, slots: Ints) -> None:
+    def on_add(self, slots: Ints) -> None:
         """Give new rows the largest priority so far."""
         self._set(slots, self.largest**self.alpha)
 
-    def removed(self, slots: Ints) -> None:
-        """Let rows that are no longer there not be drawn."""
+    def on_remove(self, slots: Ints) -> None:
+        """Set the weights of removed rows to zero."""
         self._set(slots, 0.0)
 
-    def moved(self, slots: Ints, state: dict[str, Any]) -> None:
-        """Give rows the weights they had where they were."""
+    def on_move(self, slots: Ints, state: dict[str, Any]) -> None:
+        """Give moved rows their old weights."""
         self._set(slots, state["weights"])
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node
-from samplebatch.buffer.episodes import episodes_of, shifted, steps_after, steps_before
+from samplebatch.buffer.episodes import find_episodes, shift_slots, steps_after, steps_before
 from samplebatch.buffer.gather import check_window, nstep_columns, rows_at
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.rows import Rows
@@ -27,7 +27,7 @@ _zeros = np.zeros
 
 
 class Sampling(Rows):
-    """The draws of a buffer: rows that a learner gets by chance, in batches, by episodes or as sequences."""
+    """The sampling methods of `ReplayBuffer`: batches of rows, minibatches, whole episodes and sequences."""
 
     _rng: np.random.Generator
     options: dict[str, Any]
@@ -79,7 +79,7 @@ class Sampling(Rows):
         with self._table.lock:
             if n_step is not None or gamma != _GAMMA:
                 check_window(self._table, n_step, gamma)
-            slots = self._drawn(batch_size)
+            slots = self._draw(batch_size)
             rows = self._rows(slots)
             if n_step is not None:
                 rows.__dict__.update(nstep_columns(self._table, slots, n_step, gamma, self.stack_num))
@@ -101,9 +101,9 @@ class Sampling(Rows):
             If `batch_size` is no whole number.
         """
         with self._table.lock:
-            return self._drawn(batch_size) - self._start
+            return self._draw(batch_size) - self._start
 
-    def _drawn(self, batch_size: int | None) -> Ints:
+    def _draw(self, batch_size: int | None) -> Ints:
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size, None)
         frames = self.stack_num if self.options["sample_avail"] else 1
@@ -208,20 +208,20 @@ class Sampling(Rows):
         if n is not None:
             whole("n", n, None)
         with self._table.lock:
-            slots, ends = self._drawn_episodes(n, unfinished=unfinished)
+            slots, ends = self._draw_episodes(n, unfinished=unfinished)
             if not len(slots):
                 return [], []
             rows, indices = self._rows(slots), slots - self._start
         cuts = [slice(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         return [rows[cut] for cut in cuts], [indices[cut] for cut in cuts]
 
-    def _drawn_episodes(self, n: int | None, *, unfinished: bool) -> tuple[Ints, Ints]:
+    def _draw_episodes(self, n: int | None, *, unfinished: bool) -> tuple[Ints, Ints]:
         """Draw episodes, and return the slots of their steps and where each begins among them."""
         table = self._table
         if "obs" not in table.columns.tree:
             candidates = np.zeros(0, np.intp)
         else:
-            found = episodes_of(table.rings, table.done, self._ring)
+            found = find_episodes(table.rings, table.done, self._ring)
             candidates = np.flatnonzero(found.whole if unfinished else found.whole & found.finished)
         chosen = candidates[:0]
         if n is None:
@@ -281,16 +281,16 @@ class Sampling(Rows):
         with self._table.lock:
             self._check_names()
             if padded or batch_size is None or batch_size < 1:
-                return self._sequences(self._drawn(batch_size), length, burn_in)
-            return self._sequences(self._drawn_stretches(batch_size, length, burn_in), length, burn_in)
+                return self._sequences(self._draw(batch_size), length, burn_in)
+            return self._sequences(self._draw_stretches(batch_size, length, burn_in), length, burn_in)
 
-    def _drawn_stretches(self, batch_size: int, length: int, burn_in: int) -> Ints:
+    def _draw_stretches(self, batch_size: int, length: int, burn_in: int) -> Ints:
         """Draw stretches of `length` steps, and return the slots of their first steps after burn-in."""
         whole("batch_size", batch_size)
         table, rng = self._table, self._rng
         count = 0
         if "obs" in table.columns.tree:
-            found = episodes_of(table.rings, table.done, self._ring)
+            found = find_episodes(table.rings, table.done, self._ring)
             stretches = np.cumsum(np.maximum(found.length - length + 1, 0))
             count = int(stretches[-1]) if len(stretches) else 0
         if not count:
@@ -300,7 +300,7 @@ class Sampling(Rows):
         picked = rng.integers(0, count, batch_size)
         episode = np.searchsorted(stretches, picked, "right")
         place = picked - stretches[episode] + found.length[episode] - length + 1
-        return shifted(table.rings, found.first[episode], place + burn_in)
+        return shift_slots(table.rings, found.first[episode], place + burn_in)
 
     def get_sequences(self, index: Any, length: int, *, burn_in: int = 0) -> tuple[Batch, Ints]:
         """Return the sequences that begin with some steps; none crosses an episode or the write cursor.
@@ -368,11 +368,11 @@ class Sampling(Rows):
         steps = np.arange(length)
         mask = steps < count
         offsets = np.minimum(steps, count - 1) - before[:, None]
-        slots = shifted(rings, given[:, None], offsets) if len(given) else offsets
+        slots = shift_slots(rings, given[:, None], offsets) if len(given) else offsets
         held = rows_at(table, slots, self.stack_num)
         padding = ~mask
         if padding.any():
-            held = {name: _blanked(value, padding) for name, value in held.items()}
+            held = {name: _blank_out(value, padding) for name, value in held.items()}
         held.update(self._sampler.columns(table, given))
         held |= {names.MASK: mask, names.BURN_IN: steps < before[:, None]}
         return node(Batch, held), np.where(mask, slots - self._start, -1)
@@ -388,11 +388,11 @@ def _check_length(length: int, burn_in: int) -> None:
         raise SequenceError(f"burn_in must leave a step of a sequence of length {length}, got {burn_in}")
 
 
-def _blanked(value: Any, where: npt.NDArray[np.bool_]) -> Any:
+def _blank_out(value: Any, where: npt.NDArray[np.bool_]) -> Any:
     """Put zeros, None for objects, in place of some rows."""
     kind = KINDS[type(value)]
     if kind == NODE:
-        return node(type(value), {name: _blanked(inner, where) for name, inner in value.__dict__.items()})
+        return node(type(value), {name: _blank_out(inner, where) for name, inner in value.__dict__.items()})
     if kind == TENSOR:
         value[np.nonzero(where)] = 0
     else:

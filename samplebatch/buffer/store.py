@@ -1,4 +1,4 @@
-"""Where a buffer keeps the rows of one column: numbered slots, each of which may be written many times.
+"""Store: the rows of one column of a buffer in numbered slots, each of which may be written many times.
 
 A row is written in two steps, so that an `add` that one column refuses changes no other: `fit` checks rows and makes
 them ready, `write` puts them into their slots and cannot fail.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ from samplebatch.column import threads
 from samplebatch.column.interface import Column
 from samplebatch.column.types import storage_of
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
-
-if TYPE_CHECKING:
-    pass
 
 Slots = npt.NDArray[np.intp] | slice | int
 """Slots to be written: their numbers, shape (n,), in any order; a slice of them; or one."""
@@ -33,7 +30,7 @@ _ndarray = np.ndarray
 
 
 class Store(ABC):
-    """Rows of one column in numbered slots.
+    """The interface of stores: rows of one column in numbered slots, for `Columns`.
 
     Attributes
     ----------
@@ -60,7 +57,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """What a buffer hands out for the column: the array of all slots where the rows lie in one."""
+        """The rows of all slots as a buffer's attribute: the array itself where they lie in one."""
 
     @property
     @abstractmethod
@@ -107,8 +104,8 @@ class Store(ABC):
             As `fit` does.
         """
 
-    def copying(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
-        """Return room for the rows of ranges of slots, one after the other, and the jobs that copy them there."""
+    def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
+        """Allocate memory for the rows of ranges of slots, one after the other; return it and the jobs that fill it."""
         pairs = [np.arange(start, stop) for start, stop in ranges]
         return self.take(np.concatenate([np.zeros(0, np.intp), *pairs])), []
 
@@ -157,7 +154,7 @@ def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
 
 
 def object_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Turn rows into an array of objects, shape (n,), whatever each of them is.
+    """Turn rows of any kind into an array of objects, shape (n,).
 
     Raises
     ------
@@ -171,10 +168,10 @@ def object_rows(rows: Any, name: str) -> npt.NDArray[Any]:
     return np.fromiter(rows, object, len(rows))
 
 
-def narrowed(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+def narrow(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Convert numbers to a dtype of a narrower kind, or give None if a value would change.
 
-    >>> narrowed(np.array([2.0, 0.0]), np.dtype("i8")), narrowed(np.array([0.7]), np.dtype("i8"))
+    >>> narrow(np.array([2.0, 0.0]), np.dtype("i8")), narrow(np.array([0.7]), np.dtype("i8"))
     (array([2, 0]), None)
     """
     if array.dtype.kind not in "biufc" or dtype.kind not in "biufc":

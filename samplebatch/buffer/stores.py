@@ -1,4 +1,4 @@
-"""Which store each column of a buffer gets."""
+"""The choice of a store for each column of a buffer."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LATER = ("obs_next", "info", "policy")
 """Usual names that a first step need not have."""
 
 
-def zeroed(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def allocate_zeros(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Allocate zeros, 64-byte aligned, of which the system gives no page before it is written to.
 
-    >>> zeroed("obs", (1_000_000, 3), np.dtype("f4")).shape
+    >>> allocate_zeros("obs", (1_000_000, 3), np.dtype("f4")).shape
     (1000000, 3)
     """
     nbytes = dtype.itemsize * prod(shape)
@@ -46,7 +46,7 @@ def zeroed(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArr
 
 @dataclass(frozen=True)
 class Stores:
-    """What kinds of stores a buffer makes, and where their memory comes from.
+    """The factory of a buffer's stores: their kinds, and the source of their memory.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Stores:
         Names of columns to keep in LZ4 chunks; a name stands for all that is nested under it, too.
     ragged
         Names of columns whose rows vary in shape, beside observations that come as arrays of arrays.
-    most_open
+    max_open
         How many chunks of a compressed column may lie open.
     allocate
         Where the memory of rows of one shape comes from.
@@ -69,8 +69,8 @@ class Stores:
 
     compress: tuple[str, ...] = ()
     ragged: tuple[str, ...] = ()
-    most_open: int = 8
-    allocate: Allocate = zeroed
+    max_open: int = 8
+    allocate: Allocate = allocate_zeros
 
     def check_names(self, values: Mapping[str, Any]) -> None:
         """Check that the names of columns stand for some of a buffer's first step.
@@ -102,9 +102,9 @@ class Stores:
             If no column can hold the rows, or not as asked; names the column.
         """
         if _covers(self.compress, name):
-            return CompressedStore.suiting(name, first_rows, slots, self.most_open)
+            return CompressedStore.for_rows(name, first_rows, slots, self.max_open)
         if _covers(self.ragged, name) or (_covers(OBSERVATIONS, name) and _is_of_arrays(first_rows)):
-            return RaggedStore.suiting(name, first_rows, slots)
+            return RaggedStore.for_rows(name, first_rows, slots)
         return store_for(name, first_rows, slots, self.allocate)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
@@ -112,23 +112,28 @@ class Stores:
         if kind == "object":
             return ObjectStore(name, slots, row_shape)
         if kind == "compressed":
-            return CompressedStore.suiting(name, column.slice(0, min(len(column), 1)).to_numpy(), slots, self.most_open)
+            return CompressedStore.for_rows(name, column.slice(0, min(len(column), 1)).to_numpy(), slots, self.max_open)
         if kind == "ragged":
-            return RaggedStore.suiting(name, column, slots)
+            return RaggedStore.for_rows(name, column, slots)
         return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
 
-    def of_finals(self) -> Self:
+    def for_final_observations(self) -> Self:
         """Return the same for final observations: uncompressed, and as ragged under `obs_next` as under `obs`."""
         ragged = (f"obs_next{name[3:]}" for name in self.ragged if _covers(("obs",), name))
         return replace(self, compress=(), ragged=(*self.ragged, *ragged))
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory of another process, or of a file, does not travel.
-        return {"compress": self.compress, "ragged": self.ragged, "most_open": self.most_open, "allocate": zeroed}
+        return {
+            "compress": self.compress,
+            "ragged": self.ragged,
+            "max_open": self.max_open,
+            "allocate": allocate_zeros,
+        }
 
 
 def names_of(given: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
-    """Turn what a user says of columns into their names: one or several, or True for the usual ones.
+    """Turn a user's choice of columns into their names: one or several, or True for the usual ones.
 
     Raises
     ------
@@ -171,7 +176,7 @@ def _is_of_arrays(rows: Any) -> bool:
     return kind is not None and kind[0].kind in "biufc" and kind[1] > 0
 
 
-def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = zeroed) -> Store:
+def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> Store:
     """Make the store that suits the first rows seen of a column; they are not written.
 
     Parameters

@@ -110,7 +110,7 @@ class SumTree:
         self.put(rows, values)
 
     def put(self, slots: Indices, weights: Floats) -> None:
-        """Do what `set` does with arrays as they must be: C-contiguous, of dtype intp and float64, shape (n,) both.
+        """Set weights as `set` does, given C-contiguous arrays of dtype intp and float64, shape (n,) both.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class SegmentTree:
 
     @classmethod
     def over(cls, sums: SumTree) -> Self:
-        """Make a segment tree of a sum tree, whose weights it shares."""
+        """Make a segment tree that shares the weights of a sum tree."""
         tree = cls.__new__(cls)
         tree._sums = sums
         return tree

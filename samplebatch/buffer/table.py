@@ -1,4 +1,4 @@
-"""Table: rings of slots, and the columns, observations and flags of the steps in them. What all buffers are made of."""
+"""Table: rings of slots, and the columns of the steps in them; the core of every buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
-from samplebatch.buffer.writing import FLAGS, Series, numbers, rows_at, stored_values
+from samplebatch.buffer.writing import FLAGS, Series, convert_step, numbers, rows_at
 from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,
@@ -47,17 +47,17 @@ class Journal(Protocol):
 
 
 class Listener(Protocol):
-    """Who wants to know which rows come and go, such as a sampler."""
+    """An observer of the rows that come and go, such as a sampler."""
 
-    def added(self, slots: Ints) -> None:
-        """Take notice that rows were written to slots."""
+    def on_add(self, slots: Ints) -> None:
+        """Note that rows were written to slots."""
 
-    def removed(self, slots: Ints) -> None:
-        """Take notice that slots have no rows any more."""
+    def on_remove(self, slots: Ints) -> None:
+        """Note that slots have no rows any more."""
 
 
 class Table:
-    """Rings, and the rows in them.
+    """The rows of one or several ring buffers, and their columns: the storage that every replay buffer has.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Table:
     journal
         The write-ahead log of all that is written; None for a table in memory.
     listener
-        Whom to tell of the slots of rows that come and go; None for nobody.
+        The observer of rows that come and go; None for none.
     lock
         Held by the thread that reads or writes rows. Buffers take it, so that a draw and the rows drawn are of one
         moment.
@@ -150,7 +150,7 @@ class Table:
         RingError
             If there are no slots.
         """
-        values, obs_next = self._completed(held, 1, single=True)
+        values, obs_next = self._complete(held, 1, single=True)
         return self._add(values, obs_next, 1, None, single=True)
 
     def add(self, held: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
@@ -163,7 +163,7 @@ class Table:
         SampleBatchError
             As `add_one` does.
         """
-        values, obs_next = self._completed(held, n, single=single)
+        values, obs_next = self._complete(held, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
             return self._add_series(values, obs_next, rings)
         return self._add(values, obs_next, n, rings, single=single)
@@ -172,7 +172,7 @@ class Table:
         self._write(values, obs_next, rings, n, single=single)
         rew, done = values["rew"], values["done"]
         found = self.rings.advance(rings, done[None] if single else done, rew[None] if single else rew)
-        self._told(found[0])
+        self._notify(found[0])
         return found
 
     def _add_series(self, values: dict[str, Any], obs_next: Any, numbers: Ints) -> Added:
@@ -203,18 +203,18 @@ class Table:
             if len(ends):
                 self.finals.keep(self.finals.fit(rows_at(obs_next, ends), len(ends), single=False), slots[ends])
         found = series.advance(done, rew)
-        self._told(slots)
+        self._notify(slots)
         return found
 
     def _fit(self, values: dict[str, Any], obs_next: Any, n: int) -> None:
-        """Raise what adding n rows would raise; nothing is changed."""
+        """Raise the errors of adding n rows; nothing is changed."""
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
 
     def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise what `append`, or for rows not `stored` before `add`, would raise for n rows; nothing is changed."""
-        self._fit(*self._completed(rows, n, single=False, stored=stored), n)
+        """Raise the errors of `append`, or of `add` for rows not `stored`, for n rows; nothing is changed."""
+        self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
         """Add rows to a ring that belong to none of its running episodes.
@@ -238,7 +238,7 @@ class Table:
             As `add_one` does.
         """
         n = min(count, int(self.rings.maxsizes[ring]))
-        values, obs_next = self._completed(rows, n, single=False, stored=True)
+        values, obs_next = self._complete(rows, n, single=False, stored=True)
         ready = self.columns.fit(values, n)
         finals = self.finals if obs_next is not None else None
         places = left = np.zeros(0, np.intp)
@@ -266,7 +266,7 @@ class Table:
         self._put(ready, written, values["rew"].shape[1:])
         if finals is not None and kept is not None:
             finals.keep(kept, written[places])
-        self._told(written)
+        self._notify(written)
         return slots
 
     def fill(self, rows: dict[str, Any], start: int, stop: int, *, keep: bool = False) -> None:
@@ -283,7 +283,7 @@ class Table:
             As `add_one` does.
         """
         n = stop - start
-        values, obs_next = self._completed(rows, n, single=False)
+        values, obs_next = self._complete(rows, n, single=False)
         ready = self.columns.fit(values, n, keep=keep and self.journal is None)
         cut = np.flatnonzero(values["truncated"] & ~values["terminated"])
         finals = self.finals if obs_next is not None else None
@@ -296,7 +296,7 @@ class Table:
         if finals is not None and final_ready is not None and len(cut):
             finals.columns.write(Ready([], final_ready.new), slots[:0])
             finals.keep(final_ready, slots[cut])
-        self._committed()
+        self._commit()
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
         """Put values into one column; the other slots of a new one get a default, zero for None.
@@ -326,7 +326,7 @@ class Table:
         if name in FLAGS and "done" in self.columns.tree:
             ended = [self.columns.tree[flag].values[slots] for flag in FLAGS]
             self.done[slots] = ended[0] | ended[1]
-        self._committed()
+        self._commit()
 
     def _write(self, values: dict[str, Any], obs_next: Any, rings: Ints | None, n: int, *, single: bool) -> None:
         """Check and write a step of some rings."""
@@ -368,24 +368,24 @@ class Table:
             overwritten += [(names, rings), (names, rows)]
         self.journal.begin(overwritten)
 
-    def _told(self, slots: Ints) -> None:
-        """Tell who wants to know that rows are written."""
+    def _notify(self, slots: Ints) -> None:
+        """Tell listener and journal that rows are written."""
         if self.listener is not None:
-            self.listener.added(slots)
-        self._committed()
+            self.listener.on_add(slots)
+        self._commit()
 
-    def _committed(self) -> None:
+    def _commit(self) -> None:
         if self.journal is not None:
             self.journal.commit()
 
-    def _completed(
+    def _complete(
         self, held: Mapping[str, Any], n: int, *, single: bool, stored: bool = False
     ) -> tuple[dict[str, Any], Any]:
         """Return the values to be stored: numbers and flags converted, `done` made; and the next observations apart.
 
         With `stored`, the values come out of a table, and are of single frames already.
         """
-        values = stored_values(held, n, single=single, last_frame=self.last_frame and not stored)
+        values = convert_step(held, n, single=single, last_frame=self.last_frame and not stored)
         if not stored and not self.columns.tree:
             self.columns.stores.check_names(values)
         if not self.keeps_next:
@@ -399,7 +399,7 @@ class Table:
     def reset(self, rings: Sequence[int] | None = None, *, keep_statistics: bool = False) -> None:
         """Empty some rings, or all; the rows stay where they are until they are written over."""
         if self.journal is not None:
-            # No column changes, but what others know of the rows.
+            # No column changes, but weights and owners of rows do.
             changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored())]
             if self.finals is not None:
                 changed.append(([OWNER], np.flatnonzero(self.finals.owners)))
@@ -410,9 +410,9 @@ class Table:
                 self.finals.forget(int(edges[ring]), int(edges[ring + 1]))
         if self.listener is not None:
             for part in (None,) if rings is None else rings:
-                self.listener.removed(self.rings.chronological(part))
+                self.listener.on_remove(self.rings.chronological(part))
         self.rings.reset(rings, keep_statistics=keep_statistics)
-        self._committed()
+        self._commit()
 
     # Carrying on elsewhere
 

@@ -14,14 +14,14 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.gather import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
-from samplebatch.buffer.writing import given_rows, values_given
+from samplebatch.buffer.writing import drop_empty, step_values
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RingError, StorageError
 
 _INTP = np.dtype(np.intp)
 
 
 class ReplayBufferManager(ReplayBuffer):
-    """Several buffers as one: the steps of vectorised environments, each in a ring of its own.
+    """Several replay buffers as one, for vector environments: each environment has a ring of its own.
 
     The buffers given, with the rows they have, become parts of this one: they share its memory from then on.
 
@@ -100,7 +100,7 @@ class ReplayBufferManager(ReplayBuffer):
             oldest = slots[:1] - buffer._start
             if len(slots):
                 rings.take_over(ring, state | {"sizes": np.zeros(1, _INTP), "cursors": oldest})
-                self._table.append(ring, given_rows(rows_at(buffer._table, slots, 1)), len(slots))
+                self._table.append(ring, drop_empty(rows_at(buffer._table, slots, 1)), len(slots))
         # The shape of rewards is known only now.
         for ring, buffer in enumerate(buffers):
             rings.take_over(ring, buffer._table.rings.state_dict(buffer._ring))
@@ -176,7 +176,7 @@ class ReplayBufferManager(ReplayBuffer):
                     added = table.add(held, self.buffer_num)
                     table.compile_fast_add(held, self.buffer_num)
                 return added
-            return table.add(values_given(batch, columns), self.buffer_num if rings is None else len(rings), rings)
+            return table.add(step_values(batch, columns), self.buffer_num if rings is None else len(rings), rings)
 
     def _rings_of(self, buffer_ids: Any) -> Ints | None:
         """Return the rings of buffers; None for all in order."""
@@ -202,7 +202,7 @@ class ReplayBufferManager(ReplayBuffer):
 
 
 class VectorReplayBuffer(ReplayBufferManager):
-    """The newest steps of n environments, each in a ring of its own.
+    """A replay buffer of n environments, each in a ring of its own.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The values of a step as a buffer stores them: whatever was given, flags are bool and rewards float64."""
+"""Writing of steps: their values as buffers store them, and the slots of several steps of one ring."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _MAX_FRAMES = 16
 _REQUIRED = ("obs", "act", "rew", *FLAGS)
 
 
-def values_given(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of what is to be added: a batch, a dict, or columns by name."""
+def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the values by name of a step given as a batch, a dict or columns."""
     if batch is None:
         return Batch(columns).__dict__
     if columns:
@@ -41,12 +41,12 @@ def values_given(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
     return batch.__dict__ if isinstance(batch, Batch) else Batch(batch).__dict__
 
 
-def given_rows(rows: dict[str, Any]) -> dict[str, Any]:
+def drop_empty(rows: dict[str, Any]) -> dict[str, Any]:
     """Leave out names that have no values."""
     return {name: value for name, value in rows.items() if KINDS[type(value)] != NODE or value.__dict__}
 
 
-def stored_values(held: Mapping[str, Any], n: int, *, single: bool, last_frame: bool) -> dict[str, Any]:
+def convert_step(held: Mapping[str, Any], n: int, *, single: bool, last_frame: bool) -> dict[str, Any]:
     """Return the values to be stored of n rows, or of a single one without a leading axis.
 
     `done` alone stands for `terminated`. With `last_frame`, observations are stacks of frames of which the newest is
@@ -61,7 +61,7 @@ def stored_values(held: Mapping[str, Any], n: int, *, single: bool, last_frame: 
 
     Examples
     --------
-    >>> stored_values({"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False)["done"]
+    >>> convert_step({"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False)["done"]
     array(True)
     """
     values = dict(held)
@@ -158,7 +158,7 @@ _INTP = np.dtype(np.intp)
 
 
 class Series:
-    """Where k steps go that are given in order of time, and what follows for the episodes of their rings.
+    """The slots of k steps in time order, several of them of one ring, and their episodes' returns and lengths.
 
     Parameters
     ----------

@@ -175,13 +175,13 @@ def table_from_state(state: Mapping[str, Any], stores: Stores | None = None) -> 
 
 def stores_state(stores: Stores) -> State:
     """Return the options of a table's stores as plain values."""
-    return {"compress": stores.compress, "ragged": stores.ragged, "most_open": stores.most_open}
+    return {"compress": stores.compress, "ragged": stores.ragged, "most_open": stores.max_open}
 
 
 def stores_from_state(state: Mapping[str, Any]) -> Stores:
     """Make the factory of stores from its options."""
     compress, ragged = (tuple(map(str, state[name])) for name in ("compress", "ragged"))
-    return Stores(compress=compress, ragged=ragged, most_open=int(state["most_open"]))
+    return Stores(compress=compress, ragged=ragged, max_open=int(state["most_open"]))
 
 
 def _arrays_of(found: State) -> State:

@@ -199,7 +199,7 @@ def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: 
         "generator": buffer_state.generator_state(np.random.default_rng(_seed(children, reader))),
         "sampler": known,
         "rings": _rings(parts, maxsizes),
-        "stores": buffer_state.stores_state(Stores(most_open=2 * len(parts) + 4)),
+        "stores": buffer_state.stores_state(Stores(max_open=2 * len(parts) + 4)),
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samplebatch import Batch
-from samplebatch.buffer.columns import Columns, leaves_of, taken
+from samplebatch.buffer.columns import Columns, leaves_of, take_rows
 from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.stores import Stores
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, FormatError
@@ -33,7 +33,7 @@ def test_structures_grow_and_gaps_are_filled() -> None:
     assert kinds(columns) == {"a": "dense", "b.c": "object", "b.d.e": "dense"}
     columns.write(columns.fit({"a": [5]}, 1), 4)
     columns.write(columns.fit({"a": [6], "b": {}}, 1), 5)
-    found = taken(columns.tree, np.arange(6))
+    found = take_rows(columns.tree, np.arange(6))
     assert found.a.tolist() == [1, 2, 3, 4, 5, 6]
     assert found.b.c.tolist() == [None, None, "x", None, None, None]
     assert found.b.d.e.tolist() == [0, 0, 0, 0.5, 0, 0]
@@ -58,16 +58,16 @@ def test_a_name_without_values_stands_for_rows_not_given() -> None:
 )
 def test_what_does_not_fit_changes_nothing(given: dict[str, Any], error: type[Exception], words: str) -> None:
     columns = made(a=np.array([1, 2]), n={"x": np.array([3, 4])})
-    before = kinds(columns), repr(taken(columns.tree, np.arange(6)))
+    before = kinds(columns), repr(take_rows(columns.tree, np.arange(6)))
     with pytest.raises(error, match=words):
         columns.fit({"ok": [1], **given}, 1)
-    assert (kinds(columns), repr(taken(columns.tree, np.arange(6)))) == before
+    assert (kinds(columns), repr(take_rows(columns.tree, np.arange(6)))) == before
 
 
 def test_one_name_at_a_time() -> None:
     columns = made(a=np.array([1, 2]), n={"x": np.array([3, 4])})
     columns.write(columns.fit_only("n", {"x": [9]}, 1), 0)
-    assert taken(columns.tree, np.array([0])).to_dict() == {"a": np.array([1]), "n": {"x": np.array([9])}}
+    assert take_rows(columns.tree, np.array([0])).to_dict() == {"a": np.array([1]), "n": {"x": np.array([9])}}
 
 
 def test_given_arrays_can_be_the_columns() -> None:
@@ -104,7 +104,7 @@ def test_all_kinds_return_from_what_is_live() -> None:
     again.load_state_dict(slots, found)
     assert kinds(again) == kinds(columns)
     assert again.tree["nothing"] == {"at": {}}
-    assert repr(taken(again.tree, slots)) == repr(taken(columns.tree, slots))
+    assert repr(take_rows(again.tree, slots)) == repr(take_rows(columns.tree, slots))
     again.write(again.fit({**rows, "words": [None, "c", "d"]}, 3), slice(0, 3))
     for broken in ({"tree": {"a": 7}}, {"columns": found["columns"][:2]}):
         with pytest.raises(FormatError, match="must be there with 2 rows"):
@@ -122,7 +122,7 @@ def test_stores_are_chosen_by_name() -> None:
     image = np.zeros((1, 8, 8), np.uint8)
     found = [stores.make(name, image, 3).kind for name in ("obs", "obs.camera", "obs_next", "observer", "info.path")]
     assert found == ["compressed", "compressed", "dense", "dense", "ragged"]
-    finals = stores.of_finals()
+    finals = stores.for_final_observations()
     assert finals.make("obs", image, 3).kind == "dense"
-    assert Stores(ragged=("obs.path",)).of_finals().make("obs_next.path", image, 3).kind == "ragged"
+    assert Stores(ragged=("obs.path",)).for_final_observations().make("obs_next.path", image, 3).kind == "ragged"
     assert type(Stores().make("x", image, 3)) is DenseStore

@@ -83,7 +83,7 @@ def test_an_image_takes_a_fraction_of_its_memory(store: CompressedStore) -> None
 
 
 def test_no_more_chunks_lie_open_than_allowed() -> None:
-    store = CompressedStore("obs", 20 * CHUNK, U1, SHAPE, most_open=3)
+    store = CompressedStore("obs", 20 * CHUNK, U1, SHAPE, max_open=3)
     order = np.random.default_rng(1).permutation(20 * CHUNK)
     for slot in order:
         store.write(int(slot), store.fit(frames([slot]), 1))
@@ -94,7 +94,7 @@ def test_no_more_chunks_lie_open_than_allowed() -> None:
 def test_rings_in_turn_open_no_chunk_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen rings over one store, one of which ends within a chunk of the next."""
     rings, size = 16, 5 * CHUNK + 3
-    store = CompressedStore("obs", rings * size, U1, SHAPE, most_open=2 * rings)
+    store = CompressedStore("obs", rings * size, U1, SHAPE, max_open=2 * rings)
     opened = []
     sealed = CompressedStore._sealed
 
@@ -116,7 +116,7 @@ def test_rings_in_turn_open_no_chunk_twice(monkeypatch: pytest.MonkeyPatch) -> N
 def test_any_writes_read_as_from_an_array(data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from([(), (3,), (40, 40), (200, 200)]))
     slots = data.draw(st.integers(1, 60))
-    store = CompressedStore("obs", slots, np.dtype(np.int16), shape, most_open=data.draw(st.integers(1, 4)))
+    store = CompressedStore("obs", slots, np.dtype(np.int16), shape, max_open=data.draw(st.integers(1, 4)))
     oracle = np.zeros((slots, *shape), np.int16)
     for step in range(data.draw(st.integers(1, 12))):
         kind = data.draw(st.sampled_from(["one", "slice", "many"]))
@@ -175,14 +175,14 @@ def test_what_does_not_fit_is_refused(store: CompressedStore) -> None:
     with pytest.raises(ColumnLengthError, match="'obs' must have 2 rows, got 1"):
         store.fit(frames([0]), 2)
     with pytest.raises(ColumnTypeError, match="'obs' must have numbers of one shape to be compressed, got objects"):
-        CompressedStore.suiting("obs", ["a"], 10)
+        CompressedStore.for_rows("obs", ["a"], 10)
 
 
 def test_a_store_suits_the_first_rows() -> None:
     import torch
 
-    assert CompressedStore.suiting("obs", np.zeros((2, 3), ">f4"), 4).fit(np.ones((1, 3)), 1).dtype == np.dtype("f4")
-    store = CompressedStore.suiting("obs", torch.zeros(1, 3), 4)
+    assert CompressedStore.for_rows("obs", np.zeros((2, 3), ">f4"), 4).fit(np.ones((1, 3)), 1).dtype == np.dtype("f4")
+    store = CompressedStore.for_rows("obs", torch.zeros(1, 3), 4)
     store.write(0, store.fit(torch.ones(1, 3), 1))
     assert store.take(np.array([0])).tolist() == [[1, 1, 1]]
 
@@ -195,5 +195,5 @@ def test_a_compressed_store_reads_as_a_dense_one_does(store: CompressedStore) ->
         rows = frames(rng.integers(0, 60_000, 7))
         store.write(slots, store.fit(rows, 7))
         dense.write(slots, dense.fit(rows, 7))
-    assert np.array_equal(store.copying([(10, 70)])[0], dense.take(np.arange(10, 70)))
+    assert np.array_equal(store.plan_copy([(10, 70)])[0], dense.take(np.arange(10, 70)))
     assert np.array_equal(store.values.to_numpy(), dense.values)

@@ -19,7 +19,7 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.buffer.env_steps import EnvSteps
-from samplebatch.buffer.fragments import Tail, streams_of
+from samplebatch.buffer.fragments import Tail, find_streams
 from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,
@@ -225,15 +225,15 @@ def test_a_fragment_goes_on_where_the_one_before_ended() -> None:
 
 
 def test_streams() -> None:
-    whole = streams_of(3, None, None, None)
+    whole = find_streams(3, None, None, None)
     assert (whole.order, whole.ends.tolist(), whole.tail, whole.goes_on) == (None, [False, False, True], None, False)
     names = np.array(["b", "b", "a"])
-    assert streams_of(3, names, None, None).ends.tolist() == [False, True, True]
-    assert streams_of(3, names, np.array([0, 1, 0]), np.arange(3)).ends.tolist() == [True, True, True]
-    found = streams_of(3, np.array([1, 1, 1]), None, np.array([5, 3, 4]), Tail(1, None, 4))
+    assert find_streams(3, names, None, None).ends.tolist() == [False, True, True]
+    assert find_streams(3, names, np.array([0, 1, 0]), np.arange(3)).ends.tolist() == [True, True, True]
+    found = find_streams(3, np.array([1, 1, 1]), None, np.array([5, 3, 4]), Tail(1, None, 4))
     assert found.order is not None
     assert (found.order.tolist(), found.goes_on, found.tail) == ([1, 2, 0], False, Tail(1, None, 5))
-    assert streams_of(0, np.zeros(0, int), None, None).goes_on is False
+    assert find_streams(0, np.zeros(0, int), None, None).goes_on is False
 
 
 # In lockstep

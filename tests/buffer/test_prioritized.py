@@ -291,7 +291,7 @@ def test_rings_at_different_places_know_their_rows() -> None:
     weights = buf.weight[:]
     assert weights[10] == 1.0
     assert np.count_nonzero(np.isclose(weights, 5.0)) == 9
-    with pytest.raises(RowIndexError, match="got index 3 without one"):
+    with pytest.raises(RowIndexError, match="index 3 must be of a row"):
         buf.update_weight([2, 3], [1.0, 1.0])
 
 
@@ -305,7 +305,7 @@ def test_refused_priorities_change_nothing() -> None:
         ([0, 1], [1.0], None, ColumnLengthError, "got 1"),
         ([0, 1], ["a", "b"], None, ColumnTypeError, "priorities must be numbers"),
         ([0, 1], [5.0, 5.0], [0], ColumnLengthError, "'generation' must have 2 rows, one a row, got 1"),
-        ([0, 3], [5.0, 5.0], None, RowIndexError, "rows that are there, got index 3 without one"),
+        ([0, 3], [5.0, 5.0], None, RowIndexError, "index 3 must be of a row to be given a priority"),
         ([0, 8], [5.0, 5.0], None, RowIndexError, "index 8"),
         ([0.5], [5.0], None, RowIndexError, "picked by integers"),
     ]:

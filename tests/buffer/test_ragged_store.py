@@ -134,12 +134,12 @@ def test_values_that_fit_are_converted() -> None:
 
 
 def test_a_store_suits_the_first_rows() -> None:
-    assert RaggedStore.suiting("obs", [[1, 2], [3]], 4).item == I8
-    assert RaggedStore.suiting("obs", np.zeros((2, 3, 4), F4), 4).ndim == 2
+    assert RaggedStore.for_rows("obs", [[1, 2], [3]], 4).item == I8
+    assert RaggedStore.for_rows("obs", np.zeros((2, 3, 4), F4), 4).ndim == 2
     rows = np.fromiter([np.zeros(2, F4), np.zeros(3, F4)], object, 2)
-    assert RaggedStore.suiting("obs", rows, 4).item == F4
+    assert RaggedStore.for_rows("obs", rows, 4).item == F4
     with pytest.raises(ColumnTypeError, match="'obs' must have rows that are arrays"):
-        RaggedStore.suiting("obs", np.zeros(3), 4)
+        RaggedStore.for_rows("obs", np.zeros(3), 4)
 
 
 def test_tensors_and_strided_rows_are_taken() -> None:

@@ -11,7 +11,7 @@ import torch
 from samplebatch.buffer.dense_store import DenseStore, TorchStore
 from samplebatch.buffer.object_store import ObjectStore
 from samplebatch.buffer.store import Store
-from samplebatch.buffer.stores import store_for, zeroed
+from samplebatch.buffer.stores import allocate_zeros, store_for
 from samplebatch.column import threads
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
@@ -36,7 +36,7 @@ def made(name: str, slots: int = 5) -> tuple[Store, Any]:
 
 
 def copied(store: Store, *ranges: tuple[int, int]) -> Any:
-    out, jobs = store.copying(ranges)
+    out, jobs = store.plan_copy(ranges)
     threads.share(jobs)
     return out
 
@@ -104,7 +104,7 @@ def test_the_last_of_several_rows_for_one_slot_stays() -> None:
 
 
 def test_memory_is_lazy_and_aligned() -> None:
-    array = zeroed("obs", (1 << 22, 1 << 6), np.dtype("f8"))
+    array = allocate_zeros("obs", (1 << 22, 1 << 6), np.dtype("f8"))
     assert array.ctypes.data % ALIGNMENT == 0
     assert array.shape == (1 << 22, 1 << 6)
     assert not array[-1].any()
