@@ -13,6 +13,7 @@ from samplebatch.batch.episodes import by_stream
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column import memory
+from samplebatch.column.casting import cast_exactly
 from samplebatch.column.convert import as_column
 from samplebatch.column.exact import BOOL, FLOAT
 from samplebatch.column.interface import Column
@@ -90,7 +91,8 @@ class Recorder:
         Raises
         ------
         ColumnMismatchError
-            If the columns are not those of the policy's rows before.
+            If the columns are not those of the policy's rows before, or differ in row shape, or in dtype in a way that
+            no dtype holds without loss. Nothing is written then.
         """
         rows = self._policies.get(policy_id)
         if rows is None:
@@ -98,7 +100,7 @@ class Recorder:
         rows.append(columns, streams, t, infos)
 
     def check(self, policy_id: str, columns: Mapping[str, Block]) -> None:
-        """Raise ColumnMismatchError unless columns are those of the policy's rows before, as `append` does."""
+        """Raise ColumnMismatchError if `append` would; nothing is written."""
         rows = self._policies.get(policy_id)
         if rows is not None:
             rows.check(columns)
@@ -110,11 +112,6 @@ class Recorder:
         ----------
         constants
             Further columns, of one number each.
-
-        Raises
-        ------
-        ColumnMismatchError
-            If row shapes of a column differ, or dtypes in a way that no dtype holds without loss. The rows are gone.
         """
         policies, self._policies = self._policies, {}
         return {policy_id: rows.gather(constants or {}) for policy_id, rows in policies.items()}
@@ -138,6 +135,8 @@ class _PolicyRows:
         if columns.keys() != self._blocks.keys():
             odd = next(iter(columns.keys() ^ self._blocks.keys()))
             raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+        for name in columns.keys() - self._lists:
+            self._fit(name, columns[name])
 
     def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
         self.check(columns)
@@ -146,7 +145,7 @@ class _PolicyRows:
             if name in lists:
                 blocks[name] += block
             else:
-                blocks[name].append(block)
+                blocks[name].append(self._fit(name, block))
         self._streams.append(streams)
         self._t.append(t)
         if infos is None:
@@ -155,6 +154,26 @@ class _PolicyRows:
             self._infos += [
                 (info.copy() if info else _EMPTY) if type(info) is dict else _copy_info(info) for info in infos
             ]
+
+    def _fit(self, name: str, block: Any) -> Any:
+        """Convert a block to the dtype of the rows before; these are widened where they cannot hold it."""
+        blocks = self._blocks[name]
+        if not blocks:
+            return block
+        first = blocks[0]
+        if isinstance(block, np.ndarray) and isinstance(first, np.ndarray):
+            if block.shape[1:] == first.shape[1:]:
+                if block.dtype == first.dtype:
+                    return block
+                fitted = cast_exactly(block, first.dtype)
+                if fitted is not None:
+                    return fitted
+        elif _is_alike(block, first):
+            return block
+        joined = _join_any(name, [*blocks, block])
+        count = _count_rows(joined) - _count_rows(block)
+        blocks[:] = [rows_of_block(joined, slice(count))]
+        return rows_of_block(joined, slice(count, None))
 
     def gather(self, constants: Mapping[str, int]) -> SampleBatch:
         """Make a batch in which the rows of each stream lie together."""
@@ -214,13 +233,25 @@ class _PolicyRows:
 def _join_any(name: str, blocks: Sequence[Any]) -> Leaf | NestedRows:
     """Join blocks of one kind."""
     first = blocks[0]
-    if isinstance(first, NestedRows):
+    if any(isinstance(block, NestedRows) for block in blocks):
         if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
             raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
         paths = leaf_names(name, first.structure)
         leaves = zip(*[block.leaves for block in blocks], strict=True)
         return NestedRows(first.structure, [join_blocks(path, own) for path, own in zip(paths, leaves, strict=True)])
     return join_blocks(name, blocks)
+
+
+def _is_alike(block: Any, first: Any) -> bool:
+    """Tell whether two blocks of a nested column agree in structure, dtypes and row shapes."""
+    if not (isinstance(block, NestedRows) and isinstance(first, NestedRows)) or block.structure != first.structure:
+        return False
+    pairs = zip(block.leaves, first.leaves, strict=True)
+    return all(leaf.dtype == own.dtype and leaf.shape[1:] == own.shape[1:] for leaf, own in pairs)
+
+
+def _count_rows(block: Leaf | NestedRows) -> int:
+    return len(block.leaves[0]) if isinstance(block, NestedRows) else len(block)
 
 
 def _join_values(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
@@ -245,7 +276,7 @@ def _in_order(values: Leaf, order: Rows | None) -> Leaf:
     return values.take(order, 0, memory.empty((len(order), *values.shape[1:]), values.dtype), "clip")
 
 
-def rows_of_block(block: Block, rows: Sequence[int]) -> Block:
+def rows_of_block(block: Block, rows: Sequence[int] | slice) -> Block:
     """Take some rows of a column.
 
     >>> rows_of_block(["a", "b", "c"], [2, 0])
@@ -253,7 +284,10 @@ def rows_of_block(block: Block, rows: Sequence[int]) -> Block:
     """
     if isinstance(block, NestedRows):
         return NestedRows(block.structure, [leaf[rows] for leaf in block.leaves])
-    return block[rows] if isinstance(block, np.ndarray) else [block[row] for row in rows]
+    if isinstance(block, np.ndarray):
+        return block[rows]
+    values: Sequence[Any] = block
+    return values[rows] if isinstance(rows, slice) else [values[row] for row in rows]
 
 
 def _copy_info(info: Any) -> Any:

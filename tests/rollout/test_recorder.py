@@ -1,0 +1,88 @@
+"""The recorder of steps: stream order, exact widening, and refusals that leave earlier rows as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import SampleBatch
+from samplebatch.errors import ColumnMismatchError
+from samplebatch.rollout.recorder import Recorder, Streams
+from samplebatch.rollout.stacking import NestedRows
+
+
+def append(recorder: Recorder, t: int, value: Any, envs: tuple[int, ...] = (0, 1)) -> None:
+    numbers = np.array(envs)
+    streams = Streams(numbers + 100, numbers, np.zeros(len(envs), int))
+    rewards = [float(t)] * len(envs)
+    recorder.append("p", {"obs": value, "rewards": rewards}, streams, np.full(len(envs), t))
+
+
+def take(recorder: Recorder) -> SampleBatch:
+    return recorder.take()["p"]
+
+
+def nested(x: Any, y: Any) -> NestedRows:
+    return NestedRows({"x": None, "y": None}, [np.asarray(x), np.asarray(y)])
+
+
+def test_steps_in_time_order_leave_in_stream_order() -> None:
+    recorder = Recorder()
+    for t in range(3):
+        append(recorder, t, np.array([t, 10 + t]))
+    batch = take(recorder)
+    assert batch["env_id"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch["t"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert batch["obs"].tolist() == [0, 1, 2, 10, 11, 12]
+    assert recorder.take() == {}
+
+
+def test_later_steps_widen_earlier_ones_without_loss() -> None:
+    recorder = Recorder()
+    for t, value in enumerate([np.array([1, 2]), np.array([0.5, 3.0]), np.array([4, 5])]):
+        append(recorder, t, value)
+    batch = take(recorder)
+    assert batch["obs"].dtype == np.float64
+    assert batch["obs"].tolist() == [1.0, 0.5, 4.0, 2.0, 3.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("before", "odd"),
+    [
+        (np.array([2**53 + 1, 0]), np.array([0.5, 0.5])),
+        (np.zeros((2, 3)), np.zeros((2, 4))),
+        (np.array([1.0, 2.0]), np.array(["a", "b"])),
+        (nested([1, 2], [3, 4]), np.array([1, 2])),
+        (np.array([1, 2]), nested([1, 2], [3, 4])),
+        (nested([1, 2], [3, 4]), NestedRows({"x": None}, [np.array([1, 2])])),
+        (nested([1, 2], [3, 4]), nested([1, 2], np.zeros((2, 2)))),
+    ],
+    ids=["dtypes", "shapes", "kinds", "nested, then not", "not, then nested", "structures", "shapes of leaves"],
+)
+def test_a_step_that_does_not_fit_is_refused_by_name_and_leaves_earlier_ones(before: Any, odd: Any) -> None:
+    recorder = Recorder()
+    append(recorder, 0, before)
+    for refuse in (append, lambda recorder, t, value: recorder.check("p", {"obs": value, "rewards": [0.0, 0.0]})):
+        with pytest.raises(ColumnMismatchError, match="'obs"):
+            refuse(recorder, 1, odd)
+    batch = take(recorder)
+    assert batch["t"].tolist() == [0, 0]
+    assert batch["rewards"].tolist() == [0.0, 0.0]
+
+
+def test_leaves_of_nested_columns_are_widened_each_by_itself() -> None:
+    recorder = Recorder()
+    append(recorder, 0, nested([1, 2], [3, 4]))
+    append(recorder, 1, nested([1, 2], [0.5, 1.5]))
+    batch = take(recorder)
+    assert (batch["obs.x"].dtype, batch["obs.y"].dtype) == (np.int64, np.float64)
+    assert batch["obs.y"].tolist() == [3.0, 0.5, 4.0, 1.5]
+
+
+def test_steps_of_other_columns_are_refused() -> None:
+    recorder = Recorder()
+    append(recorder, 0, np.array([1, 2]))
+    with pytest.raises(ColumnMismatchError, match="some lack 'obs'"):
+        recorder.check("p", {"rewards": [0.0]})
