@@ -2,7 +2,7 @@
 
 - `send`: until the receiver, who can read every byte then, has answered. Bare is one copy into warm memory and a round
   through a pipe.
-- `handover`: the same for a batch that already lies where it can be shared; ours is a slot that was filled in place,
+- `handover`: the same for a batch that already lies where it can be shared; ours is a block that was filled in place,
   torch's are tensors in shared memory. Bare is a round through a pipe. Its time does not depend on the size.
 - `stream`: many messages, one after the other, until the receiver has answered the last: 200 of 1 KB, 100 of 64 KB,
   16 of 1 MB, 4 of 16 MB, 2 of 256 MB. Bare is a pipe with pickled bytes up to 64 KB, and above a copy and a token
@@ -233,7 +233,7 @@ def _handover(name: str, size: int) -> Row:
         "bare": _bare_tokens(0, 1),
     }
     begun = {who: _begun(way) for who, way in ways.items()}
-    # A slot that nobody has written to holds whatever was there before.
+    # A block that nobody has written to holds whatever was there before.
     return Row(f"transport.handover.{name}", _batch(size), begun, view=None, bar=2.0)
 
 

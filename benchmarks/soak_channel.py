@@ -3,9 +3,9 @@
     python -m benchmarks.soak_channel --seconds 5
     python -m benchmarks.soak_channel --messages 10000000 --seconds 3600
 
-A child process produces, this one consumes, and holds on to some batches for a while, so that slots do not come back in
-order. Private memory and descriptors of both are taken after a tenth of each phase, and at its end; the exit status is
-1 if they have grown. The arena is reserved when the channel is made and is no part of private memory.
+A child process produces, this one consumes, and holds on to some batches for a while, so that blocks do not come back
+in order. Private memory and descriptors of both are taken after a tenth of each phase, and at its end; the exit status
+is 1 if they have grown. The arena is reserved when the channel is made and is no part of private memory.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def _produce(producer: Any, phases: list[Phase], reports: Connection) -> None:
                         batch["rewards"][-1] = number % 1000
                         producer.send(batch)
                     else:
-                        with producer.reserve(batch, len(batch)) as slot:
-                            slot["number"][:] = number
-                            slot["rewards"][-1] = number % 1000
+                        with producer.reserve(batch, len(batch)) as block:
+                            block["number"][:] = number
+                            block["rewards"][-1] = number % 1000
                     number += 1
                 if early is None and phase.is_over(number - first, begun, 0.1):
                     early = Footprint.own()

@@ -26,13 +26,13 @@ def play(producer: Producer, weights: Subscription, worker: int, fragments: int)
     with producer, weights:
         for _ in range(fragments):
             newest = weights.latest()
-            with producer.reserve(COLUMNS, FRAGMENT) as slot:
-                slot["weights_version"][:] = newest.version
+            with producer.reserve(COLUMNS, FRAGMENT) as block:
+                block["weights_version"][:] = newest.version
                 for t in range(FRAGMENT):
-                    slot["obs"][t] = obs
-                    slot["actions"][t] = action = int(obs @ newest.value["w"] > 0)
-                    obs, slot["rewards"][t], terminated, truncated, _ = env.step(action)
-                    slot["terminateds"][t] = terminated
+                    block["obs"][t] = obs
+                    block["actions"][t] = action = int(obs @ newest.value["w"] > 0)
+                    obs, block["rewards"][t], terminated, truncated, _ = env.step(action)
+                    block["terminateds"][t] = terminated
                     if terminated or truncated:
                         obs, _ = env.reset()
 

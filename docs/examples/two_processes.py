@@ -17,17 +17,17 @@ COLUMNS = {"obs": ("f4", (4,)), "actions": "i8", "rewards": "f4", "terminateds":
 
 
 def play(producer: Producer, fragments: int) -> None:
-    """Step CartPole with random actions, each step straight into a slot."""
+    """Step CartPole with random actions, each step straight into a block."""
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=1)
     with producer:
         for _ in range(fragments):
-            with producer.reserve(COLUMNS, FRAGMENT) as slot:
+            with producer.reserve(COLUMNS, FRAGMENT) as block:
                 for t in range(FRAGMENT):
                     action = env.action_space.sample()
-                    slot["obs"][t] = obs
-                    obs, slot["rewards"][t], terminated, truncated, _ = env.step(action)
-                    slot["actions"][t], slot["terminateds"][t], slot["truncateds"][t] = action, terminated, truncated
+                    block["obs"][t] = obs
+                    obs, block["rewards"][t], terminated, truncated, _ = env.step(action)
+                    block["actions"][t], block["terminateds"][t], block["truncateds"][t] = action, terminated, truncated
                     if terminated or truncated:
                         obs, _ = env.reset()
 

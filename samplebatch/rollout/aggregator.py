@@ -29,8 +29,8 @@ class Aggregator:
     """Join fragments from any source into train batches, one copy of every byte.
 
     Fragments are kept as they are, and cut without being copied where a train batch is full: what does not fit goes
-    into the next one. Every step that goes in comes out once. Memory that fragments lie in, such as slots of a channel,
-    is held until the last of their steps has been joined.
+    into the next one. Every step that goes in comes out once. Memory that fragments lie in, such as a channel's
+    blocks, is held until the last of their steps has been joined.
 
     A train batch is a `SampleBatch` if all that is in it came as such, else a `MultiAgentBatch`.
 

@@ -1,7 +1,7 @@
-"""Arena: which bytes of a block of memory are taken, and which are free to be taken again.
+"""Arena: which of its bytes are taken and which are free, and the blocks that are cut from them.
 
 Memory that was in use a moment ago is faster to write than memory that was not, so what is given back is handed out
-first. Small slots lie at the end of the block and large ones at its beginning, so that a small one that is kept for
+first. Small blocks lie at the end of the arena and large ones at its beginning, so that a small one that is kept for
 long does not stand between large ones.
 """
 
@@ -17,28 +17,28 @@ from typing import Any, Final
 from samplebatch.column.memory import ALIGNMENT
 
 SMALL_NBYTES: Final = 1 << 16
-"""Slots up to this size are kept for others of their size when they are given back."""
+"""Blocks up to this size are kept for others of their size when they are given back."""
 
-Slot = tuple[int, int]
-"""Where a slot begins, and its size."""
+Block = tuple[int, int]
+"""Where a block begins, and its size."""
 
-_FEWEST_NBYTES = 1 << 17
-"""Bytes of slots that are taken before it is asked which have come back: that costs a call, whatever it brings, and so
-few bytes stay in the processor's cache."""
+_MIN_NBYTES = 1 << 17
+"""Bytes of blocks that are taken before it is asked which have come back: that costs a call each time,
+and this few bytes stay in the processor's cache."""
 
 _PART = 4
 """Part of what is lent that is taken before asking again, so that a consumer that gives nothing back is not asked each
-time. There are never more slots than are under way at once, and this part more."""
+time. There are never more blocks than are under way at once, and this part more."""
 
-_MOST_BACK = 4096
+_MAX_BACK = 4096
 
 _UP = ALIGNMENT - 1
 
 
-def slot_nbytes(nbytes: int) -> int:
-    """Round the size of a slot up: a small one to one of few sizes, at most an eighth larger, to be reused for others.
+def block_nbytes(nbytes: int) -> int:
+    """Round the size of a block up: a small one to one of few sizes, at most an eighth larger, to be reused for others.
 
-    >>> [slot_nbytes(n) for n in (0, 1, 64, 1000, 1025, 5000, 100_000)]
+    >>> [block_nbytes(n) for n in (0, 1, 64, 1000, 1025, 5000, 100_000)]
     [64, 64, 64, 1024, 1152, 5120, 100032]
     """
     step = ALIGNMENT if nbytes <= 8 * ALIGNMENT or nbytes > SMALL_NBYTES else 1 << (nbytes - 1).bit_length() - 4
@@ -47,12 +47,12 @@ def slot_nbytes(nbytes: int) -> int:
 
 
 class Arena:
-    """The free and taken bytes of a block.
+    """The free and taken bytes of an arena, for `Blocks`.
 
     Parameters
     ----------
     start, stop
-        Where the block begins and ends, both aligned.
+        Where the arena begins and ends, both aligned.
     taken
         Ranges of it that are taken already: where each begins, and its size.
 
@@ -81,12 +81,12 @@ class Arena:
             start = at + nbytes
 
     def take(self, nbytes: int) -> int | None:
-        """Take so many bytes, and return where they begin; None if no free range is as long.
+        """Take a range of bytes, and return where it begins; None if no free range is as long.
 
         Parameters
         ----------
         nbytes
-            A size that `slot_nbytes` gives.
+            A size that `block_nbytes` gives.
         """
         kept = self._kept.get(nbytes)
         if kept:
@@ -103,11 +103,11 @@ class Arena:
         return start
 
     def is_warm(self, nbytes: int) -> bool:
-        """Tell whether a slot of this size was given back and is there to be taken."""
+        """Tell whether a block of this size was given back and is there to be taken."""
         return bool(self._kept.get(nbytes))
 
     def give(self, start: int, nbytes: int) -> None:
-        """Give back what `take` gave."""
+        """Return a range that `take` gave out."""
         self.free_nbytes += nbytes
         if nbytes > SMALL_NBYTES:
             self._merge(start, start + nbytes)
@@ -141,7 +141,7 @@ class Arena:
                 self._merge(start, start + nbytes)
 
     def _merge(self, start: int, stop: int) -> None:
-        """Put a range among the free ones, joined to those that it touches."""
+        """Put a range among the free ones, joined to its free neighbours."""
         starts, stops = self._starts, self._stops
         i = bisect_left(starts, start)
         joins_left = i > 0 and stops[i - 1] == start
@@ -158,31 +158,31 @@ class Arena:
             stops.insert(i, stop)
 
 
-class Slots:
-    """The slots of an arena.
+class Blocks:
+    """The blocks of an arena, as its producer counts them: those lent, those reserved, and the free bytes.
 
-    `lent` and `reserved` say which slots are taken, and each changes by one store; the arena is made to fit them. A
-    signal handler may raise between any two calls, so whoever takes a slot leaves the word `is_settled` down until the
-    slot is in one of the two. Who finds it down makes the arena from them again.
+    `lent` and `reserved` say which blocks are taken, and each changes by one store; the arena is made to fit them. A
+    signal handler may raise between any two calls, so whoever takes a block leaves the flag `is_settled` down until the
+    block is in one of the two. Who finds it down makes the arena from them again.
 
     Parameters
     ----------
     start, stop
         Where the arena begins and ends.
     back
-        The pipe through which the consumer gives slots back, by the number of their message. It never waits.
+        The pipe through which the consumer gives blocks back, by the number of their message. It never waits.
 
     Attributes
     ----------
     arena
         What is free of it.
     lent
-        The slots that the consumer has, by the number of their message.
+        The blocks that the consumer has, by the number of their message.
     reserved
-        The slots that reservations have, by where they begin, each with a reference to who keeps it: when that is gone,
-        the slot is free.
+        The blocks that reservations have, by where they begin, each with a reference to its keeper: when that is gone,
+        the block is free.
     is_settled
-        Whether every slot that was taken is among those lent or reserved.
+        Whether every block that was taken is among those lent or reserved.
     sending
         Number of the newest message.
     is_sent
@@ -190,34 +190,34 @@ class Slots:
     sent
         Number of messages that were written before it.
     starved_since
-        When it was first asked how long there has been no slot; None if there is one. The caller sets that.
+        When it was first asked how long there has been no block; None if there is one. The caller sets that.
     """
 
     def __init__(self, start: int, stop: int, back: int) -> None:
         self._start, self._stop = start, stop
         self.arena = Arena(start, stop)
-        self.lent: dict[int, tuple[Slot, ...]] = {}
-        self.reserved: dict[int, tuple[Slot, Callable[[], Any]]] = {}
+        self.lent: dict[int, tuple[Block, ...]] = {}
+        self.reserved: dict[int, tuple[Block, Callable[[], Any]]] = {}
         self.is_settled = True
         self.sending = 0
         self.is_sent = False
         self.sent = 0
         self.starved_since: float | None = None
-        self._back = ((back,), (_MOST_BACK,))
+        self._back = ((back,), (_MAX_BACK,))
         self._returned: list[bytes] = []
         self._taken_nbytes = 0
-        self._ask_at_nbytes = _FEWEST_NBYTES
+        self._ask_at_nbytes = _MIN_NBYTES
 
-    def take(self, nbytes: int) -> Slot | None:
-        """Take a slot of at least so many bytes; None if none is free.
+    def take(self, nbytes: int) -> Block | None:
+        """Take a block of at least `nbytes` bytes; None if none is free.
 
-        The caller raises `is_settled` once it has put the slot among those lent or reserved.
+        The caller raises `is_settled` once it has put the block among those lent or reserved.
         """
         if not self.is_settled:
             self.settle()
         self.is_settled = False
         arena = self.arena
-        size = slot_nbytes(nbytes)
+        size = block_nbytes(nbytes)
         if size > arena.nbytes:
             size = arena.nbytes
         self._taken_nbytes += size
@@ -234,41 +234,41 @@ class Slots:
 
     @property
     def starved_for_s(self) -> float:
-        """Seconds for which there has been no slot, since this was first asked."""
+        """Seconds for which there has been no block, since this was first asked."""
         if self.starved_since is None:
             self.starved_since = time.monotonic()
         return time.monotonic() - self.starved_since
 
     def collect(self) -> None:
-        """Make the slots free that the consumer has given back, and those that no reservation has any more."""
+        """Free the blocks that the consumer has given back, and the reserved ones that nobody keeps."""
         self.settle()
         self.is_settled = False
         self._collect()
         self.is_settled = True
 
     def settle(self) -> None:
-        """Find out which slots are free, where that is in doubt: those that are neither lent nor reserved."""
+        """Rebuild the arena after an interrupt: the blocks that are neither lent nor reserved are free."""
         if self.is_settled:
             return
         if not self.is_sent:
             self.lent.pop(self.sending, None)
-        lent = [slot for slots in self.lent.values() for slot in slots]
+        lent = [block for blocks in self.lent.values() for block in blocks]
         gone = {start for start, _ in lent}
         reserved = {
-            start: (slot, keeper)
-            for start, (slot, keeper) in self.reserved.items()
+            start: (block, keeper)
+            for start, (block, keeper) in self.reserved.items()
             if start not in gone and keeper() is not None
         }
-        self.arena = Arena(self._start, self._stop, [*lent, *(slot for slot, _ in reserved.values())])
+        self.arena = Arena(self._start, self._stop, [*lent, *(block for block, _ in reserved.values())])
         self.reserved = reserved
         self.is_settled = True
 
     def _collect(self) -> None:
         arena = self.arena
-        for start, (slot, keeper) in list(self.reserved.items()):
+        for start, (block, keeper) in list(self.reserved.items()):
             if keeper() is None:
                 del self.reserved[start]
-                arena.give(*slot)
+                arena.give(*block)
         returned = self._returned
         while True:
             with contextlib.suppress(BlockingIOError):
@@ -282,7 +282,7 @@ class Slots:
                 for start, nbytes in self.lent.pop(ident, ()):
                     arena.give(start, nbytes)
             del returned[0]
-            if not returned and len(raw) < _MOST_BACK:
+            if not returned and len(raw) < _MAX_BACK:
                 break
         self._taken_nbytes = 0
-        self._ask_at_nbytes = max(_FEWEST_NBYTES, (arena.nbytes - arena.free_nbytes) // _PART)
+        self._ask_at_nbytes = max(_MIN_NBYTES, (arena.nbytes - arena.free_nbytes) // _PART)

@@ -1,4 +1,4 @@
-"""Board: the shared memory of a broadcast, in which the next publication is written beside those that are read.
+"""Board: the shared memory of a broadcast, in which the next publication is written beside the ones that are read.
 
 ::
 
@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.errors import FormatError
-from samplebatch.transport.peers import Identity, is_alive
+from samplebatch.transport.peers import ProcessIdentity, is_alive
 from samplebatch.transport.region import Region
-from samplebatch.transport.schema import aligned
-from samplebatch.transport.shared_counters import NBYTES, Words, fence
+from samplebatch.transport.schema import align
+from samplebatch.transport.shared_counters import NBYTES, SharedCounters, fence
 
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 _MAGIC: Final = int.from_bytes(b"SBBOARD1", "little")
@@ -33,8 +33,8 @@ _BOARD_WORDS = 8
 _SLOT_WORDS = 8
 _WORDS = _PAGE // NBYTES
 
-FEWEST_SLOTS: Final = 2
-MOST_SLOTS: Final = (_WORDS - _BOARD_WORDS) // _SLOT_WORDS
+MIN_SLOTS: Final = 2
+MAX_SLOTS: Final = (_WORDS - _BOARD_WORDS) // _SLOT_WORDS
 
 
 class Status(NamedTuple):
@@ -53,7 +53,7 @@ class Status(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a slot holds.
+    """The bytes of one publication in its slot.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Content(NamedTuple):
 
 
 class Board:
-    """The slots of a broadcast, and the words that say what is in them.
+    """The slots of a broadcast, and the counters that name the publication in each.
 
     Parameters
     ----------
@@ -92,10 +92,10 @@ class Board:
     """
 
     def __init__(self, region: Region) -> None:
-        words = Words(region.array, _WORDS) if region.nbytes > _PAGE else None
+        words = SharedCounters(region.array, _WORDS) if region.nbytes > _PAGE else None
         # Read once: the other processes may write to it.
         slots = 0 if words is None else words[_SLOTS]
-        if words is None or words[_MAGIC_WORD] != _MAGIC or not FEWEST_SLOTS <= slots <= MOST_SLOTS:
+        if words is None or words[_MAGIC_WORD] != _MAGIC or not MIN_SLOTS <= slots <= MAX_SLOTS:
             raise FormatError(f"a broadcast's memory must be laid out as one, and these {region.nbytes} bytes are not")
         self.region = region
         self.slots = slots
@@ -105,7 +105,7 @@ class Board:
 
     @classmethod
     def create(cls, slot_nbytes: int, slots: int) -> Self:
-        """Lay out slots of so many bytes each, or a few more.
+        """Lay out slots of `slot_nbytes` bytes each, rounded up to pages.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class Board:
         """
         slot_nbytes = -(-slot_nbytes // _PAGE) * _PAGE
         region = Region.create(_PAGE + slots * slot_nbytes)
-        words = Words(region.array, _WORDS)
+        words = SharedCounters(region.array, _WORDS)
         words[_SLOTS], words[_MAGIC_WORD] = slots, _MAGIC
         board = cls(region)
         board.hold()
@@ -131,11 +131,11 @@ class Board:
         return Status(word >> 1, bool(word & 1))
 
     @property
-    def writer(self) -> Identity:
+    def writer(self) -> ProcessIdentity:
         """The process that publishes, or is to begin with it."""
         pid = self._words[_PID]
         fence()
-        return Identity(pid, self._words[_STARTED])
+        return ProcessIdentity(pid, self._words[_STARTED])
 
     def wait(self, seen: Status, timeout_s: float) -> None:
         """Wait until the status is another than the one seen, or the time is over, or for no reason at all."""
@@ -143,16 +143,16 @@ class Board:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def claim(self) -> Identity:
+    def claim(self) -> ProcessIdentity:
         """Become the process that publishes, unless another that still runs does; return which process does then."""
         return self._enter(publishes=1)
 
-    def hold(self) -> Identity:
+    def hold(self) -> ProcessIdentity:
         """Become the process that is to publish, and is missed if it dies before; returns as `claim` does."""
         return self._enter(publishes=0)
 
-    def _enter(self, publishes: int) -> Identity:
-        own, words = Identity.own(), self._words
+    def _enter(self, publishes: int) -> ProcessIdentity:
+        own, words = ProcessIdentity.own(), self._words
         # The system lets go of the lock if this process dies.
         fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
         try:
@@ -176,7 +176,7 @@ class Board:
         return self._slot(version)
 
     def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
-        """Make what was written to the slot the newest publication, wake who waits for it, and return its number.
+        """Commit the slot that was written as the newest publication, wake waiting readers, and return its number.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class Board:
         if not self.still_holds(version):
             return None
         _, values_nbytes, head_nbytes, head_sum = (self._words[at + i] for i in range(4))
-        start = aligned(values_nbytes)
+        start = align(values_nbytes)
         if start + head_nbytes > self.slot_nbytes:
             if not self.still_holds(version):
                 return None

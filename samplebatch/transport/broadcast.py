@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing import reduction
 from typing import Any, Final
 
-from samplebatch.transport.board import FEWEST_SLOTS, MOST_SLOTS, Board
+from samplebatch.transport.board import MAX_SLOTS, MIN_SLOTS, Board
 from samplebatch.transport.peers import Recipient
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.region import Region
@@ -17,7 +17,7 @@ DEFAULT_NBYTES: Final = 64 << 20
 def broadcast(
     capacity_bytes: int = DEFAULT_NBYTES, *, slots: int = 3, allow_pickle: bool = False
 ) -> tuple[Publisher, Subscription]:
-    """Make a broadcast: one process publishes, any number of others have what was published last.
+    """Make a broadcast: one process publishes, any number of others read the newest publication.
 
     What is published is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
     tensors, flat or nested, such as a `state_dict()`. Each gets a number, from 1 on. Readers that are slow miss some,
@@ -65,8 +65,8 @@ def broadcast(
     """
     if capacity_bytes <= 0:
         raise ValueError(f"capacity_bytes must be positive, got {capacity_bytes}")
-    if not FEWEST_SLOTS <= slots <= MOST_SLOTS:
-        raise ValueError(f"slots must be from {FEWEST_SLOTS} to {MOST_SLOTS}, got {slots}")
+    if not MIN_SLOTS <= slots <= MAX_SLOTS:
+        raise ValueError(f"slots must be from {MIN_SLOTS} to {MAX_SLOTS}, got {slots}")
     board = Board.create(capacity_bytes, slots)
     recipients: list[Recipient] = []
     publisher = Publisher(board, allow_pickle=allow_pickle, recipients=recipients)
@@ -81,7 +81,7 @@ def _attach(cls: type[Publisher | Subscription], region: Region, allow_pickle: b
 
 
 def _reduce(end: Publisher | Subscription) -> tuple[Any, ...]:
-    return _attach, (type(end), end._handed_over(), end._allow_pickle)
+    return _attach, (type(end), end._hand_over(), end._allow_pickle)
 
 
 reduction.register(Publisher, _reduce)

@@ -25,7 +25,7 @@ def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False)
     Parameters
     ----------
     capacity_bytes
-        Size of the arena that batches lie in: those that are under way, and those that the consumer still has arrays
+        Size of the arena that batches lie in: those in flight, and those that the consumer still has arrays
         of. It is reserved at once.
     allow_pickle
         Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the sender chose: only for
@@ -90,7 +90,7 @@ def _attach(cls: type[Producer | Consumer], region: Region, pipe: Any, back: Any
 
 
 def _reduce(end: Producer | Consumer) -> tuple[Any, ...]:
-    region, pipe, back = end._handed_over()
+    region, pipe, back = end._hand_over()
     return _attach, (type(end), region, reduction.DupFd(pipe), reduction.DupFd(back), end._allow_pickle)
 
 

@@ -1,4 +1,4 @@
-"""End: what both ends of a channel have in common.
+"""ChannelEnd: ownership of one end of a channel, and watching of the process at the other.
 
 The arena begins with a header, in which each end says which process has taken hold of it, and whether it was closed::
 
@@ -28,16 +28,20 @@ from typing import Any, Final, Self
 import numpy as np
 
 from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError, SampleBatchError
-from samplebatch.transport.peers import Given, Identity, Recipient, Watch, arguments_of, is_alive
+from samplebatch.transport.peers import ProcessIdentity, ProcessWatch, Recipient, Transferable, arguments_of, is_alive
 from samplebatch.transport.region import Region
 from samplebatch.transport.shared_counters import fence
+from samplebatch.transport.wire import pack_metadata
 
 HEADER_NBYTES: Final = 1 << 14
-"""Bytes of the header, at the beginning of the region; the slots follow."""
+"""Bytes of the header, at the beginning of the region; the arena follows."""
 
 FAILURE_START: Final = 1 << 12
 FAILURE_NBYTES: Final = HEADER_NBYTES - FAILURE_START
-"""Where in the header a producer writes why it cannot go on: that must not wait for a slot."""
+"""Where in the header a producer writes why it cannot go on, which must not wait for a block."""
+
+_MAX_REASON, _MAX_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
+"""Characters: JSON may take six bytes for one, and twelve where it takes two of Python's."""
 
 PRODUCER: Final = 8
 CONSUMER: Final = 16
@@ -55,11 +59,11 @@ this_process = [os.getpid()]
 """The number of this process: a list, so that every module sees it change where a process forks."""
 
 
-def _forked() -> None:
+def _update_this_process() -> None:
     this_process[0] = os.getpid()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_update_this_process)
 
 
 LONG_S: Final = 1.0
@@ -70,14 +74,14 @@ class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """The bytes of a region.
 
     A class of its own because of NumPy: an array over an array hangs on what that one hangs on, where both are of one
-    class. Arrays over a slot must hang on the slot, so what the slot hangs on must be something else than an array.
+    class. Arrays over a block must hang on the block, so what the block hangs on must be something else than an array.
     """
 
     __slots__ = ()
 
 
-class End(Given):
-    """One end of a channel. It belongs to the first process that uses it, and to no other."""
+class ChannelEnd(Transferable):
+    """One end of a channel, which `Producer` and `Consumer` complete; it belongs to the first process that uses it."""
 
     _side: int
     _peer_side: int
@@ -97,12 +101,12 @@ class End(Given):
         """The process that this object is, or was, the end of, once it is known."""
         self._owner = 0
         """The same, once it was used there."""
-        self._watch: Watch | None = None
+        self._watch: ProcessWatch | None = None
         self._peer_fd: int | None = None
         """Readable once the other end's process has died, where it is watched and the system has such descriptors."""
         self._peer_dead = False
         self._at_exit = self._register_at_exit()
-        util.register_after_fork(self, type(self)._forked)
+        util.register_after_fork(self, type(self)._after_fork)
 
     @property
     def closed(self) -> bool:
@@ -111,7 +115,7 @@ class End(Given):
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of the arena: what all batches that are under way or held by the consumer may have together."""
+        """Bytes of the arena: the limit for all batches in flight or held by the consumer, together."""
         return self._capacity_bytes
 
     # -- whose end it is -----------------------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ class End(Given):
         region, words, side = self._region, self._words, self._side
         if region is None or self._is_held():
             return region is not None
-        with _claimed(region, side):
+        with _claim(region, side):
             if words[side + STATE] not in _UNCLAIMED:
                 return False
             # Before the header says so: a signal that comes in between leaves an end to be taken hold of again.
@@ -155,7 +159,7 @@ class End(Given):
     def _write_state(self, state: int) -> None:
         """Write this process into the header, and how it stands to the end."""
         words, side = self._words, self._side
-        words[side + _PID], words[side + _STARTED] = Identity.own()
+        words[side + _PID], words[side + _STARTED] = ProcessIdentity.own()
         fence()
         words[side + STATE] = state
 
@@ -172,11 +176,11 @@ class End(Given):
                 f"{self._words[self._side + _PID]}, and cannot be used by process {this_process[0]} too; "
                 "give each process a channel of its own"
             )
-        self._bound()
+        self._begin()
         self._owner = this_process[0]
 
-    def _bound(self) -> None:
-        """Do what there is to do when this process begins to use the end, again if it was interrupted there."""
+    def _begin(self) -> None:
+        """Set the end up for its first use in this process, and again if that was interrupted."""
 
     def _closed_error(self) -> ChannelClosedError:
         return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, and it is closed")
@@ -185,7 +189,7 @@ class End(Given):
         """Tell whether an operation failed because another thread has closed this end."""
         return self._region is None and not isinstance(error, SampleBatchError)
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         """Hold an end in a child of `multiprocessing` that it was made for."""
         if any(value is self for value in arguments_of(multiprocessing.current_process())):
             self._hold()
@@ -196,12 +200,12 @@ class End(Given):
     def _register_at_exit(self) -> util.Finalize:
         return util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
 
-    def _handed_over(self) -> tuple[Region, int, int]:
-        """Return what another process needs to have this end, unless a process has used it already."""
+    def _hand_over(self) -> tuple[Region, int, int]:
+        """Return the memory and the pipes that another process attaches to, unless a process has used the end."""
         name = _NAMES[self._side]
         if self._region is None:
             raise ChannelClosedError(f"the {name} must be open to be sent to a process, and it is closed")
-        if not self._give(Recipient.being_spawned()):
+        if not self._give(Recipient.find_spawning()):
             raise OwnershipError(
                 f"the {name} must be sent to another process before it is used, and process "
                 f"{self._words[self._side + _PID]} has it already; make another channel"
@@ -212,7 +216,7 @@ class End(Given):
         region, words, side = self._region, self._words, self._side
         if region is None:
             return False
-        with _claimed(region, side):
+        with _claim(region, side):
             is_own = self._is_held() and not self._owner
             if words[side + STATE] not in _UNCLAIMED and not is_own:
                 return False
@@ -235,9 +239,9 @@ class End(Given):
         """Tell whether somebody has closed the other end: then it is no wonder that it is gone."""
         return self._peer_state() in (CLOSED, _LEFT)
 
-    def _peer_identity(self) -> Identity:
+    def _peer_identity(self) -> ProcessIdentity:
         words, side = self._words, self._peer_side
-        return Identity(int(words[side + _PID]), int(words[side + _STARTED]))
+        return ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
         """Begin to watch the process that has the other end, if there is one and that is not done yet."""
@@ -248,7 +252,7 @@ class End(Given):
         identity = self._peer_identity()
         if identity.pid == this_process[0]:
             return
-        self._watch = Watch(identity)
+        self._watch = ProcessWatch(identity)
         if self._watch.fileno() >= 0:
             self._await_too(self._watch.fileno())
             self._peer_fd = self._watch.fileno()
@@ -337,7 +341,7 @@ class End(Given):
         """Note that the process that made this end has closed it without having used it or given it to another."""
         region, words, side = self._region, self._words, self._side
         if region is not None:
-            with _claimed(region, side):
+            with _claim(region, side):
                 if words[side + STATE] == FREE:
                     words[side + STATE] = _LEFT
 
@@ -346,7 +350,7 @@ class End(Given):
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the other end what ended this process, as far as there is a way to."""
+        """Report the error that ended this process to the other end, where that is possible."""
 
     def __enter__(self) -> Self:
         # A process that comes to its end without having sent anything must be seen to do so.
@@ -372,8 +376,8 @@ class End(Given):
         )
 
 
-def _close_at_exit(reference: weakref.ref[End]) -> None:
-    """Close an end whose process ends in order, so that it is not taken for dead; say so if an error ends it."""
+def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
+    """Close an end whose process exits in order, so that it is not taken for dead; report the error if one ends it."""
     end = reference()
     if end is None:
         return
@@ -389,13 +393,18 @@ def _is_orderly(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
 
 
-def described(error: BaseException) -> tuple[str, str]:
+def describe_error(error: BaseException) -> tuple[str, str]:
     """Word an error in one line, and in full."""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
+def pack_failure(reason: str, details: str) -> bytes:
+    """Write the reason of a failure such that it fits in the header; a text that is too long loses its beginning."""
+    return pack_metadata({"reason": reason[-_MAX_REASON:], "details": details[-_MAX_DETAILS:]})
+
+
 @contextlib.contextmanager
-def _claimed(region: Region, side: int) -> Iterator[None]:
+def _claim(region: Region, side: int) -> Iterator[None]:
     """Keep other processes from taking hold of an end for a moment; the system ends it if this process dies."""
     try:
         descriptor = region.fileno()

@@ -29,12 +29,12 @@ from samplebatch.transport.channel_end import (
     PRODUCER,
     STATE,
     WATCHED,
-    End,
+    ChannelEnd,
     this_process,
 )
-from samplebatch.transport.decode import Opener
+from samplebatch.transport.decode import Decoder
 from samplebatch.transport.encode import AnyBatch
-from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, Returns, pack_ident
+from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, ReturnPipe, pack_ident
 from samplebatch.transport.peers import Poller, Recipient, deadline_of
 from samplebatch.transport.region import Region
 from samplebatch.transport.wire import (
@@ -49,14 +49,14 @@ from samplebatch.transport.wire import (
     Message,
     unpack,
     unpack_fields,
-    unpack_note,
+    unpack_metadata,
 )
 
 _FLUSH_S = 0.005
-"""Seconds after which slots that the pipe did not take are offered again."""
+"""Seconds after which blocks that the pipe did not take are offered again."""
 
 _GARBAGE_S = 0.05
-"""Seconds without a message after which garbage is looked for, where the producer waits for a slot."""
+"""Seconds without a message after which garbage is looked for, where the producer waits for a block."""
 
 _IDLE: Final = 16
 """Messages that are waited for without looking first whether they are there: in vain costs more than twice."""
@@ -65,7 +65,7 @@ _monotonic = time.monotonic
 _read_into = os.readv
 
 
-class Consumer(End):
+class Consumer(ChannelEnd):
     """The end of a channel that batches are received at; `samplebatch.channel` makes it.
 
     It belongs to the first process that uses it, and to one thread of it at a time; what it hands out may go to any
@@ -81,11 +81,11 @@ class Consumer(End):
         super().__init__(region, allow_pickle=allow_pickle, recipients=recipients)
         self._pipe = pipe
         self._back = back
-        self._returns = Returns()
-        self._lent = self._returns.lent
+        self._return_pipe = ReturnPipe()
+        self._lent = self._return_pipe.lent
         self._end: Literal["", "closed", "died", "damaged"] = ""
 
-    def _bound(self) -> None:
+    def _begin(self) -> None:
         self._message = bytearray(MESSAGE_NBYTES)
         """The message that was read last; it begins with a zero when it has been dealt with."""
         self._into = (self._message,)
@@ -94,11 +94,11 @@ class Consumer(End):
         self._idle = 0
         """For how many messages more to wait before looking, since the last had to be waited for."""
         self._starved_after = -1
-        """Number of the newest message when the producer told that it waits for a slot; -1 if it did not."""
+        """Number of the newest message when the producer told that it waits for a block; -1 if it did not."""
         self._next_collection = 0.0
-        self._opener = Opener(self._memory, self._returns, allow_pickle=self._allow_pickle)
-        self._returns.open(self._back)
-        self._returns.give(HELLO_IDENT)
+        self._decoder = Decoder(self._memory, self._return_pipe, allow_pickle=self._allow_pickle)
+        self._return_pipe.open(self._back)
+        self._return_pipe.give(HELLO_IDENT)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
@@ -155,13 +155,13 @@ class Consumer(End):
                 fields = unpack_fields(message)
                 if fields[2] == BATCH and fields[0] == MAGIC and crc32(self._checked) == fields[12]:
                     try:
-                        batch = self._opener.open(fields)
+                        batch = self._decoder.open(fields)
                     except SampleBatchError as error:
                         self._give_up(error)
                         raise
                     # No call stands between here and the return, so no signal does: it is handed out now or later.
                     message[0] = 0
-                    self._opener.unfinished = None
+                    self._decoder.unfinished = None
                     return batch
                 self._open_other(nbytes)
         except Exception as error:
@@ -190,7 +190,7 @@ class Consumer(End):
         """Return a descriptor that is readable when `recv` has something to say.
 
         `multiprocessing.connection.wait`, `select` and asyncio take it. It may be readable for nothing once, when a
-        producer takes hold of its end, or has waited for a slot for a while: call `recv(timeout_s=0)` then, as after a
+        producer takes hold of its end, or has waited for a block for a while: call `recv(timeout_s=0)` then, as after a
         `recv` that a signal has interrupted.
         """
         self._own()
@@ -243,10 +243,10 @@ class Consumer(End):
         """
         batch = self.recv(timeout_s)
         # None where nothing of the batch lies in the arena.
-        tie = self._lent.get(self._opener.ident)
+        reference = self._lent.get(self._decoder.ident)
         yield batch
         _clear(batch)
-        if tie is not None and tie() is not None:
+        if reference is not None and reference() is not None:
             raise LeaseError(
                 "a leased batch must have no arrays, slices or tensors that outlive the with statement, and there are "
                 "some left; copy() what is needed for longer"
@@ -266,7 +266,7 @@ class Consumer(End):
         if (
             self._peer_fd is not None
             and (deadline is None or deadline - _monotonic() > LONG_S)
-            and not (self._returns.is_behind or self._is_asked_to_collect())
+            and not (self._return_pipe.is_behind or self._is_asked_to_collect())
         ):
             # Most often there is nothing to see to first, and whatever happens ends this wait.
             self._poller.wait(LONG_S)
@@ -289,21 +289,21 @@ class Consumer(End):
         return 0
 
     def _open_other(self, nbytes: int) -> None:
-        """Open what is no batch, which raises unless there is more to come."""
+        """Open a message that is no batch; raise unless there is more to come."""
         if self._end:
-            raise self._ended()
+            raise self._end_error()
         if not nbytes:
             self._finish("closed" if self._peer_was_left() else "died")
-            raise self._ended()
+            raise self._end_error()
         try:
             message = unpack(self._message[:nbytes])
             if message.kind == HELLO:
                 self._look()
             elif message.kind == STARVED:
-                self._starved_after = self._opener.ident
+                self._starved_after = self._decoder.ident
             elif message.kind == END:
                 self._finish("closed")
-                raise self._ended()
+                raise self._end_error()
             elif message.kind == FAILURE:
                 raise self._failure(message)
             else:
@@ -317,47 +317,47 @@ class Consumer(End):
         """Note that a message has been dealt with, though nothing came of it."""
         if isinstance(error, FormatError):
             self._finish("damaged")
-        self._opener.unfinished = None
+        self._decoder.unfinished = None
         self._message[0] = 0
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait until there is something to read, or the producer is gone; tell whether that is so."""
         while True:
-            most_s = self._tend()
+            max_s = self._tend()
             if self._is_over():
                 return True
-            left = most_s if deadline is None else max(0.0, deadline - _monotonic())
-            ready = self._poller.poll(min(left, most_s))
+            left = max_s if deadline is None else max(0.0, deadline - _monotonic())
+            ready = self._poller.poll(min(left, max_s))
             if ready:
                 if self._peer_fd in ready:
                     self._peer_has_died()
                 return True
             if self._is_asked_to_collect():
                 self._collect_garbage()
-            if left < most_s:
+            if left < max_s:
                 return False
-            self._returns.recover()
+            self._return_pipe.recover()
 
     def _is_over(self) -> bool:
-        """Tell whether the producer will not send anything any more; what it has sent may not be read yet."""
+        """Tell whether the producer will send nothing more; messages in the pipe may not be read yet."""
         return self._peer_dead or self._peer_is_closed()
 
     def _tend(self) -> float:
-        """Do what there is to do before waiting, and return for how long there is nothing more of it."""
+        """Flush returned blocks and look at the producer before waiting; return the seconds until the next look."""
         if self._peer_fd is None:
             self._peer_has_died()
-        if not self._returns.flush():
+        if not self._return_pipe.flush():
             return _FLUSH_S
         if self._is_asked_to_collect():
             return _GARBAGE_S
         return LOOK_S if self._peer_fd is None else LONG_S
 
     def _is_asked_to_collect(self) -> bool:
-        """Tell whether the producer has waited for a slot ever since the newest message."""
-        return self._starved_after == self._opener.ident
+        """Tell whether the producer has waited for a block ever since the newest message."""
+        return self._starved_after == self._decoder.ident
 
     def _collect_garbage(self) -> None:
-        """Give back the slots of batches that are garbage in a cycle of references, which nothing else would find."""
+        """Give back the blocks of batches that are garbage in a cycle of references, which nothing else would find."""
         begun = _monotonic()
         if begun >= self._next_collection:
             self._starved_after = -1
@@ -374,12 +374,12 @@ class Consumer(End):
         self._poller.unregister(descriptor)
 
     def _failure(self, message: Message) -> WorkerError:
-        start, nbytes = message.note_start, message.note_nbytes
+        start, nbytes = message.metadata_start, message.metadata_nbytes
         if start != FAILURE_START or nbytes > FAILURE_NBYTES:
-            raise FormatError("a message of failure must have its note where such notes lie, it has it elsewhere")
-        note = unpack_note(self._memory[start : start + nbytes].tobytes(), message.note_sum)
-        error = WorkerError(str(note.get("reason")))
-        error.add_note(str(note.get("details")))
+            raise FormatError("a message of failure must have its metadata in the header, it has it elsewhere")
+        metadata = unpack_metadata(self._memory[start : start + nbytes].tobytes(), message.metadata_sum)
+        error = WorkerError(str(metadata.get("reason")))
+        error.add_note(str(metadata.get("details")))
         return error
 
     # -- the end of it -------------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Consumer(End):
         pipe, self._pipe = self._pipe, ended
         os.close(pipe)
 
-    def _ended(self) -> SampleBatchError:
+    def _end_error(self) -> SampleBatchError:
         if self._end == "closed":
             return EndOfStreamError("the producer must be open to send more, and it has closed its end")
         if self._end == "died":
@@ -413,15 +413,15 @@ class Consumer(End):
     def _shut(self, *, told: bool) -> None:
         pipe, self._pipe = self._pipe, -1
         back, self._back = self._back, -1
-        if self._returns.descriptor >= 0:
+        if self._return_pipe.descriptor >= 0:
             if told:
-                self._returns.give(GOODBYE_IDENT)
+                self._return_pipe.give(GOODBYE_IDENT)
             self._poller.close()
             # Arrays that are still held keep the pipe that they go back through.
-            self._returns.close()
-            self._returns = Returns()
-            self._lent = self._returns.lent
-            del self._opener
+            self._return_pipe.close()
+            self._return_pipe = ReturnPipe()
+            self._lent = self._return_pipe.lent
+            del self._decoder
         else:
             if told:
                 with contextlib.suppress(OSError):

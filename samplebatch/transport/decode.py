@@ -29,35 +29,35 @@ from samplebatch.errors import CapacityError, FormatError, SampleBatchError, Unt
 from samplebatch.names import SEQ_LENS
 from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.encode import AnyBatch
-from samplebatch.transport.lease import GOODBYE_IDENT, Lease, Returns, Tie
+from samplebatch.transport.lease import GOODBYE_IDENT, Lease, LeaseRef, ReturnPipe
 from samplebatch.transport.schema import (
     GRADIENT,
     NESTED_BATCH,
     SAMPLE_BATCH,
     SCALAR,
     Fixed,
-    Loose,
     Part,
     Place,
     Plan,
     Schema,
-    aligned,
+    Variable,
+    align,
 )
 from samplebatch.transport.wire import (
     COLUMN,
     DEFINES,
     ENV_STEPS,
     FLAGS,
-    LOOSE,
     OBJECTS,
     PLAIN,
     SCHEMA,
     VALUE,
+    VARIABLE,
     VERSION,
     count_of,
     flags_of,
     rows_in,
-    unpack_note,
+    unpack_metadata,
 )
 
 DAMAGE = (
@@ -73,22 +73,22 @@ DAMAGE = (
 """What Python, NumPy, torch and the library raise where a message says what cannot be."""
 
 Root = npt.NDArray[np.uint8]
-"""The bytes of a slot; whoever has an array over them holds the slot."""
+"""The bytes of a block; whoever has an array over them holds the block."""
 
-_MOST_SCHEMAS = 1 << 12
+_MAX_SCHEMAS = 1 << 12
 _BYTE: Final = np.dtype(np.uint8)
 _UP: Final = ALIGNMENT - 1
 _ndarray = np.ndarray
 _new = object.__new__
 
 Cut = Callable[[int], Root]
-"""Cuts the next buffer of so many bytes."""
+"""Cuts the next buffer, of a given number of bytes."""
 
 
 def decode(
-    schema: Schema, plan: Plan, note: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool = False
+    schema: Schema, plan: Plan, metadata: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Put a batch together over the bytes of its slot.
+    """Put a batch together over the bytes of its block.
 
     Parameters
     ----------
@@ -96,12 +96,12 @@ def decode(
         What its columns are.
     plan
         Where they lie.
-    note
+    metadata
         What else the message says.
     root
-        The slot, which has at least the plan's bytes.
+        The block, which has at least the plan's bytes.
     cut
-        Cuts the buffers of loose columns, one after the other.
+        Cuts the buffers of variable columns, one after the other.
     allow_pickle
         Whether pickled columns may be unpickled.
 
@@ -112,24 +112,24 @@ def decode(
     FormatError
         If they do not agree; or another of `DAMAGE`.
     """
-    entries = note.get(LOOSE) or [()] * len(schema.parts)
+    entries = metadata.get(VARIABLE) or [()] * len(schema.parts)
     bound = MemoryBound("the message", root.nbytes)
-    loose = [Loosened(own, cut, bound, allow_pickle=allow_pickle) for own in entries]
+    variable = [VariableColumns(own, cut, bound, allow_pickle=allow_pickle) for own in entries]
     if schema.kind == NESTED_BATCH:
-        return build_tree(schema.parts[0], plan.parts[0], root, loose[0])
-    flags = [flags_of(own) for own in note[FLAGS]] if FLAGS in note else [DEFAULT] * len(schema.parts)
+        return build_tree(schema.parts[0], plan.parts[0], root, variable[0])
+    flags = [flags_of(own) for own in metadata[FLAGS]] if FLAGS in metadata else [DEFAULT] * len(schema.parts)
     batches = [
         _sample_batch(part, places, root, own, own_flags)
-        for part, places, own, own_flags in zip(schema.parts, plan.parts, loose, flags, strict=True)
+        for part, places, own, own_flags in zip(schema.parts, plan.parts, variable, flags, strict=True)
     ]
     if schema.kind == SAMPLE_BATCH:
         return batches[0]
     labels = [part.label for part in schema.parts]
-    return MultiAgentBatch._of(dict(zip(labels, batches, strict=True)), count_of(note[ENV_STEPS]))
+    return MultiAgentBatch._of(dict(zip(labels, batches, strict=True)), count_of(metadata[ENV_STEPS]))
 
 
-class Loosened:
-    """The loose columns of one part, put together one after the other."""
+class VariableColumns:
+    """The variable columns of one batch of a message, put together one after the other."""
 
     def __init__(self, entries: Iterable[Any], cut: Cut, bound: MemoryBound, *, allow_pickle: bool = False) -> None:
         self._entries = iter(entries)
@@ -138,7 +138,7 @@ class Loosened:
         self._allow_pickle = allow_pickle
 
     def entry(self) -> Any:
-        """Return what the note says of the next one; raises as `decode` does."""
+        """Return the entry of the next column in the metadata; raises as `decode` does."""
         return next(self._entries)
 
     def column(self, name: str, entry: Any) -> Column:
@@ -146,7 +146,7 @@ class Loosened:
         header, sizes = entry
         buffers = [self._cut(count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
-            # Objects may keep what they are made from, and are not to hold the slot.
+            # Objects may keep what they are made from, and are not to hold the block.
             buffers = [buffer.copy() for buffer in buffers]
             try:
                 ObjectColumn.check_dumped(header, buffers, name, self._bound)
@@ -163,13 +163,13 @@ class Loosened:
             ) from error
 
 
-def _sample_batch(part: Part, places: list[Place], root: Root, loose: Loosened, flags: Flags) -> SampleBatch:
+def _sample_batch(part: Part, places: list[Place], root: Root, variable: VariableColumns, flags: Flags) -> SampleBatch:
     columns: dict[str, Column] = {}
-    if part.has_loose:
+    if part.has_variable:
         fixed = iter(places)
         for column in part.columns:
-            if isinstance(column, Loose):
-                columns[column.name] = loose.column(column.name, loose.entry())
+            if isinstance(column, Variable):
+                columns[column.name] = variable.column(column.name, variable.entry())
             else:
                 columns[column.name] = fixed_column(next(fixed), root)
     else:
@@ -187,20 +187,20 @@ def _sample_batch(part: Part, places: list[Place], root: Root, loose: Loosened, 
 
 
 def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
-    """Make a column over its place in a slot."""
+    """Make a column over its place in a block."""
     column, shape, offset = place
     values: npt.NDArray[Any] = _ndarray(shape, column.dtype, root, offset)
     return TensorColumn(values) if column.torch is None else TorchColumn.from_bits(values, column.torch)
 
 
-def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], loose: Loosened) -> Batch:
-    """Put a nested batch together over the bytes of its slot; raises as `decode` does."""
+def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], variable: VariableColumns) -> Batch:
+    """Put a nested batch together over the bytes of its block; raises as `decode` does."""
     columns, fixed = iter(part.columns), iter(places)
 
     def leaf(path: str) -> Any:
         column = next(columns)
-        if isinstance(column, Loose):
-            return _loose_leaf(loose, path)
+        if isinstance(column, Variable):
+            return _variable_leaf(variable, path)
         return _fixed_leaf(column, next(fixed), root)
 
     batch = _build(part.structure, leaf, "")
@@ -227,15 +227,15 @@ def _fixed_leaf(column: Fixed, place: Place, root: npt.NDArray[np.uint8]) -> Any
     return values[()] if SCALAR in column.form else values
 
 
-def _loose_leaf(loose: Loosened, path: str) -> Any:
-    what, *entry = loose.entry()
+def _variable_leaf(variable: VariableColumns, path: str) -> Any:
+    what, *entry = variable.entry()
     if what == VALUE:
         (value,) = entry
         if type(value) not in PLAIN:
-            raise FormatError("a message must have plain values in its note, it has others")
+            raise FormatError("a message must have plain values in its metadata, it has others")
         return value
     shape, *described = entry
-    column = loose.column(path, described)
+    column = variable.column(path, described)
     if what == COLUMN:
         return column
     if what != OBJECTS or not isinstance(column, ObjectColumn):
@@ -248,13 +248,13 @@ def _loose_leaf(loose: Loosened, path: str) -> Any:
     return column.values.reshape(shape)
 
 
-class SlotColumns:
-    """What stands for the columns in the window of a batch: their places in a slot, which it keeps.
+class BlockColumns:
+    """The columns in the window of a batch that was received: their places in a block, which they keep.
 
     Parameters
     ----------
     root
-        The bytes of the slot.
+        The bytes of the block.
     places
         Where the columns lie, by name.
     """
@@ -274,8 +274,8 @@ class SlotColumns:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, name: str) -> Unmade:
-        return Unmade(self._root, self._places[name])
+    def __getitem__(self, name: str) -> LazyColumn:
+        return LazyColumn(self._root, self._places[name])
 
     @classmethod
     def batch(
@@ -291,8 +291,8 @@ class SlotColumns:
         return batch
 
 
-class Unmade:
-    """A column that is made when it is known which of its rows are wanted."""
+class LazyColumn:
+    """A column in a block that is made when it is known which of its rows are wanted."""
 
     __slots__ = ("_place", "_root")
 
@@ -310,28 +310,28 @@ class Unmade:
         return column
 
 
-class Opener:
-    """Opens the messages of one channel, one after the other.
+class Decoder:
+    """The consumer's decoder of the messages of one channel, one after the other.
 
     Parameters
     ----------
     memory
         The region.
     returns
-        Where slots go back.
+        Where blocks go back.
     allow_pickle
         Whether pickled columns may be unpickled.
 
     Attributes
     ----------
     ident
-        Number of the newest message that a slot was leased for; 0 if there is none yet.
+        Number of the newest message that a block was leased for; 0 if there is none yet.
     unfinished
         The lease of the message that is being opened, until the caller has its batch. One that was interrupted is
         opened again with it.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], returns: Returns, *, allow_pickle: bool = False) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], returns: ReturnPipe, *, allow_pickle: bool = False) -> None:
         self._memory = memory
         self._lent, self._gone = returns.lent, returns.gone
         self._allow_pickle = allow_pickle
@@ -340,7 +340,7 @@ class Opener:
         self.unfinished: Lease | None = None
 
     def open(self, fields: tuple[Any, ...]) -> AnyBatch:
-        """Make a batch over the slot of a message, and lease the slot. The caller sets `unfinished` to None after it.
+        """Make a batch over the block of a message, and lease the block. The caller sets `unfinished` to None after it.
 
         Parameters
         ----------
@@ -354,29 +354,29 @@ class Opener:
         UntrustedPickleError
             If a column is pickled and that is not allowed; names it.
         """
-        _, version, _, flags, number, ident, start, nbytes, _, note_nbytes, _, rows, _ = fields
+        _, version, _, flags, number, ident, start, nbytes, _, metadata_nbytes, _, rows, _ = fields
         memory = self._memory
         try:
             if version != VERSION:
                 raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends need one release")
             if start & _UP or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
                 raise FormatError(
-                    f"a message's slot must lie within the {memory.nbytes - HEADER_NBYTES} bytes of the arena, it does "
-                    "not"
+                    f"a message's block must lie within the {memory.nbytes - HEADER_NBYTES} bytes of the arena, "
+                    "it does not"
                 )
             lease = self.unfinished
             if lease is None:
                 if not self.ident < ident < GOODBYE_IDENT:
                     raise FormatError(f"a message must have a number greater than {self.ident}, got {ident}")
                 lease = Lease((nbytes,), _BYTE, memory, start)
-                tie = Tie(lease, self._gone)
-                # No call stands between these, so no signal does: the slot is leased as a whole or not at all.
-                tie.ident = ident
-                self._lent[ident] = tie
+                reference = LeaseRef(lease, self._gone)
+                # No call stands between these, so no signal does: the block is leased as a whole or not at all.
+                reference.ident = ident
+                self._lent[ident] = reference
                 self.ident = ident
                 self.unfinished = lease
-            if note_nbytes:
-                batch = self._noted(fields, lease)
+            if metadata_nbytes:
+                batch = self._open_with_metadata(fields, lease)
             else:
                 schema = self._schemas.get(number)
                 if schema is None or flags:
@@ -385,7 +385,7 @@ class Opener:
                 if plan.nbytes > nbytes:
                     raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
                 if plan.by_name is not None:
-                    batch = SlotColumns.batch(lease, plan.by_name, rows, schema.parts[0].nested)
+                    batch = BlockColumns.batch(lease, plan.by_name, rows, schema.parts[0].nested)
                 else:
                     batch = decode(schema, plan, {}, lease, _no_buffers, allow_pickle=self._allow_pickle)
         except (FormatError, UntrustedPickleError):
@@ -394,31 +394,31 @@ class Opener:
             raise FormatError(f"a message must say what fits its schema, it does not: {error}") from error
         return batch
 
-    def _noted(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
-        """Open a batch whose message has a note."""
-        _, _, _, flags, number, _, start, nbytes, note_start, note_nbytes, note_sum, rows, _ = fields
+    def _open_with_metadata(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
+        """Open a batch whose message has metadata."""
+        _, _, _, flags, number, _, start, nbytes, metadata_start, metadata_nbytes, metadata_sum, rows, _ = fields
         memory = self._memory
-        if note_start & _UP or note_start < HEADER_NBYTES or note_start + note_nbytes > memory.nbytes:
-            raise FormatError("a message's note must lie in the arena, it does not")
-        note = unpack_note(memory[note_start : note_start + note_nbytes].tobytes(), note_sum)
+        if metadata_start & _UP or metadata_start < HEADER_NBYTES or metadata_start + metadata_nbytes > memory.nbytes:
+            raise FormatError("a message's metadata must lie in the arena, it does not")
+        metadata = unpack_metadata(memory[metadata_start : metadata_start + metadata_nbytes].tobytes(), metadata_sum)
         if flags & DEFINES:
-            if number >= _MOST_SCHEMAS:
-                raise FormatError(f"a schema must have a number below {_MOST_SCHEMAS}, got {number}")
-            self._schemas[number] = Schema.read(note.get(SCHEMA))
+            if number >= _MAX_SCHEMAS:
+                raise FormatError(f"a schema must have a number below {_MAX_SCHEMAS}, got {number}")
+            self._schemas[number] = Schema.read(metadata.get(SCHEMA))
         schema = self._schemas.get(number)
         if schema is None:
             raise FormatError(f"a message must have a schema that is known, and number {number} is not")
-        plan = schema.plan(*rows_in(note, rows))
+        plan = schema.plan(*rows_in(metadata, rows))
         if plan.nbytes > nbytes:
             raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
-        cut = _Cut(lease, memory, start, nbytes, note_start + aligned(note_nbytes)).cut
-        return decode(schema, plan, note, lease, cut, allow_pickle=self._allow_pickle)
+        cut = _Cut(lease, memory, start, nbytes, metadata_start + align(metadata_nbytes)).cut
+        return decode(schema, plan, metadata, lease, cut, allow_pickle=self._allow_pickle)
 
 
 class _Cut:
-    """Cuts the buffers of loose columns, each behind the other at an aligned place.
+    """Cuts the buffers of variable columns, each behind the other at an aligned place.
 
-    They lie behind the note, which lies in the message's slot, or in another slot of the same message.
+    They lie behind the metadata, which lies in the message's block, or in another block of the same message.
     """
 
     def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:
@@ -430,9 +430,9 @@ class _Cut:
 
     def cut(self, nbytes: int) -> npt.NDArray[np.uint8]:
         cut: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._root, self._at)
-        self._at += aligned(nbytes)
+        self._at += align(nbytes)
         return cut
 
 
 def _no_buffers(nbytes: int) -> npt.NDArray[np.uint8]:
-    raise FormatError(f"a message with a buffer of {nbytes} bytes must have a note, it has none")
+    raise FormatError(f"a message with a buffer of {nbytes} bytes must have metadata, it has none")

@@ -1,10 +1,10 @@
-"""Encoding: a batch taken apart into a schema, arrays that go to places that it determines, and a note.
+"""Encoding: a batch taken apart into a schema, arrays whose places the schema determines, and metadata.
 
 Nothing is pickled but Python objects that Arrow cannot hold, and those only if the channel allows it.
 
 Of a nested batch the leaves come in the order in which one meets them. An array or tensor is a fixed column, one
-without an axis of rows too. All other leaves are loose: plain values stand in the note, whole columns and arrays of
-objects are written as an `ObjectColumn` writes them.
+without an axis of rows too. All other leaves are variable: plain values stand in the metadata, whole columns and arrays
+of objects are written as an `ObjectColumn` writes them.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from samplebatch.transport.schema import (
     SCALAR,
     WHOLE,
     Fixed,
-    Loose,
     Part,
     Rows,
     Schema,
-    frozen,
+    Variable,
+    freeze,
 )
 from samplebatch.transport.wire import (
     COLUMN,
     ENV_STEPS,
     FLAGS,
-    LOOSE,
     OBJECTS,
     PLAIN,
     VALUE,
+    VARIABLE,
     plain_flags,
 )
 
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
 """What a channel carries."""
 
-_MOST_SCHEMAS = 1024
+_MAX_SCHEMAS = 1024
 _FIXED_KINDS = "biufcSUmM"
 _ndarray = np.ndarray
 
@@ -70,40 +70,40 @@ class Frame:
         Rows of each part.
     arrays
         The values of its fixed columns, in order over all parts.
-    note
+    metadata
         What the schema and the rows do not say, as JSON can hold it; empty if that is nothing.
     buffers
-        The buffers of its loose columns.
+        The buffers of its variable columns.
     """
 
-    __slots__ = ("arrays", "buffers", "note", "rows", "schema")
+    __slots__ = ("arrays", "buffers", "metadata", "rows", "schema")
 
     def __init__(
         self,
         schema: Schema,
         rows: Rows,
         arrays: list[npt.NDArray[Any]],
-        note: dict[str, Any],
+        metadata: dict[str, Any],
         buffers: list[npt.NDArray[np.uint8]],
     ) -> None:
         self.schema = schema
         self.rows = rows
         self.arrays = arrays
-        self.note = note
+        self.metadata = metadata
         self.buffers = buffers
 
 
-class Taken:
-    """The columns of one part, taken apart one after the other."""
+class PartEncoder:
+    """The columns of one batch of a message, taken apart one after the other."""
 
-    __slots__ = ("allow_pickle", "arrays", "buffers", "counts", "key", "loose")
+    __slots__ = ("allow_pickle", "arrays", "buffers", "counts", "key", "variable")
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         self.allow_pickle = allow_pickle
         self.key: list[tuple[Any, ...]] = []
         self.arrays: list[npt.NDArray[Any]] = []
         self.counts: list[int] = []
-        self.loose: list[Any] = []
+        self.variable: list[Any] = []
         self.buffers: list[npt.NDArray[np.uint8]] = []
 
     @property
@@ -124,13 +124,13 @@ class Taken:
             self.key.append((name, values.dtype, tuple(shape[1:]), dtype_name, ""))
         else:
             self.key.append((name,))
-            self.loose.append(self.dump(name, column))
+            self.variable.append(self.dump(name, column))
             return
         self.arrays.append(values)
         self.counts.append(len(values))
 
     def dump(self, name: str, column: Column) -> list[Any]:
-        """Take a loose column apart into a header and the sizes of its buffers, which are kept.
+        """Take a variable column apart into a header and the sizes of its buffers, which are kept.
 
         Raises
         ------
@@ -194,11 +194,11 @@ class Encoder:
         if isinstance(batch, MultiAgentBatch):
             return self._of_multi_agent(batch)
         if isinstance(batch, Batch):
-            taken = Taken(allow_pickle=self._allow_pickle)
+            taken = PartEncoder(allow_pickle=self._allow_pickle)
             structure = take_tree(batch, taken)
             schema = self.intern(NESTED_BATCH, (("", tuple(taken.key), structure),))
-            note = {LOOSE: [taken.loose]} if taken.loose else {}
-            return Frame(schema, (taken.rows,), taken.arrays, note, taken.buffers)
+            metadata = {VARIABLE: [taken.variable]} if taken.variable else {}
+            return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
         raise ColumnTypeError(
             f"a channel carries SampleBatch, MultiAgentBatch and Batch, got a {type(batch).__name__}; make one of it"
         )
@@ -234,35 +234,35 @@ class Encoder:
 
     def _of_sample_batch(self, batch: SampleBatch, columns: Mapping[str, Column]) -> Frame:
         taken = self._take(columns)
-        schema = self.intern(SAMPLE_BATCH, (("", tuple(taken.key), frozen(batch._nested)),))
-        note: dict[str, Any] = {}
+        schema = self.intern(SAMPLE_BATCH, (("", tuple(taken.key), freeze(batch._nested)),))
+        metadata: dict[str, Any] = {}
         if batch._flags != DEFAULT:
-            note[FLAGS] = [plain_flags(batch._flags)]
-        if taken.loose:
-            note[LOOSE] = [taken.loose]
-        return Frame(schema, (taken.rows,), taken.arrays, note, taken.buffers)
+            metadata[FLAGS] = [plain_flags(batch._flags)]
+        if taken.variable:
+            metadata[VARIABLE] = [taken.variable]
+        return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
 
     def _of_multi_agent(self, batch: MultiAgentBatch) -> Frame:
         parts = [(policy, own, self._take(own._all())) for policy, own in batch.policy_batches.items()]
         schema = self.intern(
             MULTI_AGENT_BATCH,
-            tuple([(policy, tuple(taken.key), frozen(own._nested)) for policy, own, taken in parts]),
+            tuple([(policy, tuple(taken.key), freeze(own._nested)) for policy, own, taken in parts]),
         )
-        note: dict[str, Any] = {ENV_STEPS: int(batch.count)}
+        metadata: dict[str, Any] = {ENV_STEPS: int(batch.count)}
         if any(own._flags != DEFAULT for _, own, _ in parts):
-            note[FLAGS] = [plain_flags(own._flags) for _, own, _ in parts]
-        if any(taken.loose for _, _, taken in parts):
-            note[LOOSE] = [taken.loose for _, _, taken in parts]
+            metadata[FLAGS] = [plain_flags(own._flags) for _, own, _ in parts]
+        if any(taken.variable for _, _, taken in parts):
+            metadata[VARIABLE] = [taken.variable for _, _, taken in parts]
         return Frame(
             schema,
             tuple([taken.rows for _, _, taken in parts]),
             [array for _, _, taken in parts for array in taken.arrays],
-            note,
+            metadata,
             [buffer for _, _, taken in parts for buffer in taken.buffers],
         )
 
-    def _take(self, columns: Mapping[str, Column]) -> Taken:
-        taken = Taken(allow_pickle=self._allow_pickle)
+    def _take(self, columns: Mapping[str, Column]) -> PartEncoder:
+        taken = PartEncoder(allow_pickle=self._allow_pickle)
         for name, column in columns.items():
             taken.add(name, column)
         return taken
@@ -272,8 +272,8 @@ class Encoder:
         key = (kind, parts)
         schema = self._schemas.get(key)
         if schema is None:
-            if len(self._schemas) >= _MOST_SCHEMAS:
-                # Numbers begin anew: a message that defines one replaces what had it.
+            if len(self._schemas) >= _MAX_SCHEMAS:
+                # Numbers begin at 0 again: a message that defines one replaces its earlier schema.
                 for old in self._schemas.values():
                     old.number = None
                 self.next_number = 0
@@ -288,18 +288,18 @@ class Encoder:
         for schema in self._schemas.values():
             schema.forget_targets()
 
-    def told(self, schema: Schema) -> None:
-        """Note that the consumer knows a schema from now on, by the next number."""
+    def mark_known(self, schema: Schema) -> None:
+        """Record that the consumer knows a schema from now on, by the next number."""
         schema.number = self.next_number
         self.next_number += 1
 
 
-def _column(key: tuple[Any, ...]) -> Fixed | Loose:
-    return Loose(*key) if len(key) == 1 else Fixed(*key)
+def _column(key: tuple[Any, ...]) -> Fixed | Variable:
+    return Variable(*key) if len(key) == 1 else Fixed(*key)
 
 
-def take_tree(source: Node, taken: Taken, prefix: str = "") -> tuple[Any, ...]:
-    """Take a tree apart, and return its structure: pairs of a name and, unless it is a leaf, what stands under it.
+def take_tree(source: Node, taken: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
+    """Take a tree apart, and return its structure: pairs of a name and the structure under it, None for a leaf.
 
     Raises
     ------
@@ -324,12 +324,12 @@ def take_tree(source: Node, taken: Taken, prefix: str = "") -> tuple[Any, ...]:
             _take_array(np.asarray(value), taken, SCALAR)
         else:
             taken.key.append(("",))
-            taken.loose.append(_take_loose(value, taken, prefix + name))
+            taken.variable.append(_dump_variable_leaf(value, taken, prefix + name))
         structure.append((name, None))
     return tuple(structure)
 
 
-def _take_array(values: npt.NDArray[Any], taken: Taken, form: str, torch: str | None = None) -> None:
+def _take_array(values: npt.NDArray[Any], taken: PartEncoder, form: str, torch: str | None = None) -> None:
     taken.arrays.append(values)
     if values.ndim:
         taken.counts.append(len(values))
@@ -338,7 +338,7 @@ def _take_array(values: npt.NDArray[Any], taken: Taken, form: str, torch: str | 
     taken.key.append(("", values.dtype.newbyteorder("="), values.shape[1:], torch, form))
 
 
-def _take_tensor(tensor: Any, taken: Taken, path: str) -> None:
+def _take_tensor(tensor: Any, taken: PartEncoder, path: str) -> None:
     import torch
 
     if tensor.device.type != "cpu":
@@ -352,7 +352,7 @@ def _take_tensor(tensor: Any, taken: Taken, path: str) -> None:
     _take_array(values, taken, GRADIENT if tensor.requires_grad else "", dtype_name)
 
 
-def _take_loose(value: Any, taken: Taken, path: str) -> list[Any]:
+def _dump_variable_leaf(value: Any, taken: PartEncoder, path: str) -> list[Any]:
     if type(value) in PLAIN:
         return [VALUE, value]
     if isinstance(value, Column):
@@ -364,22 +364,22 @@ def _take_loose(value: Any, taken: Taken, path: str) -> list[Any]:
 
 
 def _alone(value: Any) -> npt.NDArray[Any]:
-    """Make an array of one object, whatever it is."""
+    """Make an array of shape (1,) of an object of any type."""
     row = np.empty(1, object)
     row[0] = value
     return row
 
 
-def halves(batch: AnyBatch) -> Sequence[AnyBatch]:
+def halve(batch: AnyBatch) -> Sequence[AnyBatch]:
     """Return views of the first and the second half of a batch; none if it cannot be split.
 
     Sequences are not cut. A `MultiAgentBatch` is split between environment steps, for which it needs `eps_id` and `t`.
 
     Examples
     --------
-    >>> [part["a"].tolist() for part in halves(SampleBatch(a=[1, 2, 3]))]
+    >>> [part["a"].tolist() for part in halve(SampleBatch(a=[1, 2, 3]))]
     [[1], [2, 3]]
-    >>> halves(SampleBatch(a=[1]))
+    >>> halve(SampleBatch(a=[1]))
     []
     """
     parts: Sequence[AnyBatch]

@@ -72,7 +72,7 @@ class Gathering:
             raise ChannelClosedError("a gathering must be open to be received from, and it is closed")
 
     def __len__(self) -> int:
-        """Return the number of consumers whose streams have not ended."""
+        """Return the number of consumers that may still receive."""
         return len(self._open)
 
     def __iter__(self) -> Self:
@@ -119,7 +119,7 @@ class Gathering:
                 if batch is not None:
                     return batch
             if not self._open:
-                raise self._ended()
+                raise self._end_error()
             self._wait(deadline)
             if not self._ready and deadline is not None and _monotonic() >= deadline:
                 raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did")
@@ -170,7 +170,7 @@ class Gathering:
         if self._open and not self._ready:
             self._ready += [self._open[descriptor] for descriptor in self._poller.poll(wait_s)]
 
-    def _ended(self) -> SampleBatchError:
+    def _end_error(self) -> SampleBatchError:
         if not self.lost or not self._raise_lost:
             return EndOfStreamError("a producer must be open to send more, and all of them have closed their ends")
         places = sorted(self._places[consumer] for consumer in self.lost)

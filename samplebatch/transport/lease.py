@@ -1,7 +1,7 @@
-"""Lease: the life of a slot at the consumer.
+"""Lease: the receiver's hold on a block, and the pipe by which blocks return.
 
-The arrays of a batch lie in its slot and keep a `Lease` alive, and so does everything made of them: slices, tensors,
-Arrow arrays. When the last one is gone, in whatever order and on whatever thread, the slot's number goes back to the
+The arrays of a batch lie in its block and keep a `Lease` alive, and so does everything made of them: slices, tensors,
+Arrow arrays. When the last one is gone, in any order and on any thread, the block's number goes back to the
 producer.
 """
 
@@ -26,20 +26,20 @@ _write = os.write
 
 
 class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a slot, shape (nbytes,): what the arrays over it hang on.
+    """The receiver's hold on a block: its bytes, shape (nbytes,), which every array over it keeps alive.
 
     Attributes
     ----------
     first
-        The lease of the message's first slot, where this is another slot of it.
+        The lease of the message's first block, where this is another block of it.
     """
 
     __slots__ = ("first",)
     first: Lease
 
 
-class Tie(weakref.ref[Lease]):
-    """What notices that a lease is gone.
+class LeaseRef(weakref.ref[Lease]):
+    """The weak reference to a lease that returns its block when the lease is gone.
 
     Attributes
     ----------
@@ -51,37 +51,37 @@ class Tie(weakref.ref[Lease]):
     ident: int
 
 
-class Returns:
-    """The pipe that slots go back through: a number of 8 bytes each, which is written at once or not at all.
+class ReturnPipe:
+    """The pipe that blocks go back through: a number of 8 bytes each, which is written at once or not at all.
 
-    A slot may be given back at any moment, in the middle of giving back another and from several threads: so nothing is
-    locked. A number that is not written for certain is written again; the producer takes each but once.
+    A block may be given back at any moment, in the middle of giving back another and from several threads: so nothing
+    is locked. A number that is not written for certain is written again; the producer takes each but once.
 
     Attributes
     ----------
     descriptor
         The pipe; -1 before `open`.
     lent
-        The ties of the leases that are out, by number.
+        The references of the leases that are out, by number.
     """
 
     def __init__(self) -> None:
         self.descriptor = -1
         self._process = 0
         self._pending: deque[int] = deque()
-        self.lent: dict[int, Tie] = {}
+        self.lent: dict[int, LeaseRef] = {}
 
     def open(self, descriptor: int) -> None:
-        """Give slots back through a pipe, which belongs to this object from here on, and in this process."""
+        """Give blocks back through a pipe, which belongs to this object from here on, and in this process."""
         self._process = this_process[0]
         self.descriptor = descriptor
 
-    def gone(self, tie: Tie) -> None:
-        """Give back what a lease stood for; the lease's tie calls it."""
-        self.give(tie.ident)
+    def gone(self, reference: LeaseRef) -> None:
+        """Return the block of a lease that is gone; the lease's reference calls it."""
+        self.give(reference.ident)
 
     def give(self, ident: int) -> None:
-        """Give back the slots of a message."""
+        """Give back the blocks of a message."""
         if self._process != this_process[0]:
             # A forked child has copies of leases that are its parent's.
             return
@@ -113,9 +113,9 @@ class Returns:
         return bool(self._pending)
 
     def recover(self) -> None:
-        """Give back the slots whose leases are gone without having done so, because a signal came in between."""
-        for ident, tie in list(self.lent.items()):
-            if tie() is None:
+        """Return the blocks of leases that are gone and did not do so because a signal interrupted them."""
+        for ident, reference in list(self.lent.items()):
+            if reference() is None:
                 self.give(ident)
 
     def close(self) -> None:
@@ -123,6 +123,6 @@ class Returns:
         self.lent.clear()
 
     def __del__(self) -> None:
-        # Not before: a thread that is giving back a slot must not write to a file that got the same number.
+        # Not before: a thread that is giving back a block must not write to a file that got the same number.
         if self.descriptor >= 0:
             os.close(self.descriptor)

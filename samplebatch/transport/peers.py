@@ -25,7 +25,7 @@ _MAX_PID = (1 << 31) - 1
 """No process has a higher number: what says so is no word of a process that was there."""
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """A process, told apart from a later one with the same number.
 
     Attributes
@@ -41,17 +41,17 @@ class Identity(NamedTuple):
 
     @classmethod
     def own(cls) -> Self:
-        """Return the calling process's.
+        """Return the calling process's identity.
 
-        >>> Identity.own().pid == os.getpid()
+        >>> ProcessIdentity.own().pid == os.getpid()
         True
         """
         pid = os.getpid()
         return cls(pid, (_state_of(pid) or ("", 0))[1])
 
 
-class Watch:
-    """A process that is watched.
+class ProcessWatch:
+    """A process that the end of a channel or broadcast watches.
 
     Where there are descriptors of processes it holds one, which is readable once the process has ended.
 
@@ -62,15 +62,15 @@ class Watch:
 
     Examples
     --------
-    >>> watch = Watch(Identity.own())
+    >>> watch = ProcessWatch(ProcessIdentity.own())
     >>> watch.is_alive()
     True
     >>> watch.close()
-    >>> Watch(Identity(os.getpid(), started=1)).is_alive()
+    >>> ProcessWatch(ProcessIdentity(os.getpid(), started=1)).is_alive()
     False
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ProcessIdentity) -> None:
         self.identity = identity
         self._descriptor = _open(identity.pid)
         # Asked after opening: what is open now is this process, or it is gone.
@@ -104,10 +104,10 @@ class Watch:
             self.close()
 
 
-def is_alive(identity: Identity) -> bool:
+def is_alive(identity: ProcessIdentity) -> bool:
     """Tell whether a process still runs, without watching it any longer.
 
-    >>> is_alive(Identity.own()), is_alive(Identity(os.getpid(), started=1))
+    >>> is_alive(ProcessIdentity.own()), is_alive(ProcessIdentity(os.getpid(), started=1))
     (True, False)
     """
     return _is_there(identity)
@@ -123,7 +123,7 @@ def _open(pid: int) -> int:
         return -1
 
 
-def _is_there(identity: Identity) -> bool:
+def _is_there(identity: ProcessIdentity) -> bool:
     if not 0 < identity.pid <= _MAX_PID:
         return False
     try:
@@ -164,8 +164,8 @@ class Recipient:
         self._started = weakref.ref(started)
 
     @classmethod
-    def being_spawned(cls) -> Self | None:
-        """Return the process that is being pickled for, if one is."""
+    def find_spawning(cls) -> Self | None:
+        """Find the process that is being pickled for; None if there is none."""
         spawning = context.get_spawning_popen()
         return None if spawning is None else cls(spawning)
 
@@ -179,11 +179,11 @@ class Recipient:
         except ValueError:
             # A process that is closed has ended before.
             return True
-        return pid is not None and not is_alive(Identity(pid, started=0))
+        return pid is not None and not is_alive(ProcessIdentity(pid, started=0))
 
 
-def being_forked() -> BaseProcess | None:
-    """Return the process whose `start` is forking in this thread, if one is."""
+def find_forking() -> BaseProcess | None:
+    """Find the process whose `start` is forking in this thread; None if there is none."""
     frame = sys._getframe()
     while frame.f_code is not BaseProcess.start.__code__:
         if frame.f_back is None:
@@ -200,20 +200,20 @@ def arguments_of(started: BaseProcess) -> Iterator[Any]:
     yield from list(vars(started).values())
 
 
-class Given(ABC):
-    """An end that one process has, and that notes whom it is given to."""
+class Transferable(ABC):
+    """An end that one process has, and that records the process it is given to."""
 
     @abstractmethod
     def _give(self, recipient: Recipient | None) -> bool:
-        """Note that a process that may not run yet is given the end; tell whether it was there to be given."""
+        """Record that a process that may not run yet is given the end; tell whether it was there to be given."""
 
 
 def _give_to_child() -> None:
-    """Note which ends a process is given that is about to be forked."""
-    started = being_forked()
+    """Record which ends a process is given that is about to be forked."""
+    started = find_forking()
     if started is not None:
         for value in arguments_of(started):
-            if isinstance(value, Given):
+            if isinstance(value, Transferable):
                 value._give(Recipient(started))
 
 
@@ -264,7 +264,7 @@ class Poller:
         self._poll.unregister(descriptor)
 
     def poll(self, timeout_s: float | None) -> list[int]:
-        """Wait until one or more are readable, for at most so many seconds, and return which."""
+        """Wait until descriptors are readable, for `timeout_s` seconds at most, and return them."""
         if timeout_s is None:
             found = self._poll.poll()
         else:

@@ -17,26 +17,26 @@ import numpy.typing as npt
 
 from samplebatch.column.threads import copy_all
 from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, SampleBatchError
-from samplebatch.transport.arena import Slot, Slots
+from samplebatch.transport.arena import Block, Blocks
 from samplebatch.transport.channel_end import (
     CLOSED,
     CONSUMER,
-    FAILURE_NBYTES,
     FAILURE_START,
     HEADER_NBYTES,
     LONG_S,
     LOOK_S,
     PRODUCER,
     WATCHED,
-    End,
-    described,
+    ChannelEnd,
+    describe_error,
+    pack_failure,
     this_process,
 )
-from samplebatch.transport.encode import AnyBatch, Encoder, halves
+from samplebatch.transport.encode import AnyBatch, Encoder, halve
 from samplebatch.transport.peers import Recipient, deadline_of
 from samplebatch.transport.region import Region
 from samplebatch.transport.reservation import Reservation
-from samplebatch.transport.reservation_spec import Layout, Like, rows_of
+from samplebatch.transport.reservation_spec import Like, ReservationSpec, rows_of
 from samplebatch.transport.schema import Plan, Schema
 from samplebatch.transport.wire import (
     BATCH,
@@ -49,31 +49,27 @@ from samplebatch.transport.wire import (
     VERSION,
     pack,
     pack_body,
-    pack_note,
     pack_sum,
     put,
     size_of,
-    written,
+    write_metadata,
 )
 
 _WATCH_S = 0.05
-"""Seconds after which it is noticed at the latest that the consumer's process has died while slots are still free."""
+"""Seconds after which it is noticed at the latest that the consumer's process has died while blocks are still free."""
 
 _STARVED_S = 0.05
-"""Seconds without a slot after which the consumer is told so."""
-
-_MOST_REASON, _MOST_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
-"""Characters: JSON may take six bytes for one, and twelve where it takes two of Python's."""
+"""Seconds without a block after which the consumer is told so."""
 
 _monotonic = time.monotonic
 _write = os.write
 
 
-class Producer(End):
+class Producer(ChannelEnd):
     """The end of a channel that batches are sent from; `samplebatch.channel` makes it.
 
     It belongs to the first process that uses it, and to one thread of it at a time. As a context manager it closes
-    itself, and if an exception ends the block, the consumer is told that and what it was; to enter the block is to use
+    itself, and if an exception ends the `with` statement, the consumer is told of it; to enter the statement is to use
     it. A process that has sent its end to another should close its own copy, as with `multiprocessing.Pipe`.
     """
 
@@ -87,10 +83,10 @@ class Producer(End):
         self._pipe = pipe
         self._back = back
 
-    def _bound(self) -> None:
-        self._slots = Slots(HEADER_NBYTES, self._memory.nbytes, self._back)
+    def _begin(self) -> None:
+        self._blocks = Blocks(HEADER_NBYTES, self._memory.nbytes, self._back)
         self._encoder = Encoder(allow_pickle=self._allow_pickle)
-        self._reserved: tuple[Layout, Schema] | None = None
+        self._reserved: tuple[ReservationSpec, Schema] | None = None
         self._poll = select.poll()
         self._poll.register(self._back, select.POLLIN)
         self._poll.register(self._pipe, 0)
@@ -110,10 +106,10 @@ class Producer(End):
     @property
     def sent(self) -> int:
         """Number of batches sent: after a `send` or `commit` that a signal has interrupted, it tells whether it was."""
-        return self._slots.sent + self._slots.is_sent if self._owner else 0
+        return self._blocks.sent + self._blocks.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
-        """Copy a batch into a slot, and send it.
+        """Copy a batch into a block, and send it.
 
         Parameters
         ----------
@@ -121,7 +117,7 @@ class Producer(End):
             A `SampleBatch`, `MultiAgentBatch` or `Batch`. Whatever becomes of it after that, the consumer has what it
             was.
         timeout_s
-            Seconds to wait for a slot to be free, None for as long as it takes. This is the back-pressure.
+            Seconds to wait for a block to be free, None for as long as it takes. This is the back-pressure.
         split
             Whether a batch that is larger than half of the arena may go as several, of fewer rows each: rows, whole
             sequences, or the environment steps of a `MultiAgentBatch`. Its parts may have been sent when this raises.
@@ -131,7 +127,7 @@ class Producer(End):
         CapacityError
             If it does not fit in the arena, and may not or cannot be split; names both sizes.
         ChannelTimeoutError
-            If no slot was free in time. Nothing was sent then. It is the consumer that frees them: a batch larger than
+            If no block was free in time. Nothing was sent then. It is the consumer that frees them: a batch larger than
             half of the arena has to wait until that one has let go of every other.
         ChannelClosedError
             If the consumer has closed its end, or this end is closed.
@@ -167,29 +163,29 @@ class Producer(End):
         frame = self._encoder.encode(batch)
         rows = frame.rows
         plan = frame.schema.plan(rows, rows)
-        note = written(frame.schema, rows, rows, frame.note)
+        metadata = write_metadata(frame.schema, rows, rows, frame.metadata)
         nbytes = plan.nbytes
-        if note or frame.buffers:
-            nbytes += size_of(note, frame.buffers)
-        if nbytes > self._slots.arena.nbytes // 2:
+        if metadata or frame.buffers:
+            nbytes += size_of(metadata, frame.buffers)
+        if nbytes > self._blocks.arena.nbytes // 2:
             # A consumer that waits for one part often has the one before still.
-            parts = halves(batch) if split else []
+            parts = halve(batch) if split else []
             if parts:
                 for part in parts:
                     self._send(part, deadline, split=True)
                 return
-            if nbytes > self._slots.arena.nbytes:
+            if nbytes > self._blocks.arena.nbytes:
                 hint = "send it with split=True, in smaller parts or through a larger channel"
                 raise self._too_large(nbytes, "make the channel larger" if split else hint)
-        slot = self._take(nbytes, deadline)
-        copy_all(plan.targets(self._memory, slot[0]), frame.arrays, plan.nbytes)
-        note_start = slot[0] + plan.nbytes
-        if note:
-            put(self._memory, note_start, note, frame.buffers)
-        self._commit(frame.schema, rows, (slot,), note_start, note, deadline)
+        block = self._take(nbytes, deadline)
+        copy_all(plan.targets(self._memory, block[0]), frame.arrays, plan.nbytes)
+        metadata_start = block[0] + plan.nbytes
+        if metadata:
+            put(self._memory, metadata_start, metadata, frame.buffers)
+        self._commit(frame.schema, rows, (block,), metadata_start, metadata, deadline)
 
     def reserve(self, like: Like, rows: int | Mapping[str, int], timeout_s: float | None = None) -> Reservation:
-        """Take a slot whose columns are then filled in place, and sent by `Reservation.commit` without a copy.
+        """Reserve a block whose columns are filled in place, and sent by `Reservation.commit` without a copy.
 
         Parameters
         ----------
@@ -199,12 +195,12 @@ class Producer(End):
         rows
             Rows that there is to be room for; of a `MultiAgentBatch`, by policy, or one number for all.
         timeout_s
-            Seconds to wait for a slot to be free, None for as long as it takes.
+            Seconds to wait for a block to be free, None for as long as it takes.
 
         Raises
         ------
         CapacityError
-            If so many rows do not fit in the arena; names both sizes.
+            If the rows do not fit in the arena; names both sizes.
         RowIndexError
             If a number of rows is negative, or not given for every policy.
         ColumnTypeError
@@ -222,19 +218,19 @@ class Producer(End):
             raise
 
     def _reserve(self, like: Like, rows: int | Mapping[str, int], deadline: float | None) -> Reservation:
-        layout, schema = self._reserved or (None, None)
-        if layout is None or schema is None or not layout.fits(like):
-            layout = Layout.of(like)
-            schema = self._encoder.intern(layout.kind, layout.schema)
-            self._reserved = layout, schema
-        rooms = rows_of(rows, layout)
+        spec, schema = self._reserved or (None, None)
+        if spec is None or schema is None or not spec.fits(like):
+            spec = ReservationSpec.of(like)
+            schema = self._encoder.intern(spec.kind, spec.schema)
+            self._reserved = spec, schema
+        rooms = rows_of(rows, spec)
         plan = schema.plan(rooms, rooms)
-        if plan.nbytes > self._slots.arena.nbytes:
+        if plan.nbytes > self._blocks.arena.nbytes:
             raise self._too_large(plan.nbytes, "reserve fewer rows or make the channel larger")
-        slot = self._take(plan.roomy_nbytes, deadline)
-        made = Reservation(self, layout, schema, rooms, plan, slot)
-        self._slots.reserved[slot[0]] = slot, ref(made)
-        self._slots.is_settled = True
+        block = self._take(plan.roomy_nbytes, deadline)
+        made = Reservation(self, spec, schema, rooms, plan, block)
+        self._blocks.reserved[block[0]] = block, ref(made)
+        self._blocks.is_settled = True
         return made
 
     def _send_reserved(
@@ -242,38 +238,38 @@ class Producer(End):
         schema: Schema,
         rows: tuple[int, ...],
         rooms: tuple[int, ...],
-        slot: Slot,
+        block: Block,
         plan: Plan,
-        note: dict[str, Any],
+        metadata: dict[str, Any],
         buffers: list[npt.NDArray[np.uint8]],
         timeout_s: float | None,
     ) -> None:
-        """Send what a reservation has filled. Where that fails, the slot is the reservation's still."""
+        """Send the filled block of a reservation. Where that fails, the block is the reservation's still."""
         deadline = None if timeout_s is None else deadline_of(timeout_s)
-        self._slots.settle()
-        text = written(schema, rows, rooms, note)
-        note_start = slot[0] + plan.nbytes
-        own: tuple[Slot, ...] = ()
+        self._blocks.settle()
+        text = write_metadata(schema, rows, rooms, metadata)
+        metadata_start = block[0] + plan.nbytes
+        own: tuple[Block, ...] = ()
         if text:
             nbytes = size_of(text, buffers)
-            if nbytes > slot[1] - plan.nbytes:
-                if nbytes > self._slots.arena.nbytes:
+            if nbytes > block[1] - plan.nbytes:
+                if nbytes > self._blocks.arena.nbytes:
                     raise self._too_large(nbytes, "give fewer extra columns or make the channel larger")
                 own = (self._take(nbytes, deadline),)
-                note_start = own[0][0]
-            put(self._memory, note_start, text, buffers)
-        self._commit(schema, rows, (slot, *own), note_start, text, deadline)
+                metadata_start = own[0][0]
+            put(self._memory, metadata_start, text, buffers)
+        self._commit(schema, rows, (block, *own), metadata_start, text, deadline)
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
 
     def _commit(
-        self, schema: Schema, rows: Any, taken: tuple[Slot, ...], note_start: int, note: bytes, deadline: float | None
+        self, schema: Schema, rows: Any, taken: tuple[Block, ...], at: int, metadata: bytes, deadline: float | None
     ) -> None:
-        """Send the message that makes slots the consumer's; where it raises, `Slots.is_sent` tells whether they are."""
-        slots = self._slots
+        """Send the message that makes blocks the consumer's; where it raises, `Blocks.is_sent` tells if they are."""
+        blocks = self._blocks
         number = schema.number
         start, nbytes = taken[0]
-        ident = slots.sending + 1
+        ident = blocks.sending + 1
         body = pack_body(
             MAGIC,
             VERSION,
@@ -283,73 +279,73 @@ class Producer(End):
             ident,
             start,
             nbytes,
-            note_start if note else 0,
-            len(note),
-            crc32(note) if note else 0,
+            at if metadata else 0,
+            len(metadata),
+            crc32(metadata) if metadata else 0,
             rows[0] if len(rows) == 1 and type(rows[0]) is int else 0,
         )
         raw = body + pack_sum(crc32(body))
-        slots.is_settled = False
+        blocks.is_settled = False
         # No call stands between these, so no signal does.
-        slots.sent += slots.is_sent
-        slots.is_sent = False
-        slots.sending = ident
-        slots.lent[ident] = taken
+        blocks.sent += blocks.is_sent
+        blocks.is_sent = False
+        blocks.sending = ident
+        blocks.lent[ident] = taken
         self._write(raw, deadline)
-        if slots.reserved:
-            slots.reserved.pop(start, None)
-        slots.is_settled = True
+        if blocks.reserved:
+            blocks.reserved.pop(start, None)
+        blocks.is_settled = True
         if number is None:
-            self._encoder.told(schema)
+            self._encoder.mark_known(schema)
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
-        """Write a message; wait while the pipe is full. `Slots.is_sent` is right wherever this raises."""
+        """Write a message; wait while the pipe is full. `Blocks.is_sent` is right wherever this raises."""
         if self._words[CONSUMER] == CLOSED:
             raise self._consumer_closed()
         now = _monotonic()
         if now - self._watched_at > _WATCH_S:
             self._watched_at = now
             self._wait(0.0)
-        slots = self._slots
+        blocks = self._blocks
         while True:
             try:
                 # A signal is dealt with after the call: from there on it is true.
-                slots.is_sent = True
+                blocks.is_sent = True
                 _write(self._pipe, raw)
                 return
             except BlockingIOError:
-                slots.is_sent = False
+                blocks.is_sent = False
                 self._wait_until(deadline, select.POLLOUT, "the consumer has more messages waiting than a pipe holds")
             except BrokenPipeError:
-                slots.is_sent = False
+                blocks.is_sent = False
                 raise self._consumer_gone() from None
 
-    def _take(self, nbytes: int, deadline: float | None) -> Slot:
-        """Take a slot; wait while none is free."""
-        slots = self._slots
-        slot = slots.take(nbytes)
-        if slot is not None:
-            return slot
-        while slot is None:
-            has_starved = slots.starved_for_s >= _STARVED_S
+    def _take(self, nbytes: int, deadline: float | None) -> Block:
+        """Take a block; wait while none is free."""
+        blocks = self._blocks
+        block = blocks.take(nbytes)
+        if block is not None:
+            return block
+        while block is None:
+            has_starved = blocks.starved_for_s >= _STARVED_S
             if has_starved and not self._has_asked:
                 self._has_asked = True
                 self._ask_for_collection()
-            why = f"the consumer holds {len(slots.lent)} messages, and no {nbytes} bytes are free"
+            why = f"the consumer holds {len(blocks.lent)} messages, and no {nbytes} bytes are free"
             self._wait_until(deadline, 0, why, LONG_S if has_starved else _STARVED_S)
-            slot = slots.take(nbytes)
-        slots.starved_since = None
+            block = blocks.take(nbytes)
+        blocks.starved_since = None
         self._has_asked = False
-        return slot
+        return block
 
     def _ask_for_collection(self) -> None:
-        """Look for slots that are garbage in a cycle of references, in this process or that of the consumer."""
+        """Look for blocks that are garbage in a cycle of references, in this process or that of the consumer."""
         self._say(STARVED)
-        if self._slots.reserved or self._peer_identity().pid == this_process[0]:
+        if self._blocks.reserved or self._peer_identity().pid == this_process[0]:
             gc.collect()
 
-    def _wait_until(self, deadline: float | None, events: int, why: str, most_s: float = LONG_S) -> None:
-        """Wait for the consumer to do something: to give back a slot, or to make room in the pipe.
+    def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = LONG_S) -> None:
+        """Wait for the consumer to do something: to give back a block, or to make room in the pipe.
 
         Raises
         ------
@@ -363,8 +359,8 @@ class Producer(End):
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
             raise ChannelTimeoutError(f"a batch must find room in the time given, and there was none: {why}")
-        most_s = min(most_s, LOOK_S if self._peer_fd is None else LONG_S)
-        left = most_s if left is None else min(left, most_s)
+        max_s = min(max_s, LOOK_S if self._peer_fd is None else LONG_S)
+        left = max_s if left is None else min(left, max_s)
         self._poll.modify(self._pipe, events)
         try:
             self._wait(left)
@@ -389,14 +385,14 @@ class Producer(End):
         self._poll.unregister(descriptor)
 
     def _consumer_gone(self) -> SampleBatchError:
-        """Word the error for a consumer whose descriptors are gone; it may have closed its end in order before."""
+        """Word the error for a consumer whose descriptors are closed; it may have closed its end in order before."""
         return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
     def _consumer_closed(self) -> ChannelClosedError:
         return ChannelClosedError("the consumer must be open to be sent anything, and it has closed its end")
 
     def _too_large(self, nbytes: int, hint: str) -> CapacityError:
-        most = self._slots.arena.nbytes
+        most = self._blocks.arena.nbytes
         return CapacityError(f"a batch must fit in the channel's arena of {most} bytes, and it takes {nbytes}; {hint}")
 
     # -- the end of it -------------------------------------------------------------------------------------------------
@@ -419,21 +415,21 @@ class Producer(End):
             As `send` does.
         """
         self._own()
-        text = pack_note({"reason": reason[-_MOST_REASON:], "details": details[-_MOST_DETAILS:]})
+        text = pack_failure(reason, details)
         self._memory[FAILURE_START : FAILURE_START + len(text)] = np.frombuffer(text, np.uint8)
-        slots = self._slots
-        slots.settle()
-        slots.sent += slots.is_sent
-        slots.is_sent = False
-        slots.sending += 1
-        raw = pack(FAILURE, ident=slots.sending, note_start=FAILURE_START, note_nbytes=len(text), note_sum=crc32(text))
-        self._write(raw, _monotonic() + 1)
+        blocks = self._blocks
+        blocks.settle()
+        blocks.sent += blocks.is_sent
+        blocks.is_sent = False
+        blocks.sending += 1
+        text_at = {"metadata_start": FAILURE_START, "metadata_nbytes": len(text), "metadata_sum": crc32(text)}
+        self._write(pack(FAILURE, ident=blocks.sending, **text_at), _monotonic() + 1)
         # It is no batch.
-        slots.is_sent = False
+        blocks.is_sent = False
 
     def _fail(self, error: BaseException) -> None:
         with contextlib.suppress(OSError, SampleBatchError):
-            self.fail(*described(error))
+            self.fail(*describe_error(error))
 
     def _shut(self, *, told: bool) -> None:
         pipe, self._pipe = self._pipe, -1

@@ -20,18 +20,18 @@ from samplebatch.errors import CapacityError, ChannelClosedError, ColumnTypeErro
 from samplebatch.transport import weights
 from samplebatch.transport.board import Board
 from samplebatch.transport.encode import Encoder, Frame, bytes_of
-from samplebatch.transport.peers import Given, Identity, Recipient, arguments_of
+from samplebatch.transport.peers import ProcessIdentity, Recipient, Transferable, arguments_of
 from samplebatch.transport.region import Region
-from samplebatch.transport.schema import aligned
-from samplebatch.transport.wire import ROWS, SCHEMA, pack_note
+from samplebatch.transport.schema import align
+from samplebatch.transport.wire import ROWS, SCHEMA, pack_metadata
 
 WEIGHTS: Final = "w"
-"""In the note of a publication: whether it is weights and no batch."""
+"""Name of the entry of a publication's metadata that tells weights from a batch."""
 
 _getpid = os.getpid
 
 
-class Publisher(Given):
+class Publisher(Transferable):
     """The end of a broadcast that publishes; `samplebatch.broadcast` makes it.
 
     It belongs to the first process that publishes or closes it; when that has died, to the next. Until then it is the
@@ -52,7 +52,7 @@ class Publisher(Given):
         self._encoder = Encoder(allow_pickle=allow_pickle)
         self._described: tuple[Any, bytes] = (None, b"")
         self._at_exit: util.Finalize | None = None
-        util.register_after_fork(self, type(self)._forked)
+        util.register_after_fork(self, type(self)._after_fork)
 
     @property
     def version(self) -> int:
@@ -76,13 +76,13 @@ class Publisher(Given):
         return self._board is None
 
     def publish(self, value: Any) -> int:
-        """Publish a batch or weights, in the place of what was published before. This never waits for a reader.
+        """Publish a batch or weights in place of the publication before. This never waits for a reader.
 
         Parameters
         ----------
         value
             A `SampleBatch`, `MultiAgentBatch` or `Batch`, or a dict of arrays and tensors, flat or nested. It is
-            copied: whatever becomes of it after that, readers have what it was. Gradients do not go along with weights.
+            copied: readers are not affected by later changes of it. Gradients do not go along with weights.
 
         Returns
         -------
@@ -119,7 +119,7 @@ class Publisher(Given):
             frame, kind = self._encode(value)
             plan = frame.schema.plan(frame.rows, frame.rows)
             head = self._describe(frame, kind)
-            sizes = [aligned(buffer.nbytes) for buffer in frame.buffers]
+            sizes = [align(buffer.nbytes) for buffer in frame.buffers]
             nbytes = plan.nbytes + sum(sizes)
             if nbytes + len(head) > board.slot_nbytes:
                 raise CapacityError(
@@ -144,14 +144,14 @@ class Publisher(Given):
         board, self._board = self._board, None
         if board is None:
             return
-        if self._owner == _getpid() or (self._holder == _getpid() and board.writer == Identity.own()):
+        if self._owner == _getpid() or (self._holder == _getpid() and board.writer == ProcessIdentity.own()):
             board.close()
         if self._at_exit is not None:
             self._at_exit.cancel()
         board.region.close()
 
     def _encode(self, value: Any) -> tuple[Frame, int]:
-        """Take apart what is to be published, and tell whether it is weights."""
+        """Encode a batch or weights; return the frame, and 1 for weights, 0 for a batch."""
         if isinstance(value, SampleBatch | MultiAgentBatch | Batch):
             return self._encoder.encode(value), 0
         if isinstance(value, Mapping):
@@ -162,10 +162,10 @@ class Publisher(Given):
 
     def _describe(self, frame: Frame, kind: int) -> bytes:
         """Describe a publication; the description of the one before is used again if it fits."""
-        key = (frame.schema, frame.rows, kind, frame.note)
+        key = (frame.schema, frame.rows, kind, frame.metadata)
         if key != self._described[0]:
-            described = {**frame.note, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
-            self._described = key, pack_note(described)
+            described = {**frame.metadata, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
+            self._described = key, pack_metadata(described)
         return self._described[1]
 
     def _own(self) -> Board:
@@ -196,7 +196,7 @@ class Publisher(Given):
             self._at_exit.cancel()
         self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         """Hold an end in a child of `multiprocessing` that it was made for, or that has just been given it."""
         process = multiprocessing.current_process()
         if self._holder == _getpid() or any(value is self for value in arguments_of(process)):
@@ -214,10 +214,10 @@ class Publisher(Given):
             raise ChannelClosedError("a publisher must be open to be used, and it is closed")
         return self._board
 
-    def _handed_over(self) -> Region:
-        """Return what goes to another process, unless this one publishes already."""
+    def _hand_over(self) -> Region:
+        """Return the memory for another process to publish in, unless this one publishes already."""
         board = self._open()
-        if not self._give(Recipient.being_spawned()):
+        if not self._give(Recipient.find_spawning()):
             raise OwnershipError(
                 "a publisher must be sent to another process before it has published, and it has; make another one"
             )
@@ -240,7 +240,7 @@ class Publisher(Given):
 
 
 def _close(reference: weakref.ref[Publisher]) -> None:
-    """Close an end whose process ends in order, so that it is not taken for dead."""
+    """Close an end whose process exits in order, so that it is not taken for dead."""
     publisher = reference()
     if publisher is not None:
         publisher.close()

@@ -1,4 +1,4 @@
-"""Region: a block of shared memory that has no name, and is handed to other processes by its descriptor."""
+"""Region: shared memory that has no name, and is handed to other processes by its descriptor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NAMED_FOLDER = "/dev/shm"
 _MEMINFO = "/proc/meminfo"
 _GROUPS = "/proc/self/cgroup"
 _MOUNT = "/sys/fs/cgroup"
-_MOST_NBYTES = 1 << 16
+_MAX_NBYTES = 1 << 16
 
 _system = ctypes.CDLL(None, use_errno=True)
 _mmap = _system.mmap
@@ -367,7 +367,7 @@ def _machine() -> int | None:
 
 
 def _control_groups() -> Iterator[int | None]:
-    """Yield what is left in each group that bounds the process, of both versions of the interface."""
+    """Yield the bytes left in each control group that bounds the process, of both versions of the interface."""
     try:
         lines = _text(_GROUPS).splitlines()
     except OSError:
@@ -406,7 +406,7 @@ def _text(path: str) -> str:
     """Read one of the kernel's small files, in one piece and without the layers that other files need."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return os.read(descriptor, _MOST_NBYTES).decode()
+        return os.read(descriptor, _MAX_NBYTES).decode()
     finally:
         os.close(descriptor)
 

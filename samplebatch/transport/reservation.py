@@ -1,4 +1,4 @@
-"""Reservation: a slot whose columns are filled where they lie."""
+"""Reservation: a block whose columns are filled in place."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from samplebatch.errors import (
     no_such_column,
 )
 from samplebatch.transport.decode import fixed_column
-from samplebatch.transport.reservation_spec import Completed, Layout, complete, rows_of
+from samplebatch.transport.reservation_spec import CompletePart, ReservationSpec, complete, rows_of
 from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, Place, Plan, Schema
-from samplebatch.transport.wire import ENV_STEPS, FLAGS, LOOSE, plain_flags
+from samplebatch.transport.wire import ENV_STEPS, FLAGS, VARIABLE, plain_flags
 
 _BYTE = np.dtype(np.uint8)
 
 if TYPE_CHECKING:
-    from samplebatch.transport.arena import Slot
+    from samplebatch.transport.arena import Block
     from samplebatch.transport.producer import Producer
 
 
-class Held(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a reserved slot: when nothing looks at them any more and they were not sent, they are free again."""
+class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """The bytes of a reserved block: when no array looks at them any more and they were not sent, they are free."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Held(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 class Columns(Mapping[str, Any]):
     """The columns of one batch of a reservation, by dotted name; a nested column is handed out nested."""
 
-    def __init__(self, root: Held, places: Mapping[str, Place], nested: Mapping[str, Structure]) -> None:
+    def __init__(self, root: ReservedBytes, places: Mapping[str, Place], nested: Mapping[str, Structure]) -> None:
         self._root = root
         self._places = places
         self._nested = nested
@@ -82,11 +82,11 @@ class Columns(Mapping[str, Any]):
 
 
 class Reservation:
-    """A slot of the arena, laid out for a number of rows, to be filled in place and sent without a copy.
+    """A block of the arena, laid out for a number of rows, to be filled in place and sent without a copy.
 
-    `Producer.reserve` makes it. `reservation["obs"]` is the array of a column, which lies in the slot; of a
-    `MultiAgentBatch`, `reservation["policy"]["obs"]`. They hold whatever was there before. As a context manager it
-    sends all rows at the end of the block if nothing was sent before, and cancels itself if an exception ends it.
+    `Producer.reserve` makes it. `reservation["obs"]` is the array of a column, which lies in the block; of a
+    `MultiAgentBatch`, `reservation["policy"]["obs"]`. They hold arbitrary values at first. As a context manager it
+    sends all rows at the end if nothing was sent before, and cancels itself if an exception ends it.
 
     Attributes
     ----------
@@ -97,11 +97,11 @@ class Reservation:
     --------
     >>> from samplebatch import channel
     >>> producer, consumer = channel(1 << 20)
-    >>> with producer.reserve({"obs": ("f4", (2,)), "rewards": "f8"}, rows=100) as slot:
+    >>> with producer.reserve({"obs": ("f4", (2,)), "rewards": "f8"}, rows=100) as block:
     ...     for t in range(3):
-    ...         slot["obs"][t] = t
-    ...         slot["rewards"][t] = 0.5
-    ...     slot.commit(3)
+    ...         block["obs"][t] = t
+    ...         block["rewards"][t] = 0.5
+    ...     block.commit(3)
     >>> batch = consumer.recv()
     >>> batch["obs"].tolist(), batch["rewards"].sum()
     ([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], np.float64(1.5))
@@ -110,27 +110,33 @@ class Reservation:
     """
 
     def __init__(
-        self, producer: Producer, layout: Layout, schema: Schema, rooms: tuple[int, ...], plan: Plan, slot: Slot
+        self,
+        producer: Producer,
+        spec: ReservationSpec,
+        schema: Schema,
+        rooms: tuple[int, ...],
+        plan: Plan,
+        block: Block,
     ) -> None:
         self._producer = producer
-        self._layout = layout
+        self._spec = spec
         self._schema = schema
         self._rooms = rooms
         self._plan = plan
-        self._slot = slot
+        self._block = block
         self._is_open = True
-        self._root: Held | None = None
+        self._root: ReservedBytes | None = None
         self._parts: list[Columns] = []
         self._by_name: Mapping[str, Any] | None = None
 
-    def _opened(self) -> Mapping[str, Any]:
+    def _open_columns(self) -> Mapping[str, Any]:
         """Return the columns by name, which are made when they are first asked for."""
         if self._by_name is None:
             self._require_open()
             self._producer._own()
-            root = self._root = Held((self._slot[1],), _BYTE, self._producer._memory, self._slot[0])
-            self._producer._slots.reserved[self._slot[0]] = self._slot, ref(root)
-            parts, kind = self._layout.parts, self._layout.kind
+            root = self._root = ReservedBytes((self._block[1],), _BYTE, self._producer._memory, self._block[0])
+            self._producer._blocks.reserved[self._block[0]] = self._block, ref(root)
+            parts, kind = self._spec.parts, self._spec.kind
             own = [Columns(root, places, part.nested) for part, places in zip(parts, self._plan.names, strict=True)]
             self._parts = own
             if kind == SAMPLE_BATCH:
@@ -148,18 +154,18 @@ class Reservation:
     @property
     def rows(self) -> Any:
         """Rows that there is room for; of a `MultiAgentBatch`, by policy."""
-        if self._layout.kind == MULTI_AGENT_BATCH:
-            return {part.label: room for part, room in zip(self._layout.parts, self._rooms, strict=True)}
+        if self._spec.kind == MULTI_AGENT_BATCH:
+            return {part.label: room for part, room in zip(self._spec.parts, self._rooms, strict=True)}
         return self._rooms[0]
 
     def __getitem__(self, name: str) -> Any:
-        return self._opened()[name]
+        return self._open_columns()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._opened())
+        return iter(self._open_columns())
 
     def __len__(self) -> int:
-        return len(self._opened())
+        return len(self._open_columns())
 
     def commit(
         self,
@@ -185,14 +191,14 @@ class Reservation:
             that the reservation is like have to be given here if they cannot be filled in place: Python objects, rows
             of varying shape, compressed rows, and what has one row for each sequence.
         timeout_s
-            Seconds to wait for a slot for the extra columns, and for room in the pipe.
+            Seconds to wait for a block for the extra columns, and for room in the pipe.
 
         Raises
         ------
         RowIndexError
             If more rows are sent than there is room for, or fewer than none.
         ColumnMismatchError
-            If a column that has to be given is not, or one that lies in the slot is; names it.
+            If a column that has to be given is not, or one that lies in the block is; names it.
         ColumnLengthError, SequenceError
             If the extra columns do not fit the rows.
         ReleasedError
@@ -205,68 +211,70 @@ class Reservation:
         if not self._is_open:
             self._require_open()
         self._producer._own()
-        layout, schema = self._layout, self._schema
-        rows = self._rooms if rows_used is None else rows_of(rows_used, layout)
+        spec, schema = self._spec, self._schema
+        rows = self._rooms if rows_used is None else rows_of(rows_used, spec)
         if rows is not self._rooms:
             for used, room in zip(rows, self._rooms, strict=True):
                 if used > room:
                     raise RowIndexError(f"a reservation of {room} rows must be sent with at most as many, got {used}")
-        note: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         buffers: list[npt.NDArray[np.uint8]] = []
-        if extra or not layout.is_simple:
-            flags = [part.flags for part in layout.parts]
-            if extra or any(part.given for part in layout.parts):
-                completed = self._completed(rows, extra or {})
-                schema = self._producer._encoder.intern(layout.kind, tuple([own.schema for own in completed]))
+        if extra or not spec.is_simple:
+            flags = [part.flags for part in spec.parts]
+            if extra or any(part.given for part in spec.parts):
+                completed = self._complete_parts(rows, extra or {})
+                schema = self._producer._encoder.intern(spec.kind, tuple([own.schema for own in completed]))
                 flags = [own.flags for own in completed]
-                note[LOOSE] = [own.loose for own in completed]
+                metadata[VARIABLE] = [own.variable for own in completed]
                 buffers = [buffer for own in completed for buffer in own.buffers]
             if any(own != DEFAULT for own in flags):
-                note[FLAGS] = [plain_flags(own) for own in flags]
-            if layout.kind == MULTI_AGENT_BATCH:
+                metadata[FLAGS] = [plain_flags(own) for own in flags]
+            if spec.kind == MULTI_AGENT_BATCH:
                 if env_steps is None:
                     raise ValueError("env_steps must be given for a MultiAgentBatch, and is not")
-                note[ENV_STEPS] = int(env_steps)
-        slots = self._producer._slots
-        before = slots.sending
+                metadata[ENV_STEPS] = int(env_steps)
+        blocks = self._producer._blocks
+        before = blocks.sending
         try:
-            self._producer._send_reserved(schema, rows, self._rooms, self._slot, self._plan, note, buffers, timeout_s)
+            self._producer._send_reserved(
+                schema, rows, self._rooms, self._block, self._plan, metadata, buffers, timeout_s
+            )
         except Exception as error:
             if self._producer._was_closed_meanwhile(error):
                 raise self._producer._closed_error() from error
             raise
         finally:
             # No call comes before this, so no signal does: what was sent is the consumer's.
-            if slots.is_sent and slots.sending != before:
+            if blocks.is_sent and blocks.sending != before:
                 self._is_open = False
                 self._take_back()
 
-    def _completed(self, rows: tuple[int, ...], extra: Mapping[str, Any]) -> list[Completed]:
-        layout = self._layout
-        if layout.kind == NESTED_BATCH:
+    def _complete_parts(self, rows: tuple[int, ...], extra: Mapping[str, Any]) -> list[CompletePart]:
+        spec = self._spec
+        if spec.kind == NESTED_BATCH:
             raise ColumnTypeError("a reservation of a Batch takes no extra columns; reserve them too")
-        by_label = extra if layout.kind == MULTI_AGENT_BATCH else {"": extra}
-        strange = [label for label in by_label if label not in {part.label for part in layout.parts}]
+        by_label = extra if spec.kind == MULTI_AGENT_BATCH else {"": extra}
+        strange = [label for label in by_label if label not in {part.label for part in spec.parts}]
         if strange:
-            raise PolicyNotFoundError(f"no policy {strange[0]!r}; {near_names(strange[0], self._opened())}")
-        self._opened()
+            raise PolicyNotFoundError(f"no policy {strange[0]!r}; {near_names(strange[0], self._open_columns())}")
+        self._open_columns()
         completed = []
-        for part, columns, used in zip(layout.parts, self._parts, rows, strict=True):
+        for part, columns, used in zip(spec.parts, self._parts, rows, strict=True):
             filled = {name: columns.column(name).slice(0, used) for name in columns}
             own = by_label.get(part.label, {})
             completed.append(complete(part, filled, own, allow_pickle=self._producer._allow_pickle))
         return completed
 
     def cancel(self) -> None:
-        """Send nothing: the slot is free again once nothing looks at its arrays any more. Safe to call twice."""
+        """Send nothing: the block is free again once nothing looks at its arrays any more. Safe to call twice."""
         if self._is_open:
             self._is_open = False
             if self._root is None:
-                self._producer._slots.reserved[self._slot[0]] = self._slot, _nobody
+                self._producer._blocks.reserved[self._block[0]] = self._block, _nobody
             self._take_back()
 
     def _take_back(self) -> None:
-        """Take the arrays back, and let go of the slot."""
+        """Take the arrays back, and let go of the block."""
         for columns in self._parts:
             columns.take_back()
         self._root = self._by_name = None
@@ -282,7 +290,7 @@ class Reservation:
             self.commit()
 
     def __repr__(self) -> str:
-        state = f"{self._slot[1]} bytes" if self._is_open else "sent or cancelled"
+        state = f"{self._block[1]} bytes" if self._is_open else "sent or cancelled"
         return f"<Reservation of {self.rows} rows, {state}>"
 
 

@@ -1,4 +1,4 @@
-"""Layout: which columns of a batch like a given one can be filled in place, and which cannot."""
+"""ReservationSpec: which columns of a batch like a given one can be filled in place, and which cannot."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError
-from samplebatch.transport.encode import Taken, take_tree
-from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, SCALAR, WHOLE, frozen
+from samplebatch.transport.encode import PartEncoder, take_tree
+from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, SCALAR, WHOLE, freeze
 
 Like = SampleBatch | MultiAgentBatch | Batch | Mapping[str, Any]
 """A batch of the same columns, of any number of rows; or for each name a dtype, a pair of dtype and row shape, or a
@@ -31,7 +31,7 @@ dict of these."""
 _UNCHANGING = (str, tuple, type, *{type(np.dtype(code)) for code in np.typecodes["All"]})
 
 
-class PartLayout(NamedTuple):
+class PartSpec(NamedTuple):
     """The columns of one batch.
 
     Attributes
@@ -56,20 +56,20 @@ class PartLayout(NamedTuple):
     structure: Any
 
 
-def _structure(kind: str, part: PartLayout) -> Any:
+def _structure(kind: str, part: PartSpec) -> Any:
     if kind == NESTED_BATCH:
         return part.structure
-    return "" if part.given else frozen(part.nested)
+    return "" if part.given else freeze(part.nested)
 
 
-class Seen:
-    """The columns that a batch had, recognised by what they are, without a look into each.
+class SeenColumns:
+    """The columns that a batch had, recognised by identity, without a look into each.
 
     A column keeps its dtype and the shape of its rows for as long as it lives. The batch itself may change, and is not
     kept.
     """
 
-    __slots__ = ("_columns", "_flags", "_names", "_nested", "_ties")
+    __slots__ = ("_columns", "_flags", "_names", "_nested", "_references")
 
     def __init__(self, batch: SampleBatch) -> None:
         columns = batch._all()
@@ -78,7 +78,7 @@ class Seen:
         self._nested = batch._nested
         self._flags = batch._flags
         # Another column may get the number of one that is gone.
-        self._ties = [ref(column, self._forget) for column in columns.values()]
+        self._references = [ref(column, self._forget) for column in columns.values()]
 
     def _forget(self, _: ref[Column]) -> None:
         self._columns = []
@@ -96,15 +96,15 @@ class Seen:
         )
 
 
-class Layout:
-    """The kind of a batch, and the columns of its parts.
+class ReservationSpec:
+    """The kind of a batch and the columns of its parts, from which `Producer.reserve` lays a block out.
 
     Attributes
     ----------
     kind, parts
         As of a schema.
     is_simple
-        Whether there is nothing to be said or given beside the columns in the slot.
+        Whether there is nothing to be said or given beside the columns in the block.
     schema
         What `Encoder.intern` takes for the parts: without nesting if there are columns to be given.
     """
@@ -114,8 +114,8 @@ class Layout:
     def __init__(
         self,
         kind: str,
-        parts: tuple[PartLayout, ...],
-        seen: Sequence[Seen] = (),
+        parts: tuple[PartSpec, ...],
+        seen: Sequence[SeenColumns] = (),
         described: dict[str, Any] | None = None,
     ) -> None:
         self._seen = seen
@@ -126,7 +126,7 @@ class Layout:
         self.schema = tuple([(part.label, part.key, _structure(kind, part)) for part in parts])
 
     def fits(self, like: Like) -> bool:
-        """Tell quickly whether this is the layout of a batch; it may be told that it is not."""
+        """Tell quickly whether this is the spec of a batch; it may be told that it is not."""
         if isinstance(like, SampleBatch):
             return self.kind == SAMPLE_BATCH and bool(self._seen) and self._seen[0].has(like)
         if isinstance(like, MultiAgentBatch):
@@ -134,12 +134,12 @@ class Layout:
             return (
                 self.kind == MULTI_AGENT_BATCH
                 and list(own) == [part.label for part in self.parts]
-                and all(map(Seen.has, self._seen, own.values()))
+                and all(map(SeenColumns.has, self._seen, own.values()))
             )
         return self._described is not None and type(like) is dict and _are_same(like, self._described)
 
     @classmethod
-    def of(cls, like: Like) -> Layout:
+    def of(cls, like: Like) -> ReservationSpec:
         """Find the columns of a batch.
 
         Raises
@@ -148,10 +148,10 @@ class Layout:
             If it is no batch and no mapping; or if it is a `Batch` with a value that has no rows of numbers.
         """
         if isinstance(like, SampleBatch):
-            return cls(SAMPLE_BATCH, (_part("", like),), [Seen(like)])
+            return cls(SAMPLE_BATCH, (_part("", like),), [SeenColumns(like)])
         if isinstance(like, MultiAgentBatch):
             parts = tuple(_part(policy, batch) for policy, batch in like.items())
-            return cls(MULTI_AGENT_BATCH, parts, list(map(Seen, like.policy_batches.values())))
+            return cls(MULTI_AGENT_BATCH, parts, list(map(SeenColumns, like.policy_batches.values())))
         if isinstance(like, Batch):
             return cls(NESTED_BATCH, (_nested_part(like),))
         if isinstance(like, Mapping):
@@ -171,7 +171,7 @@ def _are_same(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
     )
 
 
-def _part(label: str, batch: SampleBatch) -> PartLayout:
+def _part(label: str, batch: SampleBatch) -> PartSpec:
     key: list[tuple[Any, ...]] = []
     given = []
     for name, column in batch._all().items():
@@ -184,18 +184,18 @@ def _part(label: str, batch: SampleBatch) -> PartLayout:
             key.append((name, values.dtype, tuple(shape[1:]), dtype_name, ""))
         else:
             given.append(name)
-    return PartLayout(label, tuple(key), tuple(given), batch._nested, batch._flags, None)
+    return PartSpec(label, tuple(key), tuple(given), batch._nested, batch._flags, None)
 
 
-def _nested_part(batch: Batch) -> PartLayout:
-    taken = Taken(allow_pickle=False)
+def _nested_part(batch: Batch) -> PartSpec:
+    taken = PartEncoder(allow_pickle=False)
     structure = take_tree(batch, taken)
-    if taken.loose or any(form in key[4] for key in taken.key for form in (WHOLE, SCALAR)):
+    if taken.variable or any(form in key[4] for key in taken.key for form in (WHOLE, SCALAR)):
         raise ColumnTypeError(
             "a Batch must have nothing but arrays and tensors with rows to be filled in place, and this one has other "
             "values; leave them out"
         )
-    return PartLayout("", tuple(taken.key), (), {}, DEFAULT, structure)
+    return PartSpec("", tuple(taken.key), (), {}, DEFAULT, structure)
 
 
 def _without_rows(described: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _empty(value: Any) -> Any:
     return np.empty((0, *row_shape), dtype)
 
 
-def rows_of(rows: Any, layout: Layout) -> tuple[int, ...]:
+def rows_of(rows: Any, spec: ReservationSpec) -> tuple[int, ...]:
     """Take a number of rows for every part: one number, or one by the policy's id.
 
     Raises
@@ -220,23 +220,23 @@ def rows_of(rows: Any, layout: Layout) -> tuple[int, ...]:
     RowIndexError
         If one is negative, or missing.
     """
-    if type(rows) is int and rows >= 0 and len(layout.parts) == 1:
+    if type(rows) is int and rows >= 0 and len(spec.parts) == 1:
         return (rows,)
     if isinstance(rows, Mapping):
-        missing = [part.label for part in layout.parts if part.label not in rows]
-        if missing or len(rows) != len(layout.parts):
+        missing = [part.label for part in spec.parts if part.label not in rows]
+        if missing or len(rows) != len(spec.parts):
             raise RowIndexError(
-                f"rows must be given for the policies {[part.label for part in layout.parts]}, got {list(rows)}"
+                f"rows must be given for the policies {[part.label for part in spec.parts]}, got {list(rows)}"
             )
-        found = tuple([int(rows[part.label]) for part in layout.parts])
+        found = tuple([int(rows[part.label]) for part in spec.parts])
     else:
-        found = (int(rows),) * len(layout.parts)
+        found = (int(rows),) * len(spec.parts)
     if min(found, default=0) < 0:
         raise RowIndexError(f"a number of rows must not be negative, got {min(found)}")
     return found
 
 
-class Completed(NamedTuple):
+class CompletePart(NamedTuple):
     """The columns of one batch, those included that were not filled in place.
 
     Attributes
@@ -245,25 +245,25 @@ class Completed(NamedTuple):
         What `Encoder.intern` takes for the part.
     flags
         Of the batch.
-    loose, buffers
-        What the columns beside those in the slot are, and their bytes.
+    variable, buffers
+        What the columns beside those in the block are, and their bytes.
     """
 
     schema: tuple[str, tuple[Any, ...], Any]
     flags: Flags
-    loose: list[Any]
+    variable: list[Any]
     buffers: list[npt.NDArray[np.uint8]]
 
 
 def complete(
-    part: PartLayout, filled: Mapping[str, Column], extra: Mapping[str, Any], *, allow_pickle: bool = False
-) -> Completed:
-    """Add columns to those that were filled in place.
+    part: PartSpec, filled: Mapping[str, Column], extra: Mapping[str, Any], *, allow_pickle: bool = False
+) -> CompletePart:
+    """Add columns to the ones that were filled in place.
 
     Parameters
     ----------
     part
-        The layout of these.
+        The spec of these.
     filled
         These, cut to the rows in use.
     extra
@@ -289,16 +289,16 @@ def complete(
             )
     for name in added.column_names:
         if name in filled:
-            raise ColumnMismatchError(f"column {name!r} lies in the slot, and must be filled there, not given as well")
-    taken = Taken(allow_pickle=allow_pickle)
+            raise ColumnMismatchError(f"column {name!r} lies in the block, and must be filled there, not given as well")
+    taken = PartEncoder(allow_pickle=allow_pickle)
     for name, column in added._all().items():
         taken.key.append((name,))
-        taken.loose.append(taken.dump(name, column))
+        taken.variable.append(taken.dump(name, column))
     nested = {**part.nested, **added._nested}
     # Columns that do not fit each other are refused here, and not where they arrive.
     whole = SampleBatch._of({**filled, **added._all()}, nested, replace(part.flags, max_seq_len=_width(part.flags)))
-    return Completed(
-        (part.label, part.key + tuple(taken.key), frozen(nested)), whole._flags, taken.loose, taken.buffers
+    return CompletePart(
+        (part.label, part.key + tuple(taken.key), freeze(nested)), whole._flags, taken.variable, taken.buffers
     )
 
 

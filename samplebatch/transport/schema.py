@@ -1,8 +1,8 @@
-"""Schema: what the columns of a message are, apart from how many rows they have.
+"""Schema: names, types and shapes of the columns of a message, without their number of rows.
 
 A schema goes to the other process once, and is referred to by number from then on. Columns whose rows have one shape
-are fixed: their places in a slot follow from the number of rows alone (`Plan`). All others are loose: what they are
-like is said anew in every message.
+are fixed: their places in a block follow from the number of rows alone (`Plan`). All others are variable: every message
+describes them by itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SCALAR: Final = "s"
 GRADIENT: Final = "g"
 """Form of a tensor that asks for a gradient."""
 
-_MOST_NBYTES = 1 << 62
+_MAX_NBYTES = 1 << 62
 """No array has more, not even one of no bytes whose other extents say so."""
 
-_MOST_PLANS = 64
-_MOST_TARGETS = 256
+_MAX_PLANS = 64
+_MAX_TARGETS = 256
 _UP = ALIGNMENT - 1
 _ndarray = np.ndarray
 
@@ -44,24 +44,24 @@ Rows = tuple[Any, ...]
 """For each part of a schema its number of rows, or one for each of its counted columns where they differ."""
 
 
-def aligned(nbytes: int) -> int:
-    """Round up to what the next column can begin at.
+def align(nbytes: int) -> int:
+    """Round up to the next offset at which a column can begin.
 
-    >>> aligned(0), aligned(1), aligned(64)
+    >>> align(0), align(1), align(64)
     (0, 64, 64)
     """
     return nbytes + _UP & ~_UP
 
 
 class Fixed(NamedTuple):
-    """A column whose rows have one shape.
+    """The description of a column whose rows have one shape.
 
     Attributes
     ----------
     name
         Its dotted name; empty in a nested batch, whose structure has the names.
     dtype
-        Of the bytes in the slot.
+        Of the bytes in the block.
     row_shape
         Shape of one row; of the whole if it has no axis of rows.
     torch
@@ -82,8 +82,8 @@ class Fixed(NamedTuple):
         return WHOLE not in self.form and SCALAR not in self.form
 
 
-class Loose(NamedTuple):
-    """A column that every message describes anew."""
+class Variable(NamedTuple):
+    """The name of a column that every message describes by itself."""
 
     name: str
 
@@ -102,18 +102,18 @@ class Part(NamedTuple):
         what stands under it: None for the next column, or such pairs.
     nested
         The structure of a `SampleBatch`'s nested columns, read.
-    has_loose
-        Whether a column is loose.
+    has_variable
+        Whether a column is variable.
     """
 
     label: str
-    columns: tuple[Fixed | Loose, ...]
+    columns: tuple[Fixed | Variable, ...]
     structure: Any
     nested: dict[str, Structure]
-    has_loose: bool
+    has_variable: bool
 
     @classmethod
-    def of(cls, label: str, columns: tuple[Fixed | Loose, ...], structure: Any) -> Part:
+    def of(cls, label: str, columns: tuple[Fixed | Variable, ...], structure: Any) -> Part:
         """Complete a part.
 
         Raises
@@ -122,11 +122,11 @@ class Part(NamedTuple):
             If the structure does not fit the columns.
         """
         nested = _nested(structure, columns) if isinstance(structure, str) and structure else {}
-        return cls(label, columns, structure, nested, any(isinstance(column, Loose) for column in columns))
+        return cls(label, columns, structure, nested, any(isinstance(column, Variable) for column in columns))
 
 
 class Place(NamedTuple):
-    """Where a fixed column lies in its slot, and what it is."""
+    """The offset of a fixed column in its block, and its shape and description."""
 
     column: Fixed
     shape: tuple[int, ...]
@@ -134,16 +134,16 @@ class Place(NamedTuple):
 
 
 class Plan:
-    """Where the fixed columns of a message lie, each at an aligned offset in its slot.
+    """Where the fixed columns of a message lie, each at an aligned offset in its block.
 
     Attributes
     ----------
     parts
         The places of each part's fixed columns, in order.
     nbytes
-        Bytes from the slot's beginning to the last column's end, rounded up.
+        Bytes from the block's beginning to the last column's end, rounded up.
     roomy_nbytes
-        The same, with room for a short note.
+        The same, with room for short metadata.
     names
         The places of each part by name, or in a nested batch by their number.
     by_name
@@ -156,14 +156,14 @@ class Plan:
     def __init__(self, parts: list[list[Place]], nbytes: int, names: list[dict[str, Place]], *, is_plain: bool) -> None:
         self.parts = parts
         self.nbytes = nbytes
-        # A note about rows that are not in use is no longer, most of the time.
+        # Metadata about rows that are not in use are no longer, most of the time.
         self.roomy_nbytes = nbytes + ALIGNMENT * (1 + len(parts))
         self.names = names
         self.by_name = names[0] if is_plain else None
         self._targets: dict[int, list[npt.NDArray[Any]]] = {}
 
     def arrays(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Make an array over the place of each column, in a slot that begins at `start`."""
+        """Make an array over the place of each column, in a block that begins at `start`."""
         return [
             _ndarray(shape, column.dtype, memory, start + offset)
             for places in self.parts
@@ -171,10 +171,10 @@ class Plan:
         ]
 
     def targets(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Give the same arrays as `arrays`, remembered: slots are used over and over."""
+        """Give the same arrays as `arrays`, remembered: blocks are used over and over."""
         found = self._targets.get(start)
         if found is None:
-            if len(self._targets) >= _MOST_TARGETS:
+            if len(self._targets) >= _MAX_TARGETS:
                 self._targets.clear()
             found = self._targets[start] = self.arrays(memory, start)
         return found
@@ -213,10 +213,10 @@ class Schema:
         self._simple_plans: dict[int, Plan] = {}
 
     def simple_plan(self, rows: int) -> Plan:
-        """Lay out one part, all of whose columns have as many rows, each in use."""
+        """Lay out one part whose columns have equally many rows, all in use."""
         plan = self._simple_plans.get(rows)
         if plan is None:
-            if len(self._simple_plans) >= _MOST_PLANS:
+            if len(self._simple_plans) >= _MAX_PLANS:
                 self._simple_plans.clear()
             plan = self._simple_plans[rows] = self._lay_out((rows,), (rows,))
         return plan
@@ -233,7 +233,7 @@ class Schema:
         """
         plan = self._plans.get((rooms, rows))
         if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
+            if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[rooms, rows] = self._lay_out(rooms, rows)
         return plan
@@ -246,10 +246,10 @@ class Schema:
             columns = [column for column in part.columns if isinstance(column, Fixed)]
             for column, most, count in zip(columns, _counts(columns, room), _counts(columns, used), strict=True):
                 shape = (count, *column.row_shape) if column.counted else column.row_shape
-                if count > most or prod([max(1, extent) for extent in shape]) * column.dtype.itemsize > _MOST_NBYTES:
+                if count > most or prod([max(1, extent) for extent in shape]) * column.dtype.itemsize > _MAX_NBYTES:
                     raise ValueError(f"{count} rows where there is room for {most}")
                 places.append(Place(column, shape, at))
-                at += aligned(most * prod(column.row_shape) * column.dtype.itemsize)
+                at += align(most * prod(column.row_shape) * column.dtype.itemsize)
             parts.append(places)
         nested = self.kind == NESTED_BATCH
         names = [{str(i) if nested else own.column.name: own for i, own in enumerate(places)} for places in parts]
@@ -261,7 +261,7 @@ class Schema:
             plan.forget_targets()
 
     def describe(self) -> dict[str, Any]:
-        """Return what JSON can hold of it; `read` is the inverse."""
+        """Describe the schema in values that JSON can hold; `read` is the inverse."""
         return {
             "kind": self.kind,
             "parts": [[part.label, [_plain(column) for column in part.columns], part.structure] for part in self.parts],
@@ -269,7 +269,7 @@ class Schema:
 
     @classmethod
     def read(cls, described: Any) -> Schema:
-        """Build a schema from what another process says.
+        """Build a schema from the description that another process sent.
 
         Raises
         ------
@@ -299,7 +299,7 @@ class Schema:
 
 
 def _counts(columns: Sequence[Fixed], rows: Any) -> list[int]:
-    """List the number of rows of each column; 1 for those that have no axis of rows."""
+    """List the number of rows of each column; 1 for a column without an axis of rows."""
     counted = [column.counted for column in columns]
     if isinstance(rows, int):
         return [rows if own else 1 for own in counted]
@@ -309,15 +309,15 @@ def _counts(columns: Sequence[Fixed], rows: Any) -> list[int]:
     return [next(counts) if own else 1 for own in counted]
 
 
-def _plain(column: Fixed | Loose) -> list[Any]:
-    if isinstance(column, Loose):
+def _plain(column: Fixed | Variable) -> list[Any]:
+    if isinstance(column, Variable):
         return [column.name]
     return [column.name, column.dtype.str, column.row_shape, column.torch, column.form]
 
 
-def _column(plain: Any) -> Fixed | Loose:
+def _column(plain: Any) -> Fixed | Variable:
     if len(plain) == 1:
-        return Loose(_string(plain[0]))
+        return Variable(_string(plain[0]))
     name, dtype, row_shape, torch, form = plain
     if not all(type(extent) is int and extent >= 0 for extent in row_shape):
         raise ValueError("a row's shape has other extents than counts")
@@ -332,7 +332,7 @@ def _string(value: Any) -> str:
     return value
 
 
-def _nested(structure: str, columns: Sequence[Fixed | Loose]) -> dict[str, Structure]:
+def _nested(structure: str, columns: Sequence[Fixed | Variable]) -> dict[str, Structure]:
     nested = json.loads(structure)
     if not isinstance(nested, dict):
         raise TypeError("nested columns that have no names")
@@ -343,7 +343,7 @@ def _nested(structure: str, columns: Sequence[Fixed | Loose]) -> dict[str, Struc
 
 
 def _check_tree(structure: Any, count: int) -> None:
-    """Check that the structure of a nested batch has names, and a leaf for each of so many columns."""
+    """Check that the structure of a nested batch has names, and `count` leaves."""
     leaves, inner = 0, [structure]
     while inner:
         pairs = inner.pop()
@@ -359,10 +359,10 @@ def _check_tree(structure: Any, count: int) -> None:
         raise ValueError(f"{leaves} names for {count} columns")
 
 
-def frozen(nested: dict[str, Any]) -> str:
+def freeze(nested: dict[str, Any]) -> str:
     """Turn the structure of nested columns into JSON, which can be compared; empty if there are none.
 
-    >>> frozen({}), frozen({"obs": {"camera": None}})
+    >>> freeze({}), freeze({"obs": {"camera": None}})
     ('', '{"obs": {"camera": null}}')
     """
     return json.dumps(nested) if nested else ""

@@ -1,4 +1,4 @@
-"""Words: numbers in shared memory, by which processes tell each other where they stand."""
+"""SharedCounters: numbers in shared memory, by which processes tell each other where they stand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 NBYTES = 8
-"""Bytes of a word."""
+"""Bytes of a counter."""
 
 _FUTEX_CALLS = {
     "x86_64": 202,
@@ -64,23 +64,23 @@ def fence() -> None:
         pass
 
 
-class Words:
-    """Numbers of 64 bits at the beginning of shared memory, each written by one process at a time.
+class SharedCounters:
+    """Numbers of 64 bits in shared memory, each with one writer at a time, for boards and parcels.
 
-    A word is read and written as a whole: nobody sees half of a number.
+    A number is read and written as a whole: nobody sees half of one.
 
     Parameters
     ----------
     memory
-        The bytes, at an address that is a multiple of 8. They live as long as the words.
+        The bytes, at an address that is a multiple of 8. They live as long as the counters.
     count
-        Number of words.
+        Number of counters.
 
     Examples
     --------
-    >>> words = Words(np.zeros(64, np.uint8), 8)
-    >>> words[3] = 2**64 - 1
-    >>> words[3], words[0]
+    >>> counters = SharedCounters(np.zeros(64, np.uint8), 8)
+    >>> counters[3] = 2**64 - 1
+    >>> counters[3], counters[0]
     (18446744073709551615, 0)
     """
 
@@ -99,16 +99,16 @@ class Words:
         self._values[index] = value
 
     def wait(self, index: int, seen: int, timeout_s: float) -> None:
-        """Wait until a word is another than the one seen, or the time is over, or for no reason at all.
+        """Wait until a counter differs from the number seen, or the time is over; it may return earlier.
 
         The memory may be read-only.
 
         Parameters
         ----------
         index
-            Which word.
+            Of the counter.
         seen
-            What it was.
+            The number that it had.
         timeout_s
             Seconds to wait at the most.
         """
@@ -120,7 +120,7 @@ class Words:
         _call(_FUTEX, self._half(index), _WAIT, ctypes.c_uint(seen & 0xFFFFFFFF), ctypes.byref(timeout), None, 0)
 
     def wake(self, index: int) -> None:
-        """Wake all who wait for a word, in whatever process."""
+        """Wake the threads of all processes that wait for a counter."""
         if _FUTEX is not None:
             _call(_FUTEX, self._half(index), _WAKE, _EVERYBODY, None, None, 0)
 

@@ -15,7 +15,7 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested import interchange
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.transport.shared_queue import Address, Outbox, Span, receive
+from samplebatch.transport.shared_queue import Address, SharedQueueMemory, Span, receive
 
 WORTHWHILE: Final = 128 << 10
 """Bytes of columns from which a batch goes through shared memory; smaller ones are as fast in the pickle."""
@@ -32,7 +32,7 @@ _AFTER_QUEUES = -10
 _CLASSES: Final = (SampleBatch, MultiAgentBatch, Batch)
 
 _reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-_outbox = Outbox(keep_nbytes=0)
+_queue_memory = SharedQueueMemory(keep_nbytes=0)
 _linger_s = LINGER_S
 _lingering_process = 0
 
@@ -84,7 +84,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
     for name, value in (("keep_nbytes", keep_nbytes), ("linger_s", linger_s)):
         if not value >= 0:
             raise ValueError(f"{name} must not be negative, got {value}")
-    _outbox.keep(keep_nbytes)
+    _queue_memory.keep(keep_nbytes)
     _linger_s = linger_s
     _linger_at_exit()
     for kind in _CLASSES:
@@ -101,35 +101,35 @@ def disable_shared_pickling() -> None:
             del _reducers[kind]
     if "torch.multiprocessing" in sys.modules:
         interchange.register_processes(Batch)
-    _outbox.keep(0)
+    _queue_memory.keep(0)
 
 
-def _forget_outbox() -> None:
-    """Start anew in a forked child: what its parent sent is not its own."""
-    global _outbox
-    _outbox = Outbox(_outbox.keep_nbytes)
+def _forget_queue_memory() -> None:
+    """Replace the memory in a forked child: its parent's messages are not its own."""
+    global _queue_memory
+    _queue_memory = SharedQueueMemory(_queue_memory.keep_nbytes)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_outbox)
+    os.register_at_fork(after_in_child=_forget_queue_memory)
 
 
 def _reduce(batch: Any) -> tuple[Any, ...]:
     buffers: list[Any] = []
     head = pickle.dumps(batch, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
     if sum([buffer.nbytes for buffer in buffers]) >= WORTHWHILE:
-        sent = _outbox.send(buffers)
+        sent = _queue_memory.send(buffers)
         if sent is not None:
             address, spans = sent
-            return _received, (head, tuple(address), spans)
-    return _unpacked, (head, [bytearray(buffer) for buffer in buffers])
+            return _receive, (head, tuple(address), spans)
+    return _unpack, (head, [bytearray(buffer) for buffer in buffers])
 
 
-def _received(head: bytes, address: tuple[Any, ...], spans: list[Span]) -> Any:
+def _receive(head: bytes, address: tuple[Any, ...], spans: list[Span]) -> Any:
     return pickle.loads(head, buffers=receive(Address(*address), spans))
 
 
-def _unpacked(head: bytes, buffers: list[bytearray]) -> Any:
+def _unpack(head: bytes, buffers: list[bytearray]) -> Any:
     return pickle.loads(head, buffers=buffers)
 
 
@@ -148,4 +148,4 @@ util.register_after_fork(_linger_at_exit, operator.call)
 def _linger() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        _outbox.wait_until_received(_linger_s, while_true=parent.is_alive)
+        _queue_memory.wait_until_received(_linger_s, while_true=parent.is_alive)

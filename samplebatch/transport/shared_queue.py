@@ -1,4 +1,4 @@
-"""Outbox: shared memory for messages on their way to processes that nobody knows yet.
+"""SharedQueueMemory: shared memory for messages on their way to processes that nobody knows yet.
 
 Every message lies in a region of its own, a parcel. Where it goes is a pickle's business; whoever unpickles it opens
 the sender's descriptor and maps the region. A few words at its beginning say whose it is::
@@ -28,11 +28,11 @@ import numpy.typing as npt
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.column.threads import copy_all
 from samplebatch.errors import FormatError, PeerDiedError, SharedMemoryError
-from samplebatch.transport.peers import Identity, is_alive
+from samplebatch.transport.peers import ProcessIdentity, is_alive
 from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import Words, fence
+from samplebatch.transport.shared_counters import SharedCounters, fence
 
-MOST_PARCELS: Final = 128
+MAX_PARCELS: Final = 128
 """Regions that a process has at once: each is a descriptor."""
 
 _FREE, _SENT, _HELD = range(3)
@@ -49,7 +49,7 @@ Span = tuple[int, int]
 
 
 class Address(NamedTuple):
-    """What a receiver needs to find a parcel.
+    """Where a receiver finds a parcel.
 
     Attributes
     ----------
@@ -73,13 +73,13 @@ class Address(NamedTuple):
 
 
 class _Parcel:
-    """A region of the outbox, on the sender's side."""
+    """A region of the memory, on the sender's side."""
 
     def __init__(self, nbytes: int, *, kept: bool) -> None:
         self.region = Region.create(nbytes)
         self.nbytes = nbytes
         self.kept = kept
-        self.words = Words(self.region.array, _WORDS)
+        self.words = SharedCounters(self.region.array, _WORDS)
         # Kept here as well: receivers may write to the words.
         self._token, self._generation = secrets.randbits(64), 0
         self._next_look_s = 0.0
@@ -102,11 +102,11 @@ class _Parcel:
         if words[_STATE] != _HELD or now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + _LOOK_S
-        return not is_alive(Identity(words[_RECEIVER], words[_RECEIVER_STARTED]))
+        return not is_alive(ProcessIdentity(words[_RECEIVER], words[_RECEIVER_STARTED]))
 
 
-class Outbox:
-    """The regions through which a process sends.
+class SharedQueueMemory:
+    """The regions through which a process sends batches in queues that others built, for shared pickling.
 
     Parameters
     ----------
@@ -117,11 +117,11 @@ class Outbox:
 
     Examples
     --------
-    >>> outbox = Outbox(keep_nbytes=1 << 20)
-    >>> address, spans = outbox.send([np.arange(3)])
+    >>> memory = SharedQueueMemory(keep_nbytes=1 << 20)
+    >>> address, spans = memory.send([np.arange(3)])
     >>> [np.frombuffer(buffer, int).tolist() for buffer in receive(address, spans)]
     [[0, 1, 2]]
-    >>> outbox.close()
+    >>> memory.close()
     """
 
     def __init__(self, keep_nbytes: int, *, by_path: bool = _HAS_PATHS) -> None:
@@ -166,10 +166,10 @@ class Outbox:
         return address, spans
 
     def keep(self, nbytes: int) -> None:
-        """Set how much memory may be kept, and let go of what is more."""
+        """Set how much memory may be kept for reuse, and free the rest."""
         with self._lock:
             self.keep_nbytes = nbytes
-            self._take_back(MOST_PARCELS)
+            self._take_back(MAX_PARCELS)
             self._make_room(0)
 
     @property
@@ -191,7 +191,7 @@ class Outbox:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Let go of all regions: what has been received lives on with its receiver, what has not is lost."""
+        """Free all regions: received messages live on with their receivers, others are lost."""
         with self._lock:
             parcels = [*self._sent, *self._kept]
             self._sent.clear()
@@ -202,30 +202,30 @@ class Outbox:
     def _find(self, nbytes: int) -> Callable[[], _Parcel] | None:
         """Find a parcel that is large enough, and not much larger; else say how to make one, if there may be more."""
         self._take_back(_LOOKED_AT)
-        size = _rounded(nbytes)
+        size = _round_up(nbytes)
         fitting = [parcel for parcel in self._kept if size <= parcel.nbytes <= 2 * size]
         if fitting:
             parcel = min(fitting, key=lambda one: one.nbytes)
             self._kept.remove(parcel)
             return lambda: parcel
-        if len(self._sent) + len(self._filling) >= MOST_PARCELS:
-            self._take_back(MOST_PARCELS)
-            if len(self._sent) + len(self._filling) >= MOST_PARCELS:
+        if len(self._sent) + len(self._filling) >= MAX_PARCELS:
+            self._take_back(MAX_PARCELS)
+            if len(self._sent) + len(self._filling) >= MAX_PARCELS:
                 return None
         room = self._make_room(size)
-        return partial(_made, size, nbytes, kept=room >= size)
+        return partial(_make_parcel, size, nbytes, kept=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
-        """Let go of what was used longest ago, until there is room to keep so many bytes more, and return the room."""
+        """Free the regions used longest ago until `nbytes` more may be kept, and return the bytes that may."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._kept) if parcel.kept)
-        while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + len(self._filling) >= MOST_PARCELS):
+        while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + len(self._filling) >= MAX_PARCELS):
             oldest = self._kept.pop(0)
             room += oldest.nbytes
             oldest.region.close()
         return room
 
     def _take_back(self, count: int) -> None:
-        """Look at the parcels sent longest ago, and take back those that are nobody's any more."""
+        """Look at the parcels sent longest ago, and take back the ones that nobody holds."""
         for _ in range(min(count, len(self._sent))):
             # Nothing leaves the queue but what nobody waits for: a signal may come between any two calls.
             parcel = self._sent[0]
@@ -240,7 +240,7 @@ class Outbox:
                 self._sent.rotate(-1)
 
 
-def _made(nbytes: int, used_nbytes: int, *, kept: bool) -> _Parcel:
+def _make_parcel(nbytes: int, used_nbytes: int, *, kept: bool) -> _Parcel:
     parcel = _Parcel(nbytes, kept=kept)
     parcel.region.warm(0, used_nbytes)
     return parcel
@@ -250,7 +250,7 @@ class _Hold:
     """A parcel on the receiver's side, which is given back when the last array over it is gone."""
 
     def __init__(self, region: Region, address: Address) -> None:
-        words = Words(region.array, _WORDS)
+        words = SharedCounters(region.array, _WORDS)
         if words[_TOKEN] != address.token or words[_GENERATION] != address.generation or words[_STATE] != _SENT:
             raise FormatError("a batch in shared memory can be received once, and this one has been before")
         words[_RECEIVER], words[_RECEIVER_STARTED] = own = _own_identity()
@@ -269,14 +269,14 @@ class _Hold:
         self._words[_STATE] = _FREE
 
 
-_identity: Identity | None = None
+_identity: ProcessIdentity | None = None
 
 
-def _own_identity() -> Identity:
+def _own_identity() -> ProcessIdentity:
     """Return the calling process's identity, remembered."""
     global _identity
     if _identity is None or _identity.pid != os.getpid():
-        _identity = Identity.own()
+        _identity = ProcessIdentity.own()
     return _identity
 
 
@@ -292,7 +292,7 @@ def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint
     OSError
         If this process may not open the sender's descriptors.
     """
-    region = Region.attach(_opened(address.way), address.nbytes)
+    region = Region.attach(_open(address.way), address.nbytes)
     region.close_descriptor()
     for start, nbytes in spans:
         if not (start >= _HEAD_NBYTES and nbytes >= 0 and start + nbytes <= region.nbytes):
@@ -301,7 +301,7 @@ def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint
     return [array[start : start + nbytes] for start, nbytes in spans]
 
 
-def _opened(way: Any) -> int:
+def _open(way: Any) -> int:
     if not isinstance(way, str):
         descriptor: int = way.detach()
         return descriptor
@@ -320,10 +320,10 @@ def _opened(way: Any) -> int:
         raise
 
 
-def _rounded(nbytes: int) -> int:
+def _round_up(nbytes: int) -> int:
     """Round up by a sixty-fourth at the most, so that messages of about one size fit where others were.
 
-    >>> _rounded(1), _rounded(100_000), _rounded(16 << 20)
+    >>> _round_up(1), _round_up(100_000), _round_up(16 << 20)
     (4096, 102400, 16777216)
     """
     grain = max(_PAGE, 1 << max(0, nbytes.bit_length() - 7))

@@ -27,16 +27,16 @@ from samplebatch.errors import (
 from samplebatch.transport import weights
 from samplebatch.transport.board import Board, Content
 from samplebatch.transport.decode import DAMAGE, decode
-from samplebatch.transport.peers import Recipient, Watch, deadline_of
+from samplebatch.transport.peers import ProcessWatch, Recipient, deadline_of
 from samplebatch.transport.publisher import WEIGHTS
 from samplebatch.transport.region import Region
-from samplebatch.transport.schema import NESTED_BATCH, Plan, Rows, Schema, aligned
-from samplebatch.transport.wire import ROWS, SCHEMA, count_of, unpack_note
+from samplebatch.transport.schema import NESTED_BATCH, Plan, Rows, Schema, align
+from samplebatch.transport.wire import ROWS, SCHEMA, count_of, unpack_metadata
 
 _LOOK_S = 0.1
 """Seconds after which it is noticed at the latest that the publisher's process has died."""
 
-_FEWEST_TRIES: Final = 3
+_MIN_TRIES: Final = 3
 _BYTE = np.dtype(np.uint8)
 _monotonic = time.monotonic
 _getpid = os.getpid
@@ -44,7 +44,7 @@ _getpid = os.getpid
 
 @dataclass(frozen=True)
 class Publication:
-    """What was published, copied: it is the reader's own.
+    """One publication as a reader gets it: a copy of its own.
 
     Attributes
     ----------
@@ -59,12 +59,12 @@ class Publication:
 
 
 @dataclass(frozen=True)
-class _Described:
-    """What the description of a publication says."""
+class _Description:
+    """The decoded description of a publication."""
 
     schema: Schema
     plan: Plan
-    note: dict[str, Any]
+    metadata: dict[str, Any]
     is_weights: bool
 
 
@@ -79,8 +79,8 @@ class Subscription:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
         self._recipients = recipients
-        self._watch: Watch | None = None
-        self._last: tuple[bytes, _Described] | None = None
+        self._watch: ProcessWatch | None = None
+        self._last: tuple[bytes, _Description] | None = None
 
     @property
     def version(self) -> int:
@@ -154,7 +154,7 @@ class Subscription:
         Parameters
         ----------
         version
-            The number; one more than that of the last read waits for whatever is new.
+            The number; one more than that of the last read waits for the next.
         timeout_s, into
             As for `latest`.
 
@@ -182,7 +182,7 @@ class Subscription:
                 return found
             # It was overwritten in the meantime.
             tries += 1
-            if deadline is not None and tries >= _FEWEST_TRIES and _monotonic() > deadline:
+            if deadline is not None and tries >= _MIN_TRIES and _monotonic() > deadline:
                 raise ChannelTimeoutError(
                     f"a publication must stay for as long as it takes to copy it, and {tries} did not; publish less "
                     "often, or make the broadcast with more slots"
@@ -219,7 +219,7 @@ class Subscription:
             # This process has given the publisher to one that died while it started.
             return board.writer == writer
         if self._watch is None or self._watch.identity != writer:
-            self._watch = Watch(writer)
+            self._watch = ProcessWatch(writer)
         return not self._watch.is_alive()
 
     def _copy(self, board: Board, version: int, content: Content, into: Mapping[str, Any] | None) -> Publication | None:
@@ -240,7 +240,7 @@ class Subscription:
         schema, plan = described.schema, described.plan
         cut = _cutter(own, plan.nbytes)
         try:
-            value = decode(schema, plan, described.note, own, cut, allow_pickle=self._allow_pickle)
+            value = decode(schema, plan, described.metadata, own, cut, allow_pickle=self._allow_pickle)
         except (FormatError, UntrustedPickleError):
             raise
         except DAMAGE as error:
@@ -249,13 +249,13 @@ class Subscription:
             version, weights.as_dict(value) if isinstance(value, Batch) and described.is_weights else value
         )
 
-    def _describe(self, content: Content) -> _Described:
+    def _describe(self, content: Content) -> _Description:
         """Read the description of a publication, unless it is the same as that of the one before."""
         if self._last is None or self._last[0] != content.head:
-            note = unpack_note(content.head, content.head_sum)
-            schema = Schema.read(note.pop(SCHEMA, None))
-            rows = _rows(note.pop(ROWS, None))
-            is_weights = bool(note.pop(WEIGHTS, 0))
+            metadata = unpack_metadata(content.head, content.head_sum)
+            schema = Schema.read(metadata.pop(SCHEMA, None))
+            rows = _rows(metadata.pop(ROWS, None))
+            is_weights = bool(metadata.pop(WEIGHTS, 0))
             if is_weights and schema.kind != NESTED_BATCH:
                 raise FormatError(f"weights must be published as a nested batch, these are a {schema.kind}")
             try:
@@ -264,7 +264,7 @@ class Subscription:
                 raise FormatError(
                     f"a publication must have rows that fit its schema, it has others: {error}"
                 ) from error
-            self._last = content.head, _Described(schema, plan, note, is_weights)
+            self._last = content.head, _Description(schema, plan, metadata, is_weights)
         described = self._last[1]
         if described.plan.nbytes > len(content.values):
             raise FormatError(
@@ -277,7 +277,7 @@ class Subscription:
             raise ChannelClosedError("a subscription must be open to be used, and it is closed")
         return self._board
 
-    def _handed_over(self) -> Region:
+    def _hand_over(self) -> Region:
         return self._open().region
 
     def __enter__(self) -> Self:
@@ -299,12 +299,12 @@ def _rows(plain: Any) -> Rows:
 
 
 def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDArray[np.uint8]]:
-    """Cut the buffers of loose columns, each behind the other at an aligned place."""
+    """Cut the buffers of variable columns, each behind the other at an aligned place."""
     at = start
 
     def cut(nbytes: int) -> npt.NDArray[np.uint8]:
         nonlocal at
-        begin, at = at, at + aligned(nbytes)
+        begin, at = at, at + align(nbytes)
         if begin + nbytes > len(root):
             raise FormatError(f"a publication must have the {nbytes} bytes of a buffer, it ends before")
         return root[begin : begin + nbytes]

@@ -16,7 +16,7 @@ from samplebatch.transport.schema import Fixed, Part, Place
 
 
 def as_batch(weights: Mapping[str, Any], path: str = "") -> Batch:
-    """View weights as a nested batch. What asks for a gradient is taken as the numbers that it is.
+    """View weights as a nested batch, without gradients.
 
     Raises
     ------

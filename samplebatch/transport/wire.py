@@ -1,10 +1,10 @@
-"""Wire: the messages of a channel's pipe, 64 bytes each, and the note that a message may have in its slot.
+"""Wire: the messages of a channel's pipe, 64 bytes each, and the metadata that a message may have in its block.
 
 A message is written by one call and is shorter than what the system writes at once, so it is there as a whole or not at
 all: its arrival is the commit mark of everything that it refers to.
 
-A note says as JSON what those 64 bytes do not: the numbers of rows where they differ, flags, the headers of loose
-columns, whose buffers follow it, and a schema that the consumer does not know yet. Most messages have none.
+The metadata is JSON, and tells the numbers of rows where they differ, flags, the headers of variable columns, whose
+buffers follow it, and a schema that the consumer does not know yet. Most messages have none.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import numpy.typing as npt
 
 from samplebatch.batch.flags import Flags
 from samplebatch.errors import FormatError
-from samplebatch.transport.schema import Rows, Schema, aligned
+from samplebatch.transport.schema import Rows, Schema, align
 
 BATCH: Final = 1
 FAILURE: Final = 2
 END: Final = 3
 HELLO: Final = 4
 STARVED: Final = 5
-"""Says that the producer has waited for a slot for a while: the consumer may have batches that are garbage."""
+"""Says that the producer has waited for a block for a while: the consumer may have batches that are garbage."""
 
 MESSAGE_NBYTES: Final = 64
 
 DEFINES: Final = 1
-"""Bit of the flags: the note defines the schema under its number."""
+"""Bit of the flags: the metadata defines the schema under its number."""
 
 MAGIC: Final = b"SBMS"
 VERSION: Final = 1
@@ -56,13 +56,13 @@ class Message(NamedTuple):
     schema
         Number of the schema.
     ident
-        Number of the message, by which its slots are given back; each is greater than the one before.
+        Number of the message, by which its blocks are given back; each is greater than the one before.
     start, nbytes
-        Where the slot begins, counted from the beginning of the arena, and its size.
-    note_start, note_nbytes, note_sum
-        Where the note lies, its size, 0 if there is none, and its checksum.
+        Where the block begins, counted from the beginning of the arena, and its size.
+    metadata_start, metadata_nbytes, metadata_sum
+        Where the metadata lies, its size, 0 if there is none, and its checksum.
     rows
-        Rows of every fixed column, if the note does not say.
+        Rows of every fixed column, if the metadata does not say.
     """
 
     kind: int
@@ -71,9 +71,9 @@ class Message(NamedTuple):
     ident: int
     start: int
     nbytes: int
-    note_start: int
-    note_nbytes: int
-    note_sum: int
+    metadata_start: int
+    metadata_nbytes: int
+    metadata_sum: int
     rows: int
 
 
@@ -84,9 +84,9 @@ def pack(
     ident: int = 0,
     start: int = 0,
     nbytes: int = 0,
-    note_start: int = 0,
-    note_nbytes: int = 0,
-    note_sum: int = 0,
+    metadata_start: int = 0,
+    metadata_nbytes: int = 0,
+    metadata_sum: int = 0,
     rows: int = 0,
 ) -> bytes:
     """Pack a message, with a checksum.
@@ -94,7 +94,9 @@ def pack(
     >>> len(pack(HELLO)), unpack(pack(BATCH, ident=7, rows=3)).rows
     (64, 3)
     """
-    body = pack_body(MAGIC, VERSION, kind, flags, schema, ident, start, nbytes, note_start, note_nbytes, note_sum, rows)
+    body = pack_body(
+        MAGIC, VERSION, kind, flags, schema, ident, start, nbytes, metadata_start, metadata_nbytes, metadata_sum, rows
+    )
     return body + pack_sum(crc32(body))
 
 
@@ -120,57 +122,57 @@ def unpack(raw: bytes | bytearray) -> Message:
 
 ENV_STEPS: Final = "e"
 FLAGS: Final = "f"
-LOOSE: Final = "l"
+VARIABLE: Final = "l"
 SCHEMA: Final = "s"
 ROWS: Final = "r"
 ROOMS: Final = "m"
-"""Names of the entries of a note."""
+"""Names of the entries of metadata."""
 
 VALUE: Final = "value"
 COLUMN: Final = "column"
 OBJECTS: Final = "objects"
-"""Kinds of the loose leaves of a nested batch: a plain value, a column, an object or an array of objects."""
+"""Kinds of the variable leaves of a nested batch: a plain value, a column, an object or an array of objects."""
 
 PLAIN: Final = frozenset((type(None), str, bool, int, float))
-"""Types of the values that stand in a note as they are."""
+"""Types of the values that stand in metadata as they are."""
 
 
-def written(schema: Schema, rows: Rows, rooms: Rows, note: dict[str, Any]) -> bytes:
-    """Write what the consumer must know beside the schema's number and one number of rows; empty if nothing."""
+def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, Any]) -> bytes:
+    """Write the metadata of a message; empty if the schema's number and one number of rows are enough."""
     simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
     if schema.number is not None and simple:
-        return pack_note(note) if note else b""
-    whole = dict(note)
+        return pack_metadata(metadata) if metadata else b""
+    whole = dict(metadata)
     if schema.number is None:
         whole[SCHEMA] = schema.describe()
     if not simple:
         whole[ROWS] = rows
         if rooms != rows:
             whole[ROOMS] = rooms
-    return pack_note(whole)
+    return pack_metadata(whole)
 
 
-def size_of(note: bytes, buffers: list[npt.NDArray[np.uint8]]) -> int:
-    """Return the bytes that a note takes, with the buffers of loose columns behind it."""
-    return aligned(len(note)) + sum([aligned(buffer.nbytes) for buffer in buffers])
+def size_of(metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> int:
+    """Return the bytes that metadata take, with the buffers of variable columns behind them."""
+    return align(len(metadata)) + sum([align(buffer.nbytes) for buffer in buffers])
 
 
-def put(memory: npt.NDArray[np.uint8], start: int, note: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
-    """Copy a note to its place, and the buffers of loose columns behind it."""
-    memory[start : start + len(note)] = np.frombuffer(note, np.uint8)
-    at = start + aligned(len(note))
+def put(memory: npt.NDArray[np.uint8], start: int, metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
+    """Copy metadata to their place, and the buffers of variable columns behind them."""
+    memory[start : start + len(metadata)] = np.frombuffer(metadata, np.uint8)
+    at = start + align(len(metadata))
     for buffer in buffers:
         memory[at : at + buffer.nbytes] = buffer
-        at += aligned(buffer.nbytes)
+        at += align(buffer.nbytes)
 
 
-def pack_note(note: dict[str, Any]) -> bytes:
-    """Write a note as JSON."""
-    return json.dumps(note, separators=(",", ":")).encode()
+def pack_metadata(metadata: dict[str, Any]) -> bytes:
+    """Write metadata as JSON."""
+    return json.dumps(metadata, separators=(",", ":")).encode()
 
 
-def unpack_note(raw: bytes, checksum: int) -> dict[str, Any]:
-    """Read a note.
+def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
+    """Read metadata.
 
     Raises
     ------
@@ -178,18 +180,18 @@ def unpack_note(raw: bytes, checksum: int) -> dict[str, Any]:
         If its bytes have another checksum, or are no JSON.
     """
     if crc32(raw) != checksum:
-        raise FormatError("a message's note must have the checksum that the message says; it is damaged")
+        raise FormatError("a message's metadata must have the checksum that the message says; it is damaged")
     try:
-        note = json.loads(raw)
+        metadata = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"a message's note must be JSON, it is not: {error}") from error
-    if not isinstance(note, dict):
-        raise FormatError("a message's note must be a mapping, it is not")
-    return note
+        raise FormatError(f"a message's metadata must be JSON, it is not: {error}") from error
+    if not isinstance(metadata, dict):
+        raise FormatError("a message's metadata must be a mapping, it is not")
+    return metadata
 
 
 def plain_flags(flags: Flags) -> list[Any]:
-    """Turn flags into what JSON can hold."""
+    """Turn flags into values that JSON can hold."""
     time_major, zero_padded, max_seq_len, updates, is_training = astuple(flags)
     return [
         None if time_major is None else bool(time_major),
@@ -222,16 +224,16 @@ def count_of(value: Any) -> int:
     return value
 
 
-def rows_in(note: dict[str, Any], rows: int) -> tuple[Rows, Rows]:
-    """Return the rows that there is room for, and those in use; `rows` is what the message says itself.
+def rows_in(metadata: dict[str, Any], rows: int) -> tuple[Rows, Rows]:
+    """Return the rows that there is room for, and those in use; `rows` is the number in the message itself.
 
     Raises
     ------
     FormatError
         If they count nothing.
     """
-    used: Rows = _rows(note[ROWS]) if ROWS in note else (rows,)
-    return (_rows(note[ROOMS]) if ROOMS in note else used), used
+    used: Rows = _rows(metadata[ROWS]) if ROWS in metadata else (rows,)
+    return (_rows(metadata[ROOMS]) if ROOMS in metadata else used), used
 
 
 def _rows(plain: Any) -> Rows:

@@ -14,7 +14,7 @@ from samplebatch import SampleBatch, broadcast
 from samplebatch.errors import EndOfStreamError, PeerDiedError, SampleBatchError
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import Words
+from samplebatch.transport.shared_counters import SharedCounters
 from samplebatch.transport.subscription import Subscription
 
 TORN = 3
@@ -75,7 +75,7 @@ def publish_for_ever(publisher: Publisher) -> None:
 
 def read_for_ever(subscription: Subscription, counter: Region) -> None:
     """Read whatever is new, and count it; end with a status that tells a torn one."""
-    count = Words(counter.array, 1)
+    count = SharedCounters(counter.array, 1)
     version = 0
     while True:
         try:

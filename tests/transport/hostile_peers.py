@@ -1,4 +1,4 @@
-"""Peers that write what they like: messages, notes, what is given back, boards of broadcasts, words in shared memory.
+"""Peers that write what they like: messages, metadata, numbers of blocks, boards of broadcasts, shared counters.
 
 The driver of `tests.fuzz` runs it, in a process that may die; by hand, with any number of cases::
 
@@ -21,7 +21,7 @@ from samplebatch import broadcast, channel
 from samplebatch.transport.board import Board
 from samplebatch.transport.channel_end import CONSUMER, HEADER_NBYTES, PRODUCER
 from samplebatch.transport.lease import pack_ident
-from samplebatch.transport.shared_queue import Outbox, receive
+from samplebatch.transport.shared_queue import SharedQueueMemory, receive
 from samplebatch.transport.subscription import Subscription
 from samplebatch.transport.wire import MESSAGE_NBYTES, Message, pack, unpack
 from tests.fuzz.mutations import mutate, mutate_tree
@@ -46,7 +46,7 @@ NUMBERS = (
     (1 << 63) - 1,
     (1 << 64) - 1,
 )
-WIDTHS = {"kind": 8, "flags": 16, "schema": 32, "note_nbytes": 32, "note_sum": 32}
+WIDTHS = {"kind": 8, "flags": 16, "schema": 32, "metadata_nbytes": 32, "metadata_sum": 32}
 """Bits of a message's fields that have not 64."""
 NAMES = ["sequences", "several policies", "ragged", "nested"]
 WAIT_S = 0.02
@@ -76,7 +76,7 @@ class Peer:
 
 
 class Messages(Peer):
-    """Messages and notes that say what is not so, in the pipe and in the arena of a channel."""
+    """Messages and metadata that say what is not so, in the pipe and in the arena of a channel."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
         producer, consumer = channel(CAPACITY_NBYTES, allow_pickle=True)
@@ -101,22 +101,22 @@ def _other_field(raw: bytes, producer: Any, rng: Random) -> bytes:
 
 def _other_note(raw: bytes, producer: Any, rng: Random) -> bytes:
     message = unpack(raw)
-    start, memory = message.note_start, producer._memory
-    note = other_json(memory[start : start + message.note_nbytes].tobytes(), rng)
+    start, memory = message.metadata_start, producer._memory
+    metadata = other_json(memory[start : start + message.metadata_nbytes].tobytes(), rng)
     room = memory.nbytes - start
-    memory[start : start + len(note)] = np.frombuffer(note[:room], np.uint8)
-    return pack(**message._replace(note_nbytes=len(note), note_sum=crc32(note))._asdict())
+    memory[start : start + len(metadata)] = np.frombuffer(metadata[:room], np.uint8)
+    return pack(**message._replace(metadata_nbytes=len(metadata), metadata_sum=crc32(metadata))._asdict())
 
 
 def _other_bytes(raw: bytes, producer: Any, rng: Random) -> bytes:
     return mutate(raw, rng)[: 4 * MESSAGE_NBYTES] or b"x"
 
 
-def other_json(note: bytes, rng: Random) -> bytes:
-    """Change what a note says, in most cases so that it stays JSON."""
-    if not note or rng.random() < 0.25:
-        return mutate(note, rng)
-    plain = json.loads(note)
+def other_json(metadata: bytes, rng: Random) -> bytes:
+    """Change metadata, in most cases so that they stay JSON."""
+    if not metadata or rng.random() < 0.25:
+        return mutate(metadata, rng)
+    plain = json.loads(metadata)
     for _ in range(rng.choice((1, 1, 2))):
         plain = mutate_tree(plain, rng)
     return json.dumps(plain, default=str).encode()
@@ -187,27 +187,27 @@ def _other_board(memory: np.ndarray, board: Board, rng: Random) -> None:
 
 
 class Parcels(Peer):
-    """Words of a parcel in shared memory, as its receiver may leave them."""
+    """Counters of a parcel in shared memory, as its receiver may leave them."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
-        outbox = Outbox(keep_nbytes=1 << 20)
+        memory = SharedQueueMemory(keep_nbytes=1 << 20)
         try:
-            sent = outbox.send([np.arange(100)])
+            sent = memory.send([np.arange(100)])
             assert sent is not None
             if rng is not None:
-                words = outbox._sent[0].region.array[:48].view(np.uint64)
+                words = memory._sent[0].region.array[:48].view(np.uint64)
                 for _ in range(rng.randrange(4)):
                     words[rng.randrange(1, 5)] = rng.choice(NUMBERS)
-                outbox._sent[0]._next_look_s = 0.0
+                memory._sent[0]._next_look_s = 0.0
             _each(
-                lambda: outbox.send([np.arange(100)]),
+                lambda: memory.send([np.arange(100)]),
                 lambda: receive(*sent),
-                lambda: outbox.keep(1 << 10),
-                lambda: outbox.unreceived,
+                lambda: memory.keep(1 << 10),
+                lambda: memory.unreceived,
                 may_refuse=rng is not None,
             )
         finally:
-            outbox.close()
+            memory.close()
 
 
 def _each(*uses: Callable[[], Any], may_refuse: bool) -> None:

@@ -4,7 +4,7 @@
 
 One process sends numbered batches with checksums and receives them, under a timer that is set anew for each operation.
 An operation that is interrupted is done again: `Producer.sent` says whether a batch has gone, and `recv` hands out each
-batch until it was taken. Raises on the first that is lost, doubled, torn or out of order, and if a slot is missing at
+batch until it was taken. Raises on the first that is lost, doubled, torn or out of order, and if a block is missing at
 the end.
 """
 
@@ -70,7 +70,7 @@ def made(number: int) -> SampleBatch:
     rows = 1 + number * 7919 % 40
     payload = np.random.default_rng(number).random((rows, 16))
     batch = SampleBatch(payload=payload, number=np.full(rows, number), checksum=np.full(rows, crc32(payload)))
-    # Others have a note, and some a schema that is new.
+    # Others have metadata, and some a schema that is new.
     if number % 3 == 0:
         batch["infos"] = np.array([{"step": i} for i in range(rows)])
     if number % 5 == 0:
@@ -121,13 +121,13 @@ class Stream:
         cancels = self.chance.random() < 0.2
 
         def act() -> None:
-            slot = self.producer.reserve(LIKE, len(batch) + 3, timeout_s=0)
+            block = self.producer.reserve(LIKE, len(batch) + 3, timeout_s=0)
             for name in LIKE:
-                slot[name][: len(batch)] = batch[name]
+                block[name][: len(batch)] = batch[name]
             if cancels:
-                slot.cancel()
+                block.cancel()
             else:
-                slot.commit(len(batch), timeout_s=0)
+                block.commit(len(batch), timeout_s=0)
 
         self.strike(act)
         assert self.producer.sent in (number, number + 1)
@@ -171,13 +171,13 @@ class Stream:
         self.whole(self.producer, self.consumer)
 
     def whole(self, producer: Producer, consumer: Consumer) -> None:
-        consumer._returns.recover()
+        consumer._return_pipe.recover()
         assert not consumer._lent
-        producer._slots.collect()
-        slots = producer._slots
-        assert not slots.lent
-        assert not slots.reserved
-        assert slots.arena.free_nbytes == slots.arena.nbytes, "slots are lost"
+        producer._blocks.collect()
+        blocks = producer._blocks
+        assert not blocks.lent
+        assert not blocks.reserved
+        assert blocks.arena.free_nbytes == blocks.arena.nbytes, "blocks are lost"
         assert producer.reserve({"a": "u1"}, CAPACITY, timeout_s=0) is not None
 
 

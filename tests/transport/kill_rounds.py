@@ -61,9 +61,9 @@ def sends(producer: Any) -> None:
         while True:
             rows = rows_of(number)
             if number % 2:
-                with producer.reserve(LIKE, rows + number % 5) as slot:
-                    fill(slot, number, rows)
-                    slot.commit(rows)
+                with producer.reserve(LIKE, rows + number % 5) as block:
+                    fill(block, number, rows)
+                    block.commit(rows)
             else:
                 columns = {"payload": np.empty((rows, 16)), "number": np.empty(rows, np.int64)}
                 columns["checksum"] = np.empty(rows, np.int64)
@@ -115,21 +115,21 @@ def producer_dies(context: Any, chance: random.Random) -> str:
 
 
 def consumer_dies(context: Any, chance: random.Random) -> str:
-    """Kill the consumer while batches are sent to it, or while the producer waits for a slot that it holds."""
+    """Kill the consumer while batches are sent to it, or while the producer waits for a block that it holds."""
     producer, consumer = samplebatch.channel(CAPACITY)
     keeps = chance.choice([1, 2, 0])
     process = context.Process(target=receives, args=(consumer, keeps))
     process.start()
     consumer.close()
-    most_s = START_S[context.get_start_method()] * (2 if chance.random() < 0.7 else 0.3)
-    killer = kill_later(process.pid, chance.random() * most_s)
+    max_s = START_S[context.get_start_method()] * (2 if chance.random() < 0.7 else 0.3)
+    killer = kill_later(process.pid, chance.random() * max_s)
     number, ended = 0, None
     with producer:
         while ended is None:
             try:
-                with producer.reserve(LIKE, rows_of(number), timeout_s=GRACE_S) as slot:
-                    fill(slot, number, rows_of(number))
-                    slot.commit(timeout_s=GRACE_S)
+                with producer.reserve(LIKE, rows_of(number), timeout_s=GRACE_S) as block:
+                    fill(block, number, rows_of(number))
+                    block.commit(timeout_s=GRACE_S)
                 number += 1
             except PeerDiedError:
                 ended = "the producer was told that the consumer died"

@@ -11,7 +11,7 @@ import numpy as np
 
 from samplebatch import SampleBatch, enable_shared_pickling
 from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import Words
+from samplebatch.transport.shared_counters import SharedCounters
 
 
 def echo(inbox: Any, outbox: Any) -> None:
@@ -44,7 +44,7 @@ def send_for_ever(outbox: Any) -> None:
 
 
 def receive_for_ever(inbox: Any, counter: Region) -> None:
-    received = Words(counter.array, 1)
+    received = SharedCounters(counter.array, 1)
     held: list[SampleBatch] = []
     while True:
         held = [*held[-3:], inbox.get()]

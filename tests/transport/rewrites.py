@@ -2,7 +2,7 @@
 
 The driver of `tests.fuzz` runs it, in a process that may die; by hand, with any number of cases::
 
-    python -m tests.fuzz --cases 3000 tests.transport.rewrites:SLOTS tests.transport.rewrites:FILES
+    python -m tests.fuzz --cases 3000 tests.transport.rewrites:BLOCKS tests.transport.rewrites:FILES
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def send_on(batch: Any) -> None:
         consumer.recv(timeout_s=5).copy()
 
 
-class Slots:
-    """Batches in the slot of a channel, to which the sender writes after they were received."""
+class Blocks:
+    """Batches in the block of a channel, to which the sender writes after they were received."""
 
     def samples(self, folder: Path) -> list[Case]:
         return [Case(name, None) for name in BATCHES]
@@ -192,7 +192,7 @@ class Slots:
             if sample.seed is None:
                 perform(uses, may_refuse=False)
                 return
-            rewriter = Rewriter(slot_of(producer, consumer), sample.seed)
+            rewriter = Rewriter(block_of(producer, consumer), sample.seed)
             for use in uses:
                 rewriter.write(16)
                 perform([use], may_refuse=True)
@@ -201,9 +201,9 @@ class Slots:
                     perform(uses, may_refuse=True)
 
 
-def slot_of(producer: Any, consumer: Any) -> np.ndarray:
-    """View the only slot that is lent, as the sender sees it."""
-    ((lease),) = [tie() for tie in consumer._lent.values()]
+def block_of(producer: Any, consumer: Any) -> np.ndarray:
+    """View the only block that is lent, as the sender sees it."""
+    ((lease),) = [reference() for reference in consumer._lent.values()]
     start = lease.ctypes.data - consumer._memory.ctypes.data
     return np.asarray(producer._memory)[start : start + lease.nbytes]
 
@@ -228,4 +228,4 @@ class Mapped:
         perform(uses_of(batch, rng, folder), may_refuse=sample.seed is not None)
 
 
-SLOTS, FILES = Slots(), Mapped()
+BLOCKS, FILES = Blocks(), Mapped()

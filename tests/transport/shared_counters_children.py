@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import Words
+from samplebatch.transport.shared_counters import SharedCounters
 
 
 def answer(seen: Region, written: Region) -> None:
     """Repeat in the second word whatever is said in the first."""
-    asked, answered = Words(seen.array, 2), Words(written.array, 2)
+    asked, answered = SharedCounters(seen.array, 2), SharedCounters(written.array, 2)
     for turn in range(1, 101):
         while asked[0] != turn:
             asked.wait(0, seen=turn - 1, timeout_s=30)

@@ -41,10 +41,10 @@ from samplebatch.errors import (
     UntrustedPickleError,
 )
 from samplebatch.transport import subscription as subscription_module
-from samplebatch.transport.board import MOST_SLOTS, Board
-from samplebatch.transport.peers import Identity
+from samplebatch.transport.board import MAX_SLOTS, Board
+from samplebatch.transport.peers import ProcessIdentity
 from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import Words
+from samplebatch.transport.shared_counters import SharedCounters
 from tests.batch.every_kind import with_every_kind
 
 START_METHODS = ["fork", "forkserver", "spawn"]
@@ -290,7 +290,7 @@ def test_without_leave_nothing_is_unpickled() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"capacity_bytes": 0}, {"capacity_bytes": -1}, {"slots": 1}, {"slots": MOST_SLOTS + 1}]
+    "arguments", [{"capacity_bytes": 0}, {"capacity_bytes": -1}, {"slots": 1}, {"slots": MAX_SLOTS + 1}]
 )
 def test_sizes_that_make_no_sense(arguments) -> None:
     (name,) = arguments
@@ -304,10 +304,10 @@ def test_more_memory_than_there_is() -> None:
 
 
 def test_capacity_and_slots() -> None:
-    publisher, subscription = broadcast(1, slots=MOST_SLOTS)
+    publisher, subscription = broadcast(1, slots=MAX_SLOTS)
     with publisher, subscription:
         assert publisher.capacity_bytes == os.sysconf("SC_PAGESIZE")
-        for i in range(2 * MOST_SLOTS):
+        for i in range(2 * MAX_SLOTS):
             publisher.publish({"i": np.array(i)})
             assert int(subscription.latest().value["i"]) == i
 
@@ -567,9 +567,9 @@ def test_one_process_publishes() -> None:
         end.close()
 
 
-def counters(count: int) -> tuple[list[Region], list[Words]]:
+def counters(count: int) -> tuple[list[Region], list[SharedCounters]]:
     regions = [Region.create(8) for _ in range(count)]
-    return regions, [Words(region.array, 1) for region in regions]
+    return regions, [SharedCounters(region.array, 1) for region in regions]
 
 
 def test_readers_that_stop_or_die_never_stall_the_publisher(ends) -> None:
@@ -658,8 +658,8 @@ def test_memory_that_is_no_broadcast_is_refused() -> None:
 def test_a_later_process_with_the_publishers_number_is_not_it() -> None:
     publisher, subscription = broadcast(MIB)
     publisher.publish({})
-    words = Words(publisher._board.region.array, 8)
-    assert publisher._board.writer == Identity.own()
+    words = SharedCounters(publisher._board.region.array, 8)
+    assert publisher._board.writer == ProcessIdentity.own()
     words[4] += 1
     with pytest.raises(PeerDiedError):
         subscription.wait_for(2)

@@ -222,7 +222,7 @@ class TestTheEnd:
             consumer.recv(timeout_s=1)
         consumer.close()
 
-    def test_a_failure_needs_no_slot(self) -> None:
+    def test_a_failure_needs_no_block(self) -> None:
         producer, consumer = channel(1 << 12)
         with pytest.raises(ChannelTimeoutError):  # noqa: PT012
             while True:
@@ -321,7 +321,7 @@ def test_the_producer_is_told_when_the_consumer_is_gone(how: str) -> None:
     consumer.close()
 
 
-def test_the_producer_is_told_while_there_are_slots() -> None:
+def test_the_producer_is_told_while_there_are_blocks() -> None:
     producer, consumer = channel(1 << 20)
     child = multiprocessing.get_context("fork").Process(target=consume, args=(consumer, 1, "kill"))
     child.start()
@@ -347,7 +347,7 @@ def full_pipe() -> tuple[int, int]:
 class TestBackPressure:
     """Sending waits for the consumer."""
 
-    def test_waits_for_a_slot(self) -> None:
+    def test_waits_for_a_block(self) -> None:
         producer, consumer = channel(1 << 16)
         with producer, consumer:
             batch = SampleBatch(a=np.zeros(6000))
@@ -369,12 +369,12 @@ class TestBackPressure:
             thread.join()
             assert consumer.recv(timeout_s=1) == batch
 
-    @pytest.mark.parametrize("waits_for", ["slot", "pipe"])
-    def test_an_interrupted_wait_loses_no_slot(self, waits_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("waits_for", ["block", "pipe"])
+    def test_an_interrupted_wait_loses_no_block(self, waits_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
         producer, consumer = channel(1 << 16)
         with producer, consumer:
             large = SampleBatch(a=np.zeros(6000))
-            if waits_for == "slot":
+            if waits_for == "block":
                 producer.send(large)
             else:
                 kept = os.dup(producer._pipe)
@@ -388,11 +388,11 @@ class TestBackPressure:
             for _ in range(3):
                 with pytest.raises(KeyboardInterrupt):
                     producer.send(large)
-                slot = None
+                block = None
                 with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-                    slot = producer.reserve({"a": "f8"}, 6000)
-                    slot.commit()
-                del slot
+                    block = producer.reserve({"a": "f8"}, 6000)
+                    block.commit()
+                del block
             monkeypatch.undo()
             if waits_for == "pipe":
                 os.dup2(kept, producer._pipe)
@@ -401,8 +401,8 @@ class TestBackPressure:
             else:
                 assert consumer.recv(timeout_s=1) == large
             gc.collect()
-            producer._slots.collect()
-            assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+            producer._blocks.collect()
+            assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
             producer.send(large, timeout_s=0)
             assert consumer.recv(timeout_s=1) == large
 
@@ -678,8 +678,8 @@ class TestTrust:
                 consumer.recv(timeout_s=1)
             assert consumer.recv(timeout_s=1) == steps()
             gc.collect()
-            producer._slots.collect()
-            assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+            producer._blocks.collect()
+            assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
     def test_what_is_no_batch_is_refused(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
@@ -708,14 +708,14 @@ def test_no_descriptor_is_left() -> None:
 
 
 def test_many_schemas_are_told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samplebatch.transport.encode._MOST_SCHEMAS", 4)
+    monkeypatch.setattr("samplebatch.transport.encode._MAX_SCHEMAS", 4)
     producer, consumer = channel(1 << 20)
     with producer, consumer:
         order = np.random.default_rng(0).integers(0, 9, 100).tolist()
         for i in order:
             producer.send(SampleBatch({f"column {i}": [i]}))
             assert consumer.recv(timeout_s=1) == SampleBatch({f"column {i}": [i]})
-        assert len(consumer._opener._schemas) <= 4
+        assert len(consumer._decoder._schemas) <= 4
 
 
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 4])
@@ -768,18 +768,18 @@ def test_messages_that_carry_nothing_do_not_prolong_a_wait() -> None:
 @pytest.mark.parametrize("timeout_s", [-1, -0.001, float("nan")])
 def test_times_that_make_no_sense(ends: tuple[Producer, Consumer], timeout_s: float) -> None:
     producer, consumer = ends
-    slot = producer.reserve({"a": "f8"}, 1)
+    block = producer.reserve({"a": "f8"}, 1)
     for use in (
         lambda: producer.send(steps(), timeout_s=timeout_s),
         lambda: producer.reserve(steps(), 1, timeout_s=timeout_s),
-        lambda: slot.commit(timeout_s=timeout_s),
+        lambda: block.commit(timeout_s=timeout_s),
         lambda: consumer.recv(timeout_s),
         lambda: consumer.poll(timeout_s),
         lambda: consumer.lease(timeout_s).__enter__(),
     ):
         with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0 on"):
             use()
-    slot.cancel()
+    block.cancel()
 
 
 class TestClosingFromAnotherThread:
@@ -794,7 +794,7 @@ class TestClosingFromAnotherThread:
             use(consumer)
         thread.join()
 
-    def test_a_producer_that_waits_for_a_slot(self) -> None:
+    def test_a_producer_that_waits_for_a_block(self) -> None:
         producer, consumer = channel(1 << 12)
         producer.send(SampleBatch(a=np.zeros(400)))
         thread = threading.Timer(0.1, producer.close)
@@ -837,10 +837,10 @@ class TestGarbage:
     def test_of_the_producer_is_collected_while_it_waits(self) -> None:
         producer, consumer = channel(1 << 14)
         for _ in range(4):
-            slot = producer.reserve({"a": "f8"}, 1500, timeout_s=20)
-            cycle: list[Any] = [slot, slot["a"]]
+            block = producer.reserve({"a": "f8"}, 1500, timeout_s=20)
+            cycle: list[Any] = [block, block["a"]]
             cycle.append(cycle)
-            del slot, cycle
+            del block, cycle
         producer.close()
         consumer.close()
 

@@ -18,8 +18,17 @@ from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.encode import Encoder
 from samplebatch.transport.producer import Producer
-from samplebatch.transport.schema import Fixed, Loose, Schema, aligned
-from samplebatch.transport.wire import BATCH, FAILURE, HELLO, MESSAGE_NBYTES, pack, unpack, unpack_note, written
+from samplebatch.transport.schema import Fixed, Schema, Variable, align
+from samplebatch.transport.wire import (
+    BATCH,
+    FAILURE,
+    HELLO,
+    MESSAGE_NBYTES,
+    pack,
+    unpack,
+    unpack_metadata,
+    write_metadata,
+)
 from tests.batch.every_kind import in_sequences, with_every_kind
 
 
@@ -49,33 +58,33 @@ def test_a_schema_survives_being_told(batch: Any) -> None:
     again = Schema.read(json.loads(json.dumps(schema.describe())))
     assert again.kind == schema.kind
     for mine, theirs in zip(again.parts, schema.parts, strict=True):
-        assert (mine.label, mine.columns, mine.nested, mine.has_loose) == (
+        assert (mine.label, mine.columns, mine.nested, mine.has_variable) == (
             theirs.label,
             theirs.columns,
             theirs.nested,
-            theirs.has_loose,
+            theirs.has_variable,
         )
 
 
 def test_a_schema_is_told_once(ends: tuple[Producer, Consumer], monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = ends
     batch = MultiAgentBatch({"a": SampleBatch(obs={"x": np.zeros((4, 3))}, infos=[{}] * 4)}, 4)
-    notes = []
+    texts = []
 
     def noted(*arguments: Any) -> bytes:
-        notes.append(written(*arguments))
-        return notes[-1]
+        texts.append(write_metadata(*arguments))
+        return texts[-1]
 
-    monkeypatch.setattr("samplebatch.transport.producer.written", noted)
+    monkeypatch.setattr("samplebatch.transport.producer.write_metadata", noted)
     for n in (4, 3, 0, 4):
         producer.send(MultiAgentBatch({"a": batch["a"][:n]}, n))
         assert len(consumer.recv(timeout_s=1)["a"]) == n
-    assert [b'"obs.x"' in raw for raw in notes] == [True, False, False, False]
-    notes.clear()
+    assert [b'"obs.x"' in raw for raw in texts] == [True, False, False, False]
+    texts.clear()
     for n in (4, 3, 0, 4):
         producer.send(SampleBatch(obs=np.zeros((n, 3))))
         assert len(consumer.recv(timeout_s=1)) == n
-    assert [bool(raw) for raw in notes] == [True, False, False, False]
+    assert [bool(raw) for raw in texts] == [True, False, False, False]
 
 
 GOOD = Encoder(allow_pickle=False).encode(SampleBatch(obs={"x": np.zeros((2, 3))}, infos=[{}] * 2)).schema.describe()
@@ -135,7 +144,7 @@ def test_columns_of_a_schema() -> None:
     (part,) = (
         Encoder(allow_pickle=False).encode(SampleBatch(a=np.zeros((2, 3), np.float32), infos=[{}] * 2)).schema.parts
     )
-    assert part.columns == (Fixed("a", np.dtype("f4"), (3,)), Loose("infos"))
+    assert part.columns == (Fixed("a", np.dtype("f4"), (3,)), Variable("infos"))
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -155,11 +164,11 @@ def test_every_changed_bit_of_a_message_is_seen() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"3", b"{", b"\xff", b"[" * 100_000])
-def test_a_damaged_note_is_refused(raw: bytes) -> None:
+def test_a_damaged_metadata_is_refused(raw: bytes) -> None:
     with pytest.raises(FormatError):
-        unpack_note(raw, crc32(raw))
+        unpack_metadata(raw, crc32(raw))
     with pytest.raises(FormatError, match="checksum"):
-        unpack_note(b"{}", 5)
+        unpack_metadata(b"{}", 5)
 
 
 def fields_of(raw: bytes) -> dict[str, int]:
@@ -200,11 +209,11 @@ PLAIN = SampleBatch(a=np.arange(100.0), b=np.zeros((100, 3), np.float32))
         ("nbytes", 1983),
         ("nbytes", 2**64 - 1),
         ("nbytes", 1 << 19),
-        ("note_start", 7),
-        ("note_start", 0),
-        ("note_start", 2**64 - 64),
-        ("note_nbytes", 1),
-        ("note_nbytes", 2**32 - 1),
+        ("metadata_start", 7),
+        ("metadata_start", 0),
+        ("metadata_start", 2**64 - 64),
+        ("metadata_nbytes", 1),
+        ("metadata_nbytes", 2**32 - 1),
         ("rows", 120),
         ("rows", 2**63),
         ("rows", 2**64 - 1),
@@ -216,8 +225,8 @@ def test_messages_that_point_elsewhere_are_refused(ends: tuple[Producer, Consume
     assert consumer.recv(timeout_s=1) == PLAIN
     raw = sent(producer, consumer, PLAIN)
     fields = fields_of(raw)
-    if field.startswith("note"):
-        fields |= {"note_start": HEADER_NBYTES, "note_nbytes": 2}
+    if field.startswith("metadata"):
+        fields |= {"metadata_start": HEADER_NBYTES, "metadata_nbytes": 2}
     put(producer, pack(**{**fields, field: value}))
     for _ in range(2):
         with pytest.raises(FormatError):
@@ -253,12 +262,12 @@ def test_any_number_of_greetings_is_passed_over(ends: tuple[Producer, Consumer])
 
 def test_a_failure_lies_where_failures_do(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
-    put(producer, pack(FAILURE, note_start=64, note_nbytes=64, note_sum=0))
+    put(producer, pack(FAILURE, metadata_start=64, metadata_nbytes=64, metadata_sum=0))
     with pytest.raises(FormatError):
         consumer.recv(timeout_s=1)
 
 
-# -- notes -------------------------------------------------------------------------------------------------------------
+# -- metadata ----------------------------------------------------------------------------------------------------------
 
 NOTED = MultiAgentBatch(
     {
@@ -272,7 +281,7 @@ TREE = Batch(obs=Batch(x=np.zeros((2, 3))), n=None, s=np.float32(1), o=np.array(
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of everything in a note."""
+    """Yield the path of everything in metadata."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -287,20 +296,20 @@ STRANGE: list[Any] = [None, True, -1, 1, 5, 2**40, 2**70, 1.5, "x", "", [], [1],
 
 
 @pytest.mark.parametrize("batch", [NOTED, TREE], ids=["multi-agent", "nested"])
-def test_whatever_a_note_says_something_is_raised_or_received(batch: Any) -> None:
-    """No note makes the consumer crash, hang, or raise anything else than it says, whatever stands in it."""
+def test_whatever_metadata_say_something_is_raised_or_received(batch: Any) -> None:
+    """No metadata makes the consumer crash, hang, or raise anything else than it says, whatever stands in it."""
     producer, consumer = channel(1 << 18)
     raw = sent(producer, consumer, batch)
     fields = fields_of(raw)
-    start, nbytes = fields["note_start"], fields["note_nbytes"]
-    note = json.loads(producer._memory[start : start + nbytes].tobytes())
+    start, nbytes = fields["metadata_start"], fields["metadata_nbytes"]
+    metadata = json.loads(producer._memory[start : start + nbytes].tobytes())
     original = producer._memory.copy()
-    buffers = original[start + aligned(nbytes) : fields["start"] + fields["nbytes"]]
+    buffers = original[start + align(nbytes) : fields["start"] + fields["nbytes"]]
     seen = set()
-    for count, path in enumerate(paths(note)):
+    for count, path in enumerate(paths(metadata)):
         # A few of the strange values for each place, all of them over all places.
         for strange in STRANGE[count % 4 :: 4]:
-            damaged = json.loads(json.dumps(note))
+            damaged = json.loads(json.dumps(metadata))
             inner = damaged
             for step in path[:-1]:
                 inner = inner[step]
@@ -312,18 +321,18 @@ def test_whatever_a_note_says_something_is_raised_or_received(batch: Any) -> Non
             where = HEADER_NBYTES + (1 << 17)
             producer._memory[:] = original
             producer._memory[where : where + len(written)] = np.frombuffer(written, np.uint8)
-            behind = where + aligned(len(written))
+            behind = where + align(len(written))
             producer._memory[behind : behind + len(buffers)] = buffers
-            producer._slots.sending += 1
+            producer._blocks.sending += 1
             put(
                 producer,
                 pack(
                     **{
                         **fields,
-                        "ident": producer._slots.sending,
-                        "note_start": where,
-                        "note_nbytes": len(written),
-                        "note_sum": crc32(written),
+                        "ident": producer._blocks.sending,
+                        "metadata_start": where,
+                        "metadata_nbytes": len(written),
+                        "metadata_sum": crc32(written),
                     }
                 ),
             )

@@ -11,7 +11,7 @@ import pytest
 from samplebatch import SampleBatch, broadcast
 from samplebatch.errors import FormatError
 from samplebatch.transport import peers
-from samplebatch.transport.peers import Identity, Watch
+from samplebatch.transport.peers import ProcessIdentity, ProcessWatch
 from samplebatch.transport.publisher import WEIGHTS
 from samplebatch.transport.schema import Schema
 from tests.fuzz.driver import CASES, fuzz
@@ -25,9 +25,9 @@ def test_what_a_peer_writes_is_refused_or_right(target: str) -> None:
 
 @pytest.mark.parametrize("pid", [1 << 31, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1])
 def test_numbers_that_no_process_has_are_of_dead_ones(pid: int) -> None:
-    identity = Identity(pid, 0)
+    identity = ProcessIdentity(pid, 0)
     assert not peers.is_alive(identity)
-    assert not Watch(identity).is_alive()
+    assert not ProcessWatch(identity).is_alive()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Signal handlers that raise, at any moment: no slot is lost, and the stream stays whole and in order."""
+"""Signal handlers that raise, at any moment: no block is lost, and the stream stays whole and in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatc
     def interrupted(_: object) -> None:
         raise Interruption
 
-    for name in ("Lease", "Tie", "decode"):
+    for name in ("Lease", "LeaseRef", "decode"):
         monkeypatch.setattr(f"samplebatch.transport.decode.{name}", lambda *_, **__: interrupted(_))
         with pytest.raises(Interruption):
             consumer.recv(timeout_s=0)
@@ -52,8 +52,8 @@ def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatc
     assert [consumer.recv(timeout_s=0)["i"].item() for _ in range(2)] == [0, 1]
     with pytest.raises(ChannelTimeoutError):
         consumer.recv(timeout_s=0)
-    producer._slots.collect()
-    assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+    producer._blocks.collect()
+    assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
     producer.close()
     consumer.close()
 
@@ -73,10 +73,10 @@ def test_a_producer_tells_whether_what_was_interrupted_was_sent(monkeypatch: pyt
     with pytest.raises(Interruption):
         producer.send(SampleBatch(i=[1]))
     assert producer.sent == 2
-    slot = producer.reserve({"i": "i8"}, 1)
-    slot["i"][:] = 2
+    block = producer.reserve({"i": "i8"}, 1)
+    block["i"][:] = 2
     with pytest.raises(Interruption):
-        slot.commit()
+        block.commit()
     assert producer.sent == 3
     monkeypatch.undo()
     monkeypatch.setattr("samplebatch.transport.producer.pack_body", interrupted)
@@ -88,7 +88,7 @@ def test_a_producer_tells_whether_what_was_interrupted_was_sent(monkeypatch: pyt
     assert [consumer.recv(timeout_s=0)["i"].item() for _ in range(4)] == [0, 1, 2, 3]
     producer.fail("no more")
     assert producer.sent == 4
-    producer._slots.collect()
-    assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+    producer._blocks.collect()
+    assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
     producer.close()
     consumer.close()

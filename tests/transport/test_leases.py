@@ -1,4 +1,4 @@
-"""Leases: a slot is the receiver's for as long as anything looks at it, and goes back when nothing does."""
+"""Leases: a block is the receiver's for as long as anything looks at it, and goes back when nothing does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
 from samplebatch.errors import ChannelClosedError, ChannelTimeoutError, LeaseError
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.lease import Returns
+from samplebatch.transport.lease import ReturnPipe
 from samplebatch.transport.producer import Producer
 from tests.batch.every_kind import in_sequences, with_every_kind
 
@@ -40,7 +40,7 @@ def ends() -> Iterator[tuple[Producer, Consumer]]:
 
 
 def is_free(producer: Producer, consumer: Consumer) -> bool:
-    """Tell whether the slot has come back: another batch finds room, and is received."""
+    """Tell whether the block has come back: another batch finds room, and is received."""
     try:
         producer.send(steps(1.0), timeout_s=0)
     except ChannelTimeoutError:
@@ -73,7 +73,7 @@ HOLDERS: dict[str, Callable[[SampleBatch], Any]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
-def test_anything_over_the_slot_holds_it(ends: tuple[Producer, Consumer], holder: Callable[[SampleBatch], Any]) -> None:
+def test_any_view_of_a_block_holds_it(ends: tuple[Producer, Consumer], holder: Callable[[SampleBatch], Any]) -> None:
     producer, consumer = ends
     for _ in range(3):
         producer.send(steps(7.0))
@@ -86,7 +86,7 @@ def test_anything_over_the_slot_holds_it(ends: tuple[Producer, Consumer], holder
         assert is_free(producer, consumer)
 
 
-def test_slots_come_back_in_any_order() -> None:
+def test_blocks_come_back_in_any_order() -> None:
     producer, consumer = channel(1 << 20)
     with producer, consumer:
         order = random.Random(0)
@@ -117,7 +117,7 @@ def test_receivers_may_write(ends: tuple[Producer, Consumer]) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: with_every_kind(20), lambda: in_sequences(padded=True)])
-def test_columns_of_every_kind_hold_the_slot(make: Callable[[], SampleBatch]) -> None:
+def test_columns_of_every_kind_hold_the_block(make: Callable[[], SampleBatch]) -> None:
     wanted = make()
     producer, consumer = channel(1 << 17, allow_pickle=True)
     with producer, consumer:
@@ -136,8 +136,8 @@ def test_columns_of_every_kind_hold_the_slot(make: Callable[[], SampleBatch]) ->
             producer.send(wanted)
             batch = consumer.recv(timeout_s=1)
         del batch
-        producer._slots.collect()
-        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+        producer._blocks.collect()
+        assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
 def test_many_threads_let_go() -> None:
@@ -163,12 +163,12 @@ def test_many_threads_let_go() -> None:
         stop.set()
         for thread in threads:
             thread.join()
-        producer._slots.collect()
-        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+        producer._blocks.collect()
+        assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
 def test_the_garbage_collector_may_let_go_at_any_moment() -> None:
-    """Slots that are given back while another one is: by arrays in cycles, which the collector finds on its own."""
+    """Blocks that are given back while another one is: by arrays in cycles, which the collector finds on its own."""
 
     class Knot:
         def __init__(self, array: Any) -> None:
@@ -188,11 +188,11 @@ def test_the_garbage_collector_may_let_go_at_any_moment() -> None:
             gc.set_threshold(*threshold)
         del array
         gc.collect()
-        producer._slots.collect()
-        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+        producer._blocks.collect()
+        assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_no_slot_is_lost_when_the_pipe_is_full() -> None:
+def test_no_block_is_lost_when_the_pipe_is_full() -> None:
     count = 10_000
     producer, consumer = channel(64 * (count + 16))
     with producer, consumer:
@@ -203,42 +203,42 @@ def test_no_slot_is_lost_when_the_pipe_is_full() -> None:
         assert [array.item() for array in held] == list(range(count))
         # More than a pipe holds, while nobody reads.
         held.clear()
-        assert consumer._returns._pending
-        producer._slots.collect()
+        assert consumer._return_pipe._pending
+        producer._blocks.collect()
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0.1)
-        producer._slots.collect()
-        assert not consumer._returns._pending
-        assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+        producer._blocks.collect()
+        assert not consumer._return_pipe._pending
+        assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_a_slot_whose_return_was_interrupted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_whose_return_was_interrupted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = channel(1 << 16)
     with producer, consumer:
         producer.send(SampleBatch(a=[1]))
         batch = consumer.recv(timeout_s=1)
-        monkeypatch.setattr(consumer._returns, "_process", 0)
+        monkeypatch.setattr(consumer._return_pipe, "_process", 0)
         del batch
         monkeypatch.undo()
-        assert len(producer._slots.lent) == 1
+        assert len(producer._blocks.lent) == 1
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0.2)
-        producer._slots.collect()
-        assert not producer._slots.lent
+        producer._blocks.collect()
+        assert not producer._blocks.lent
 
 
 def test_what_is_given_back_twice_counts_once(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     producer.send(steps())
     batch = consumer.recv(timeout_s=1)
-    ident = next(iter(consumer._returns.lent))
+    ident = next(iter(consumer._return_pipe.lent))
     del batch
-    consumer._returns.give(ident)
+    consumer._return_pipe.give(ident)
     producer.send(steps())
-    consumer._returns.give(ident)
-    producer._slots.collect()
-    assert len(producer._slots.lent) == 1
-    assert producer._slots.arena.free_nbytes < producer._slots.arena.nbytes
+    consumer._return_pipe.give(ident)
+    producer._blocks.collect()
+    assert len(producer._blocks.lent) == 1
+    assert producer._blocks.arena.free_nbytes < producer._blocks.arena.nbytes
 
 
 def test_arrays_outlive_both_ends() -> None:
@@ -280,7 +280,7 @@ def test_the_pipe_goes_with_its_last_user() -> None:
     producer, consumer = channel(1 << 17)
     producer.send(steps())
     batch = consumer.recv(timeout_s=1)
-    returns = weakref.ref(consumer._returns)
+    returns = weakref.ref(consumer._return_pipe)
     consumer.close()
     producer.close()
     assert returns() is None
@@ -299,14 +299,14 @@ def test_closed_ends_keep_no_memory() -> None:
     for n in (10, 20):
         producer.send(steps()[:n])
         consumer.recv(timeout_s=1)
-    slot = producer.reserve(steps(), 10)
+    block = producer.reserve(steps(), 10)
     producer.send(steps()[:30])
     batch = consumer.recv(timeout_s=1)
     assert mapped() == before + 1
     producer.close()
     consumer.close()
     assert mapped() == before + 1
-    for use in (slot.commit, lambda: slot["obs"]):
+    for use in (block.commit, lambda: block["obs"]):
         with pytest.raises(ChannelClosedError):
             use()
     assert batch["obs"].shape == (30, 8)
@@ -318,7 +318,7 @@ def test_closed_ends_keep_no_memory() -> None:
 class TestLease:
     """A batch that is leased for a `with` statement."""
 
-    def test_returns_the_slot_at_the_end(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_returns_the_block_at_the_end(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         producer.send(steps(2.0))
         with consumer.lease(timeout_s=1) as batch:
@@ -374,8 +374,8 @@ class TestLease:
                 producer.send(wanted)
                 with consumer.lease(timeout_s=1) as batch:
                     assert batch == wanted
-                producer._slots.collect()
-                assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+                producer._blocks.collect()
+                assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
     def test_of_a_batch_of_objects_alone(self) -> None:
         producer, consumer = channel(1 << 16)
@@ -384,8 +384,8 @@ class TestLease:
             with consumer.lease(timeout_s=1) as batch:
                 infos = batch["infos"]
             assert infos.tolist() == [{"a": 1}, {}]
-            producer._slots.collect()
-            assert producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+            producer._blocks.collect()
+            assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
     def test_an_exception_leaves_the_batch_as_it_is(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
@@ -409,7 +409,7 @@ class TestLease:
 def test_a_signal_between_giving_back_and_writing_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    returns = Returns()
+    returns = ReturnPipe()
     returns.open(writer)
     write = os.write
     seen: list[int] = []

@@ -12,7 +12,7 @@ import leaks
 import pytest
 
 from samplebatch.transport import peers
-from samplebatch.transport.peers import Identity, Watch
+from samplebatch.transport.peers import ProcessIdentity, ProcessWatch
 
 SLEEPER = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
 
@@ -25,13 +25,13 @@ def child():
         started.kill()
 
 
-def identity_of(pid: int) -> Identity:
-    return Identity(pid, peers._state_of(pid)[1])
+def identity_of(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(pid, peers._state_of(pid)[1])
 
 
 @pytest.fixture(params=["descriptor", "number"])
 def way(request, monkeypatch):
-    """Watch by a descriptor of the process, and by its number alone."""
+    """Watch a process by a descriptor of the process, and by its number alone."""
     if request.param == "number":
         monkeypatch.delattr(os, "pidfd_open")
 
@@ -43,7 +43,7 @@ def kill_and_leave_unburied(child) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_a_child_lives_until_it_is_killed(child) -> None:
-    watch = Watch(identity_of(child.pid))
+    watch = ProcessWatch(identity_of(child.pid))
     assert watch.is_alive()
     kill_and_leave_unburied(child)
     assert not watch.is_alive()
@@ -57,26 +57,26 @@ def test_a_child_lives_until_it_is_killed(child) -> None:
 def test_one_that_has_ended_before_is_not_alive(child) -> None:
     identity = identity_of(child.pid)
     kill_and_leave_unburied(child)
-    assert not Watch(identity).is_alive()
+    assert not ProcessWatch(identity).is_alive()
     assert not peers.is_alive(identity)
     child.wait()
-    assert not Watch(identity).is_alive()
+    assert not ProcessWatch(identity).is_alive()
     assert not peers.is_alive(identity)
 
 
 @pytest.mark.usefixtures("way")
 def test_a_later_process_with_the_same_number_is_another() -> None:
-    own = Identity.own()
-    assert Watch(own).is_alive()
+    own = ProcessIdentity.own()
+    assert ProcessWatch(own).is_alive()
     assert peers.is_alive(own)
-    assert not Watch(own._replace(started=own.started + 1)).is_alive()
+    assert not ProcessWatch(own._replace(started=own.started + 1)).is_alive()
     assert not peers.is_alive(own._replace(started=own.started + 1))
 
 
 @pytest.mark.parametrize("pid", [0, -1, -(1 << 31)])
 def test_no_number_is_no_process(pid) -> None:
-    assert not Watch(Identity(pid, 0)).is_alive()
-    assert not peers.is_alive(Identity(pid, 0))
+    assert not ProcessWatch(ProcessIdentity(pid, 0)).is_alive()
+    assert not peers.is_alive(ProcessIdentity(pid, 0))
 
 
 def test_somebody_elses_process_is_alive(monkeypatch) -> None:
@@ -84,15 +84,15 @@ def test_somebody_elses_process_is_alive(monkeypatch) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    assert peers.is_alive(Identity.own())
+    assert peers.is_alive(ProcessIdentity.own())
 
 
 @pytest.mark.usefixtures("child")
 def test_where_the_system_tells_nothing_the_number_counts(monkeypatch, tmp_path, child) -> None:
     monkeypatch.setattr(peers, "_PROC", tmp_path)
     monkeypatch.delattr(os, "pidfd_open")
-    assert Identity.own() == (os.getpid(), 0)
-    watch = Watch(Identity(child.pid, 0))
+    assert ProcessIdentity.own() == (os.getpid(), 0)
+    watch = ProcessWatch(ProcessIdentity(child.pid, 0))
     assert watch.fileno() == -1
     assert watch.is_alive()
     child.kill()
@@ -102,7 +102,7 @@ def test_where_the_system_tells_nothing_the_number_counts(monkeypatch, tmp_path,
 
 def test_the_descriptor_is_readable_once_the_process_has_ended(child) -> None:
     with leaks.nothing_left():
-        watch = Watch(identity_of(child.pid))
+        watch = ProcessWatch(identity_of(child.pid))
         assert select.select([watch], [], [], 0)[0] == []
         child.kill()
         assert select.select([watch], [], [], 30)[0] == [watch]

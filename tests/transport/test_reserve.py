@@ -1,4 +1,4 @@
-"""Reservations: columns that are filled in their slot, and sent without a copy."""
+"""Reservations: columns that are filled in their block, and sent without a copy."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def ends() -> Iterator[tuple[Producer, Consumer]]:
 
 def all_free(producer: Producer) -> bool:
     gc.collect()
-    producer._slots.collect()
-    return producer._slots.arena.free_nbytes == producer._slots.arena.nbytes
+    producer._blocks.collect()
+    return producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
 def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
@@ -58,16 +58,16 @@ def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
     for seed in range(3):
         rng = np.random.default_rng(seed)
         camera = rng.integers(0, 255, (50, 4, 4), np.uint8)
-        slot = producer.reserve(LIKE, 50)
-        assert slot.rows == 50
-        assert list(slot) == ["obs.camera", "obs.arm.0", "obs.arm.1", "rewards", "when"]
-        slot["obs"]["camera"][:] = camera
-        slot["obs.arm.0"][:] = seed
-        slot["obs"]["arm"][1][:] = np.arange(50)
+        block = producer.reserve(LIKE, 50)
+        assert block.rows == 50
+        assert list(block) == ["obs.camera", "obs.arm.0", "obs.arm.1", "rewards", "when"]
+        block["obs"]["camera"][:] = camera
+        block["obs.arm.0"][:] = seed
+        block["obs"]["arm"][1][:] = np.arange(50)
         for t in range(50):
-            slot["rewards"][t] = t / 2
-        slot["when"][:] = np.datetime64("2024-01-01")
-        slot.commit()
+            block["rewards"][t] = t / 2
+        block["when"][:] = np.datetime64("2024-01-01")
+        block.commit()
         batch = consumer.recv(timeout_s=1)
         assert isinstance(batch, SampleBatch)
         assert batch == SampleBatch(
@@ -79,9 +79,9 @@ def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
 
 def test_nothing_is_copied(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
-    slot = producer.reserve({"obs": ("f4", (17,))}, 1000)
-    mine = slot["obs"]
-    slot.commit()
+    block = producer.reserve({"obs": ("f4", (17,))}, 1000)
+    mine = block["obs"]
+    block.commit()
     theirs = consumer.recv(timeout_s=1)["obs"]
     theirs[3, 4] = 42
     assert mine[3, 4] == 42
@@ -92,10 +92,10 @@ def test_nothing_is_copied(ends: tuple[Producer, Consumer]) -> None:
 def test_fewer_rows_may_be_used(ends: tuple[Producer, Consumer], used: int) -> None:
     producer, consumer = ends
     for _ in range(2):
-        with producer.reserve(LIKE, 50) as slot:
-            slot["rewards"][:used] = 7
-            slot["obs.arm.1"][:used] = np.arange(used)
-            slot.commit(used)
+        with producer.reserve(LIKE, 50) as block:
+            block["rewards"][:used] = 7
+            block["obs.arm.1"][:used] = np.arange(used)
+            block.commit(used)
         batch = consumer.recv(timeout_s=1)
         assert len(batch) == used
         assert batch["obs"]["arm"][1].tolist() == list(range(used))
@@ -107,12 +107,12 @@ def test_of_several_policies(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     like = MultiAgentBatch({"walker": LIKE, "guard": SampleBatch(t=np.zeros(0, int), _num_grad_updates=3)}, 0)
     for used in ({"walker": 20, "guard": 10}, {"walker": 0, "guard": 3}):
-        with producer.reserve(like, {"walker": 20, "guard": 10}) as slot:
-            assert slot.rows == {"walker": 20, "guard": 10}
-            assert list(slot) == ["walker", "guard"]
-            slot["walker"]["rewards"][:] = 1
-            slot["guard"]["t"][:] = np.arange(10)
-            slot.commit(used, env_steps=12)
+        with producer.reserve(like, {"walker": 20, "guard": 10}) as block:
+            assert block.rows == {"walker": 20, "guard": 10}
+            assert list(block) == ["walker", "guard"]
+            block["walker"]["rewards"][:] = 1
+            block["guard"]["t"][:] = np.arange(10)
+            block.commit(used, env_steps=12)
         batch = consumer.recv(timeout_s=1)
         assert isinstance(batch, MultiAgentBatch)
         assert batch.count == 12
@@ -120,8 +120,8 @@ def test_of_several_policies(ends: tuple[Producer, Consumer]) -> None:
         assert batch["guard"]["t"].tolist() == list(range(used["guard"]))
         assert batch["guard"].num_grad_updates == 3
         assert batch["walker"].num_grad_updates is None
-    with producer.reserve(like, 5) as slot:
-        slot.commit(env_steps=5)
+    with producer.reserve(like, 5) as block:
+        block.commit(env_steps=5)
     assert {policy: len(rows) for policy, rows in consumer.recv(timeout_s=1).items()} == {"walker": 5, "guard": 5}
     with pytest.raises(ValueError, match="env_steps"), producer.reserve(like, 5):
         pass
@@ -130,11 +130,11 @@ def test_of_several_policies(ends: tuple[Producer, Consumer]) -> None:
 def test_of_a_nested_batch(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     like = Batch(obs=Batch(camera=np.zeros((3, 2, 2)), speed=torch.zeros(3)), act=np.zeros(3, int))
-    with producer.reserve(like, 8) as slot:
-        slot["obs"]["camera"][:] = 3
-        slot["obs"]["speed"][:] = torch.arange(8.0)
-        slot["act"][:] = np.arange(8)
-        slot.commit(5)
+    with producer.reserve(like, 8) as block:
+        block["obs"]["camera"][:] = 3
+        block["obs"]["speed"][:] = torch.arange(8.0)
+        block["act"][:] = np.arange(8)
+        block.commit(5)
     assert consumer.recv(timeout_s=1) == Batch(
         obs=Batch(camera=np.full((5, 2, 2), 3.0), speed=torch.arange(5.0)), act=np.arange(5)
     )
@@ -144,14 +144,14 @@ def test_of_a_nested_batch(ends: tuple[Producer, Consumer]) -> None:
 
 def test_of_tensors(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
-    with producer.reserve(SampleBatch(half=torch.zeros(0, 3, dtype=torch.bfloat16)), 4) as slot:
-        slot["half"][:] = torch.arange(12.0).reshape(4, 3)
+    with producer.reserve(SampleBatch(half=torch.zeros(0, 3, dtype=torch.bfloat16)), 4) as block:
+        block["half"][:] = torch.arange(12.0).reshape(4, 3)
     batch = consumer.recv(timeout_s=1)
     assert batch["half"].dtype == torch.bfloat16
     assert batch["half"].sum() == 66
 
 
-def test_columns_beside_those_in_the_slot(ends: tuple[Producer, Consumer]) -> None:
+def test_columns_beside_those_in_the_block(ends: tuple[Producer, Consumer]) -> None:
     """What cannot be filled in place is given at the end."""
     producer, consumer = ends
     like = SampleBatch(
@@ -162,9 +162,9 @@ def test_columns_beside_those_in_the_slot(ends: tuple[Producer, Consumer]) -> No
         seq_lens=[2],
     )
     for n, m in ((6, 6), (6, 4)):
-        slot = producer.reserve(like, n)
-        assert list(slot) == ["obs.x"]
-        slot["obs.x"][:] = np.arange(n)
+        block = producer.reserve(like, n)
+        assert list(block) == ["obs.x"]
+        block["obs.x"][:] = np.arange(n)
         extra = {
             "obs.text": np.array([f"row {i}" for i in range(m)], object),
             "infos": [{"lives": i} for i in range(m)],
@@ -172,7 +172,7 @@ def test_columns_beside_those_in_the_slot(ends: tuple[Producer, Consumer]) -> No
             "state_in_0": np.ones((2, 2)),
             "seq_lens": [m - 1, 1],
         }
-        slot.commit(m, extra=extra)
+        block.commit(m, extra=extra)
         batch = consumer.recv(timeout_s=1)
         assert isinstance(batch, SampleBatch)
         assert batch["obs"]["x"].tolist() == list(range(m))
@@ -189,10 +189,10 @@ def test_columns_beside_those_in_the_slot(ends: tuple[Producer, Consumer]) -> No
 def test_columns_beside_those_of_policies(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     like = MultiAgentBatch({"a": SampleBatch(x=[1], infos=[{}]), "b": SampleBatch(y=[1])}, 1)
-    with producer.reserve(like, 3) as slot:
-        slot["a"]["x"][:] = 1
-        slot["b"]["y"][:] = 2
-        slot.commit(
+    with producer.reserve(like, 3) as block:
+        block["a"]["x"][:] = 1
+        block["b"]["y"][:] = 2
+        block.commit(
             {"a": 2, "b": 3},
             env_steps=3,
             extra={"a": {"infos": [{"k": 1}, {"k": 2}]}, "b": {"z": np.array([1.0, 2.0, 3.0])}},
@@ -204,19 +204,19 @@ def test_columns_beside_those_of_policies(ends: tuple[Producer, Consumer]) -> No
         },
         3,
     )
-    with producer.reserve(like, 3) as slot:
+    with producer.reserve(like, 3) as block:
         with pytest.raises(PolicyNotFoundError, match="'c'"):
-            slot.commit(env_steps=3, extra={"c": {}})
-        slot.cancel()
+            block.commit(env_steps=3, extra={"c": {}})
+        block.cancel()
 
 
-def test_large_columns_beside_get_a_slot_of_their_own(ends: tuple[Producer, Consumer]) -> None:
+def test_large_columns_beside_get_a_block_of_their_own(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     rows = 2000
-    slot = producer.reserve({"x": "f8"}, rows)
-    slot["x"][:] = 5
+    block = producer.reserve({"x": "f8"}, rows)
+    block["x"][:] = 5
     extra = np.arange(rows * 10).reshape(rows, 10)
-    slot.commit(extra={"more": extra})
+    block.commit(extra={"more": extra})
     batch = consumer.recv(timeout_s=1)
     more = batch["more"]
     assert np.array_equal(more, extra)
@@ -233,7 +233,7 @@ class TestMistakes:
 
     def test_columns_that_must_be_given(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        slot = producer.reserve(SampleBatch(x=[1.0], infos=[{}]), 3)
+        block = producer.reserve(SampleBatch(x=[1.0], infos=[{}]), 3)
         for wrong, error in (
             (None, ColumnMismatchError),
             ({"infos": [{}] * 2}, ColumnLengthError),
@@ -242,9 +242,9 @@ class TestMistakes:
             ({"infos": [{}] * 3, "seq_lens": [2, 2]}, (SequenceError, ColumnLengthError)),
         ):
             with pytest.raises(error, match=r"'(infos|x)'"):
-                slot.commit(extra=wrong)
-        slot["x"][:] = 2
-        slot.commit(extra={"infos": [{}] * 3})
+                block.commit(extra=wrong)
+        block["x"][:] = 2
+        block.commit(extra={"infos": [{}] * 3})
         assert consumer.recv(timeout_s=1) == SampleBatch(x=[2.0] * 3, infos=[{}] * 3)
         with pytest.raises(ColumnTypeError, match="Batch"):
             producer.reserve(Batch(a=np.zeros(3)), 3).commit(extra={"b": [1]})
@@ -254,21 +254,21 @@ class TestMistakes:
         for rows in (-1, {"a": 3}):
             with pytest.raises(RowIndexError):
                 producer.reserve(LIKE, rows)
-        with producer.reserve(LIKE, 3) as slot:
+        with producer.reserve(LIKE, 3) as block:
             for rows in (4, -1):
                 with pytest.raises(RowIndexError):
-                    slot.commit(rows)
-            slot.commit(3)
+                    block.commit(rows)
+            block.commit(3)
         assert len(consumer.recv(timeout_s=1)) == 3
         with pytest.raises(RowIndexError, match="walker"):
             producer.reserve(MultiAgentBatch({"walker": LIKE}, 0), {"guard": 3})
 
     def test_names(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
-        slot = producer.reserve(LIKE, 3)
+        block = producer.reserve(LIKE, 3)
         with pytest.raises(ColumnNotFoundError, match="rewards"):
-            slot["reward"]
-        slot.cancel()
+            block["reward"]
+        block.cancel()
 
     @pytest.mark.parametrize("like", [3, None, [1, 2]])
     def test_likeness(self, ends: tuple[Producer, Consumer], like: Any) -> None:
@@ -279,17 +279,17 @@ class TestMistakes:
         producer, consumer = ends
         with pytest.raises(CapacityError, match="1048576"):
             producer.reserve(LIKE, 1 << 20)
-        slot = producer.reserve({"x": "f8"}, 10)
+        block = producer.reserve({"x": "f8"}, 10)
         with pytest.raises(CapacityError, match="extra"):
-            slot.commit(extra={"y": np.zeros((10, 20_000))})
-        slot.commit()
+            block.commit(extra={"y": np.zeros((10, 20_000))})
+        block.commit()
         assert len(consumer.recv(timeout_s=1)) == 10
 
 
 class TestTheLifeOfASlot:
-    """Until a slot is sent it is the producer's, and after that the consumer's."""
+    """Until a block is sent it is the producer's, and after that the consumer's."""
 
-    def test_cancelled_slots_are_free(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_cancelled_blocks_are_free(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         for _ in range(100):
             producer.reserve({"x": "f8"}, 100_000).cancel()
@@ -300,40 +300,40 @@ class TestTheLifeOfASlot:
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0)
 
-    def test_a_cancelled_slot_stays_while_somebody_looks(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_a_cancelled_block_stays_while_somebody_looks(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        slot = producer.reserve({"x": "f8"}, 100_000)
-        row = slot["x"][5:6]
+        block = producer.reserve({"x": "f8"}, 100_000)
+        row = block["x"][5:6]
         row[:] = 7
-        slot.cancel()
+        block.cancel()
         with pytest.raises(ChannelTimeoutError):
             producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
         assert row == 7
-        del row, slot
+        del row, block
         producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
         assert consumer.recv(timeout_s=1)["x"].sum() == 0
 
     def test_what_is_sent_is_read_only_here(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        slot = producer.reserve({"x": "f8"}, 5)
-        array = slot["x"]
+        block = producer.reserve({"x": "f8"}, 5)
+        array = block["x"]
         array[:] = 1
-        slot.commit()
+        block.commit()
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 2
-        for use in (slot.commit, lambda: slot["x"], lambda: list(slot), lambda: len(slot)):
+        for use in (block.commit, lambda: block["x"], lambda: list(block), lambda: len(block)):
             with pytest.raises(ReleasedError, match="sent"):
                 use()
-        slot.cancel()
+        block.cancel()
         assert consumer.recv(timeout_s=1)["x"].sum() == 5
 
-    def test_arrays_kept_after_sending_do_not_free_the_slot(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_arrays_kept_after_sending_do_not_free_the_block(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        slot = producer.reserve({"x": "f8"}, 100_000)
-        array = slot["x"]
+        block = producer.reserve({"x": "f8"}, 100_000)
+        array = block["x"]
         array[:] = 3
-        slot.commit()
-        del array, slot
+        block.commit()
+        del array, block
         gc.collect()
         with pytest.raises(ChannelTimeoutError):
             producer.send(SampleBatch(x=np.zeros(100_000)), timeout_s=0)
@@ -341,44 +341,44 @@ class TestTheLifeOfASlot:
 
     def test_several_at_once_in_any_order(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        slots = [producer.reserve({"x": "i8"}, 10) for _ in range(5)]
+        blocks = [producer.reserve({"x": "i8"}, 10) for _ in range(5)]
         for i in (3, 0, 4, 1, 2):
-            slots[i]["x"][:] = i
+            blocks[i]["x"][:] = i
         for i in (2, 4, 0):
-            slots[i].commit()
+            blocks[i].commit()
         producer.send(SampleBatch(x=[9]))
-        slots[1].commit()
-        slots[3].cancel()
+        blocks[1].commit()
+        blocks[3].cancel()
         assert [consumer.recv(timeout_s=1)["x"][0] for _ in range(5)] == [2, 4, 0, 9, 1]
 
     def test_a_block_sends_all_rows(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        with producer.reserve({"x": "i8"}, 4) as slot:
-            slot["x"][:] = 1
+        with producer.reserve({"x": "i8"}, 4) as block:
+            block["x"][:] = 1
         assert consumer.recv(timeout_s=1)["x"].sum() == 4
-        with producer.reserve({"x": "i8"}, 4) as slot:
-            slot.cancel()
+        with producer.reserve({"x": "i8"}, 4) as block:
+            block.cancel()
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0)
 
     def test_it_can_be_sent_again_after_a_timeout(self) -> None:
         producer, consumer = channel(1 << 16)
         with producer, consumer:
-            slot = producer.reserve({"x": "i8"}, 5000)
-            slot["x"][:] = 8
+            block = producer.reserve({"x": "i8"}, 5000)
+            block["x"][:] = 8
             with pytest.raises(ChannelTimeoutError):
-                slot.commit(extra={"more": np.zeros((5000, 1))}, timeout_s=0.01)
-            slot["x"][0] = 9
-            slot.commit(timeout_s=0)
+                block.commit(extra={"more": np.zeros((5000, 1))}, timeout_s=0.01)
+            block["x"][0] = 9
+            block.commit(timeout_s=0)
             assert consumer.recv(timeout_s=1)["x"].sum() == 8 * 5000 + 1
 
     def test_without_a_consumer(self) -> None:
         producer, consumer = channel(1 << 16)
-        slot = producer.reserve({"x": "i8"}, 5)
+        block = producer.reserve({"x": "i8"}, 5)
         consumer.close()
         with pytest.raises(ChannelClosedError):
-            slot.commit()
-        slot.cancel()
+            block.commit()
+        block.cancel()
         producer.close()
         with pytest.raises(ChannelClosedError):
             producer.reserve({"x": "i8"}, 5)
@@ -387,10 +387,10 @@ class TestTheLifeOfASlot:
         producer, consumer = channel(1 << 16)
 
         def work() -> None:
-            with producer.reserve({"x": "i8"}, 5) as slot:
-                slot["x"][:] = 1
-            slot = producer.reserve({"x": "i8"}, 5)
-            slot["x"][:3] = 2
+            with producer.reserve({"x": "i8"}, 5) as block:
+                block["x"][:] = 1
+            block = producer.reserve({"x": "i8"}, 5)
+            block["x"][:3] = 2
             os.kill(os.getpid(), signal.SIGKILL)
 
         child = multiprocessing.get_context("fork").Process(target=work)
@@ -403,7 +403,7 @@ class TestTheLifeOfASlot:
         consumer.close()
 
 
-def test_a_layout_is_looked_up_once_and_no_other_is_taken_for_it(ends: tuple[Producer, Consumer]) -> None:
+def test_a_spec_is_looked_up_once_and_no_other_is_taken_for_it(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     likes = [
         SampleBatch(x=np.zeros(1), y=np.zeros(1)),
@@ -422,8 +422,8 @@ def test_a_layout_is_looked_up_once_and_no_other_is_taken_for_it(ends: tuple[Pro
     for i in [*range(len(likes)), *order]:
         like = likes[i]
         for _ in range(2):
-            slot = producer.reserve(like, 1)
-            slot.commit(env_steps=1)
+            block = producer.reserve(like, 1)
+            block.commit(env_steps=1)
             got = consumer.recv(timeout_s=1)
             zero = like.copy()
             assert type(got) is type(zero)
@@ -457,9 +457,9 @@ def test_a_batch_that_changes_is_looked_at_again(ends: tuple[Producer, Consumer]
         dtype, row_shape = dtypes[i % 5], (i % 3,)
         like["x"] = np.zeros((1, *row_shape), dtype)
         for _ in range(2):
-            with producer.reserve(like, 2) as slot:
-                assert slot["x"].dtype == dtype
-                assert slot["x"].shape == (2, *row_shape)
+            with producer.reserve(like, 2) as block:
+                assert block["x"].dtype == dtype
+                assert block["x"].shape == (2, *row_shape)
             assert consumer.recv(timeout_s=1)["x"].dtype == dtype
     like["infos"] = [{}]
     assert list(producer.reserve(like, 2)) == ["x", "y"]

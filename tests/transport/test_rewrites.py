@@ -8,10 +8,10 @@ import pytest
 from samplebatch import SampleBatch, channel
 from samplebatch.errors import CompressedColumnError
 from tests.fuzz.driver import CASES, fuzz
-from tests.transport.rewrites import slot_of
+from tests.transport.rewrites import block_of
 
 
-@pytest.mark.parametrize("target", ["SLOTS", "FILES"])
+@pytest.mark.parametrize("target", ["BLOCKS", "FILES"])
 def test_rewriting_what_was_received_kills_nobody(target: str) -> None:
     outcomes, faults = fuzz(f"tests.transport.rewrites:{target}", CASES // 10)
     assert not faults, "\n".join([str(dict(outcomes)), *faults])
@@ -25,7 +25,7 @@ def test_elements_may_change_after_they_were_received_and_rows_may_not_move() ->
     with producer, consumer:
         producer.send(batch)
         received = consumer.recv(timeout_s=5)
-        slot_of(producer, consumer)[:] = 255
+        block_of(producer, consumer)[:] = 255
         assert received["a"].tolist() == [-1] * 4
         assert received["r"].lengths.tolist() == [2, 0, 1, 1]
         assert [row.tolist() for row in received["r"]] == [[-1, -1], [], [-1], [-1]]
@@ -39,6 +39,6 @@ def test_blocks_that_change_are_refused() -> None:
     with producer, consumer:
         producer.send(SampleBatch(a=np.zeros((64, 8))).compress(columns={"a"}))
         received = consumer.recv(timeout_s=5)
-        slot_of(producer, consumer)[:] = 255
+        block_of(producer, consumer)[:] = 255
         with pytest.raises(CompressedColumnError):
             received["a"][:].to_numpy()

@@ -13,7 +13,7 @@ import shared_counters_children
 
 from samplebatch.transport import shared_counters
 from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import Words, fence
+from samplebatch.transport.shared_counters import SharedCounters, fence
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 """Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""
@@ -34,7 +34,7 @@ def region():
 
 
 def test_words_are_what_was_written_last(region) -> None:
-    here, there = Words(region.array, 8), Words(region.read_only().array, 8)
+    here, there = SharedCounters(region.array, 8), SharedCounters(region.read_only().array, 8)
     for value in (1, 2**32, 2**64 - 1, 0):
         here[7] = value
         assert there[7] == value
@@ -47,7 +47,7 @@ def test_words_are_what_was_written_last(region) -> None:
 
 
 def test_words_keep_their_memory(region) -> None:
-    kept = Words(region.array, 8)
+    kept = SharedCounters(region.array, 8)
     region.close()
     kept[1] = 5
     assert kept[1] == 5
@@ -56,14 +56,14 @@ def test_words_keep_their_memory(region) -> None:
 @pytest.mark.usefixtures("way")
 def test_a_wait_ends_in_time(region) -> None:
     begun = time.monotonic()
-    Words(region.array, 1).wait(0, seen=0, timeout_s=0.05)
+    SharedCounters(region.array, 1).wait(0, seen=0, timeout_s=0.05)
     assert 0.04 < time.monotonic() - begun < 5
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seen", [0, 8, 1 << 31])
 def test_what_has_changed_before_is_not_waited_for(region, seen) -> None:
-    shared = Words(region.array, 1)
+    shared = SharedCounters(region.array, 1)
     shared[0] = 7
     begun = time.monotonic()
     shared.wait(0, seen=seen, timeout_s=30)
@@ -72,8 +72,8 @@ def test_what_has_changed_before_is_not_waited_for(region, seen) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_all_who_wait_are_woken(region) -> None:
-    shared = Words(region.array, 2)
-    seen = Words(region.read_only().array, 2)
+    shared = SharedCounters(region.array, 2)
+    seen = SharedCounters(region.read_only().array, 2)
     ended: list[int] = []
 
     def wait() -> None:
@@ -94,7 +94,7 @@ def test_all_who_wait_are_woken(region) -> None:
 
 def test_a_child_process_is_woken(region) -> None:
     context = multiprocessing.get_context("forkserver")
-    shared = Words(region.array, 2)
+    shared = SharedCounters(region.array, 2)
     process = context.Process(target=shared_counters_children.answer, args=(region.read_only(), region))
     process.start()
     for turn in range(1, 101):

@@ -25,8 +25,8 @@ from samplebatch import Batch, MultiAgentBatch, SampleBatch, disable_shared_pick
 from samplebatch.errors import PeerDiedError
 from samplebatch.transport import shared_pickling
 from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import Words
-from samplebatch.transport.shared_queue import MOST_PARCELS
+from samplebatch.transport.shared_counters import SharedCounters
+from samplebatch.transport.shared_queue import MAX_PARCELS
 from tests.batch.every_kind import with_every_kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -46,7 +46,7 @@ def enabled():
     enable_shared_pickling()
     yield
     disable_shared_pickling()
-    shared_pickling._outbox.close()
+    shared_pickling._queue_memory.close()
 
 
 @contextlib.contextmanager
@@ -114,14 +114,14 @@ def test_batches_of_every_class_come_back_from_a_child(method) -> None:
 def test_columns_of_every_kind_arrive_as_they_were() -> None:
     sent = with_every_kind(3000)
     back = through_pickle(sent)
-    assert shared_pickling._outbox.nbytes > 300_000
+    assert shared_pickling._queue_memory.nbytes > 300_000
     assert back == sent
     assert list(back.keys()) == list(sent.keys())
 
 
 def test_what_arrives_is_writable_and_shared_memory() -> None:
     back = through_pickle(rows(2000))
-    parcel = shared_pickling._outbox._sent[0].region.array
+    parcel = shared_pickling._queue_memory._sent[0].region.array
     assert not (parcel == 77).all()
     back["obs"][:] = 77.0
     back["t"][:] = 5
@@ -132,16 +132,16 @@ def test_memory_is_the_receivers_until_its_last_array_is_gone() -> None:
     back = through_pickle(rows(2000))
     piece, tensor = back["obs"][5:7, :1], back["t"][3:]
     del back
-    shared_pickling._outbox.keep(1 << 30)
-    assert not shared_pickling._outbox._kept
+    shared_pickling._queue_memory.keep(1 << 30)
+    assert not shared_pickling._queue_memory._kept
     assert piece.tolist() == [[100.0], [120.0]]
     del piece
     assert tensor[0] == 3
-    shared_pickling._outbox.keep(1 << 30)
-    assert not shared_pickling._outbox._kept
+    shared_pickling._queue_memory.keep(1 << 30)
+    assert not shared_pickling._queue_memory._kept
     del tensor
-    shared_pickling._outbox.keep(1 << 30)
-    assert len(shared_pickling._outbox._kept) == 1
+    shared_pickling._queue_memory.keep(1 << 30)
+    assert len(shared_pickling._queue_memory._kept) == 1
 
 
 @pytest.mark.parametrize("size", [0, 1, shared_pickling.WORTHWHILE // 8 - 1])
@@ -149,15 +149,15 @@ def test_small_batches_stay_in_the_pickle(size) -> None:
     sent = SampleBatch(a=np.arange(float(size)))
     back = through_pickle(sent)
     assert back == sent
-    assert shared_pickling._outbox.nbytes == 0
+    assert shared_pickling._queue_memory.nbytes == 0
     back["a"][:] = 1.0
     through_pickle(SampleBatch(a=np.zeros(shared_pickling.WORTHWHILE // 8)))
-    assert shared_pickling._outbox.nbytes > 0
+    assert shared_pickling._queue_memory.nbytes > 0
 
 
 def test_when_too_many_are_on_their_way_batches_stay_in_the_pickle() -> None:
-    sent = [bytes(ForkingPickler.dumps(checked(i))) for i in range(MOST_PARCELS + 2)]
-    assert [len(data) > 200_000 for data in sent] == [False] * MOST_PARCELS + [True] * 2
+    sent = [bytes(ForkingPickler.dumps(checked(i))) for i in range(MAX_PARCELS + 2)]
+    assert [len(data) > 200_000 for data in sent] == [False] * MAX_PARCELS + [True] * 2
     assert all(is_whole(ForkingPickler.loads(data)) for data in sent)
 
 
@@ -195,10 +195,10 @@ def test_torch_has_its_way_with_nested_batches_whenever_ours_is_off() -> None:
 
 def test_disabling_frees_what_is_kept_and_leaves_others_reducers_alone(monkeypatch) -> None:
     through_pickle(rows(2000))
-    assert shared_pickling._outbox.nbytes > 0
+    assert shared_pickling._queue_memory.nbytes > 0
     ForkingPickler.register(Batch, repr)
     disable_shared_pickling()
-    assert shared_pickling._outbox.nbytes == 0
+    assert shared_pickling._queue_memory.nbytes == 0
     assert ForkingPickler._extra_reducers.pop(Batch) is repr
 
 
@@ -211,7 +211,7 @@ def test_negative_settings_are_refused(name) -> None:
 def test_memory_beyond_what_may_be_kept_is_freed_by_the_receiver() -> None:
     enable_shared_pickling(keep_nbytes=0)
     back = through_pickle(rows(2000))
-    region = shared_pickling._outbox._sent[0].region
+    region = shared_pickling._queue_memory._sent[0].region
     assert os.stat(region.fileno()).st_blocks * 512 > 300_000
     del back
     assert os.stat(region.fileno()).st_blocks * 512 == 4096
@@ -277,7 +277,7 @@ def test_whoever_is_killed_at_whatever_moment_no_batch_is_torn() -> None:
     for turn in range(12):
         queue = context.SimpleQueue()
         counter = Region.create(8)
-        received = Words(counter.array, 1)
+        received = SharedCounters(counter.array, 1)
         with (
             child(context, pickling_children.send_for_ever, queue) as sender,
             child(context, pickling_children.receive_for_ever, queue, counter) as receiver,
@@ -311,16 +311,16 @@ def test_a_pipe_carries_them_after_their_sender_let_go() -> None:
     there.close()
 
 
-def test_a_forked_child_has_an_outbox_of_its_own() -> None:
+def test_a_forked_child_has_memory_of_its_own() -> None:
     bytes(ForkingPickler.dumps(checked(1)))
-    assert shared_pickling._outbox.unreceived == 1
+    assert shared_pickling._queue_memory.unreceived == 1
     pid = os.fork()
     if not pid:
         signal.alarm(30)
-        own = shared_pickling._outbox
+        own = shared_pickling._queue_memory
         os._exit(7 if own.nbytes == 0 and own.keep_nbytes == shared_pickling.KEEP_NBYTES else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert shared_pickling._outbox.unreceived == 1
+    assert shared_pickling._queue_memory.unreceived == 1
 
 
 AT_EXIT = """

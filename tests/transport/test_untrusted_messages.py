@@ -17,17 +17,17 @@ from tests.malice import NESTINGS, ROWS, MaliciousColumn
 
 
 def messages(nesting: str, mark: Path) -> dict[str, Any]:
-    """Make one batch of every kind with a malicious column; its name ends in `note`."""
+    """Make one batch of every kind with a malicious column; its name ends in `metadata`."""
     column = MaliciousColumn.of(nesting, mark)
-    plain = SampleBatch._of({"note": column})
+    plain = SampleBatch._of({"metadata": column})
     return {
         "SampleBatch": plain,
         "MultiAgentBatch": MultiAgentBatch({"wolf": plain}, ROWS),
-        "Batch": Batch(x=np.zeros(ROWS), info=Batch(note=column)),
+        "Batch": Batch(x=np.zeros(ROWS), info=Batch(metadata=column)),
     }
 
 
-NAMES = {"SampleBatch": "note", "MultiAgentBatch": "note", "Batch": r"info\.note"}
+NAMES = {"SampleBatch": "metadata", "MultiAgentBatch": "metadata", "Batch": r"info\.metadata"}
 
 
 @pytest.mark.parametrize("nesting", NESTINGS)
@@ -61,8 +61,8 @@ def test_what_is_committed_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
     consumer._allow_pickle = False
     with producer, consumer:
         reservation = producer.reserve({"obs": np.dtype("f4")}, ROWS)
-        reservation.commit(extra={"note": [{}] * ROWS})
-        with pytest.raises(UntrustedPickleError, match="column 'note' holds pickled objects"):
+        reservation.commit(extra={"metadata": [{}] * ROWS})
+        with pytest.raises(UntrustedPickleError, match="column 'metadata' holds pickled objects"):
             consumer.recv(timeout_s=5)
 
 
@@ -102,9 +102,9 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_objects_take_no_more_memory_than_their_message_allows(name: str, kind: str) -> None:
     column = BombColumn(*BOMBS[name])
-    plain = SampleBatch._of({"note": column})
+    plain = SampleBatch._of({"metadata": column})
     producer, consumer = channel(1 << 18, allow_pickle=True)
     with producer, consumer:
-        producer.send(plain if kind == "SampleBatch" else Batch(x=np.zeros(2), info=Batch(note=column)))
-        with pytest.raises((CapacityError, FormatError), match="note"):
+        producer.send(plain if kind == "SampleBatch" else Batch(x=np.zeros(2), info=Batch(metadata=column)))
+        with pytest.raises((CapacityError, FormatError), match="metadata"):
             consumer.recv()
