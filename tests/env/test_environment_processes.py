@@ -23,7 +23,7 @@ import pytest
 from samplebatch import AsyncCollector, VectorReplayBuffer
 from samplebatch.env import processes
 from samplebatch.errors import WorkerError
-from samplebatch.transport.peers import Identity, is_alive
+from samplebatch.transport.peers import ProcessIdentity, is_alive
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -357,9 +357,9 @@ def test_a_collector_that_nobody_closes_leaves_nothing_behind(then: str, start_m
     pids = [int(pid) for pid in ran.stdout.split()]
     assert len(pids) == 2
     until = time.monotonic() + 10
-    while any(is_alive(Identity(pid, 0)) for pid in pids) and time.monotonic() < until:
+    while any(is_alive(ProcessIdentity(pid, 0)) for pid in pids) and time.monotonic() < until:
         time.sleep(0.01)
-    assert not any(is_alive(Identity(pid, 0)) for pid in pids)
+    assert not any(is_alive(ProcessIdentity(pid, 0)) for pid in pids)
 
 
 def test_processes_end_with_the_collector_that_is_dropped() -> None:
