@@ -54,7 +54,7 @@ def check_description(described: Mapping[str, Any]) -> None:
         If it is not.
     """
     if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
-        raise FormatError("what was kept must be of a buffer, it is of something else")
+        raise FormatError("the state must be of a buffer, it is of something else")
     version = described.get("version")
     if type(version) is not int or version != VERSION:
         raise FormatError(f"the buffer is of version {str(version)[:20]}, this library reads {VERSION}")
@@ -103,7 +103,7 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
         import_module(f"samplebatch.buffer.{_HOMES[name]}")
     kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
     if name not in kinds:
-        raise FormatError(f"what was kept must be a {cls.__name__}, and it is a {name}; open or load it with {name}")
+        raise FormatError(f"the buffer must be a {cls.__name__}, and it is a {name}; open or load it with {name}")
     own, asked = described.get("own"), described.get("missing")
     if not isinstance(own, dict) or not isinstance(asked, list):
         raise FormatError(f"the attributes of a {name} must have been kept with it, they were not; it is damaged")

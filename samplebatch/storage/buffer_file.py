@@ -108,7 +108,7 @@ def _form(structure: Mapping[str, Any]) -> State:
 
 
 class _Finals:
-    """The final observations of rows, put into lists beside them."""
+    """The final observations of a buffer as lists of none, one or two beside its rows, for `write_buffer`."""
 
     def __init__(self, table: Table, ring: int | None, slots: Slots) -> None:
         self.form: State | None = None

@@ -78,7 +78,7 @@ class Hdf5Reader:
         self._rows = rows
 
     def of_rows(self, count: int, ranges: Ranges) -> Hdf5Reader:
-        """Return a reader of columns with so many rows, of which some count."""
+        """Return a reader of columns with a row for each slot, of which some count."""
         return Hdf5Reader(self.bound, self._device, allow_pickle=self.allow_pickle, rows=(count, ranges))
 
     def read(self, x: Any, depth: int = 0) -> Any:
@@ -178,7 +178,7 @@ class Hdf5Reader:
         return found
 
     def _take(self, dataset: Any, count: int, nbytes: int = 0) -> None:
-        """Take so many elements of a dataset from the bound, and one of the chunks in which they are read."""
+        """Take elements of a dataset from the bound, by number, and one of the chunks in which they are read."""
         nbytes = nbytes or dataset.dtype.itemsize
         chunk = prod(dataset.chunks) if dataset.chunks else 0
         self.bound.take((count + chunk) * nbytes, f"{dataset.name!r}")

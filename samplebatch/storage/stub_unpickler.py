@@ -170,7 +170,7 @@ def load_stubs(data: bytes) -> Any:
 
 
 class _Weight(NamedTuple):
-    """How many values are in one, itself included, and how deep; a long integer counts as a tuple."""
+    """The size of a value in values, itself included, and its depth; a long integer counts as a tuple."""
 
     values: int
     depth: int

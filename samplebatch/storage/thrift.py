@@ -18,7 +18,7 @@ Struct = dict[int, Any]
 
 
 class ThriftReader:
-    """Reads structs one after the other.
+    """A reader of structs, one after the other.
 
     Examples
     --------

@@ -40,7 +40,7 @@ class _Class:
 
 
 class Standing:
-    """Stands for an object of a class that need not be installed: becomes one when it is unpickled.
+    """A stand-in for an object of a class that need not be installed; its pickle loads as that object.
 
     Parameters
     ----------

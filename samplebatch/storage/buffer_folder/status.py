@@ -149,7 +149,7 @@ class FolderStatus:
         )
 
     def check_open(self, names: Iterable[str] | None = None) -> None:
-        """Check that the files are those that the process had which did not close the folder.
+        """Check that the files of an open folder are those of the process that opened it last.
 
         Parameters
         ----------

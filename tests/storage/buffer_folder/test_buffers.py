@@ -385,3 +385,17 @@ def test_a_forked_child_reads_and_does_not_write(path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     buffer.add(step(4, 0))
     buffer.close()
+
+
+def test_a_part_of_a_buffer_in_a_folder_neither_flushes_nor_closes_it(path: Path) -> None:
+    with VectorReplayBuffer(12, 3, storage=path) as buffer:
+        part = buffer.buffers[1]
+        with part:
+            part.add(step(0, 1)[0])
+        part.flush()
+        part.add(step(1, 1)[0])
+        assert not buffer._journal.folder.closed
+        buffer.close()
+        with pytest.raises(StorageError, match="it was closed"):
+            part.add(step(2, 1)[0])
+        part.flush()
