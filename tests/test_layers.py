@@ -59,8 +59,8 @@ HAND_OVERS = {
     ("samplebatch.batch.sample_batch", "_multi_agent_batch"): {"samplebatch.batch.multi_agent"},
     ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.functions"},
     ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
-    ("samplebatch.buffer.multi_agent", "load_state_dict"): {"samplebatch.storage.state_dict"},
-    ("samplebatch.buffer.multi_agent", "state_dict"): {"samplebatch.storage.state_dict"},
+    ("samplebatch.buffer.multi_agent", "load_state_dict"): {"samplebatch.storage.multi_agent_state"},
+    ("samplebatch.buffer.multi_agent", "state_dict"): {"samplebatch.storage.multi_agent_state"},
     ("samplebatch.buffer.replay", "_keep_in"): {"samplebatch.storage.buffer_folder.buffers"},
     ("samplebatch.buffer.replay", "load"): {"samplebatch.storage.buffer_file"},
     ("samplebatch.buffer.replay", "load_hdf5"): {"samplebatch.storage.hdf5_buffer"},
@@ -108,7 +108,6 @@ ONE_IMPORTER = {
         "samplebatch.batch.lockstep",
         "samplebatch.column.object_size",
         "samplebatch.storage.buffer_folder.journal",
-        "samplebatch.storage.state_checksums",
         "samplebatch.transport.arena",
     },
     "is a layer's door to the only layer above that needs it": {
@@ -129,6 +128,7 @@ ONE_IMPORTER = {
         "samplebatch.storage.buffer_file",
         "samplebatch.storage.buffer_folder.buffers",
         "samplebatch.storage.hdf5_buffer",
+        "samplebatch.storage.multi_agent_state",
     },
     "is a file format of its own": {
         "samplebatch.storage.parquet_layout",

@@ -318,7 +318,7 @@ class MultiAgentReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which another buffer goes on exactly as this one would; it can be pickled."""
-        from samplebatch.storage.state_dict import export_multi_agent_state
+        from samplebatch.storage.multi_agent_state import export_multi_agent_state
 
         return export_multi_agent_state(self)
 
@@ -339,7 +339,7 @@ class MultiAgentReplayBuffer:
         FormatError
             If the state of a buffer is not whole, or not as it was; names the part. Nothing has changed then.
         """
-        from samplebatch.storage.state_dict import load_multi_agent_state
+        from samplebatch.storage.multi_agent_state import load_multi_agent_state
 
         load_multi_agent_state(self, state, verify=verify)
 
