@@ -30,8 +30,8 @@ from samplebatch.transport.decode import DAMAGE, decode
 from samplebatch.transport.peers import ProcessWatch, Recipient, deadline_of
 from samplebatch.transport.publisher import WEIGHTS
 from samplebatch.transport.region import Region
-from samplebatch.transport.schema import NESTED_BATCH, Plan, Rows, Schema, align
-from samplebatch.transport.wire import ROWS, SCHEMA, count_of, unpack_metadata
+from samplebatch.transport.schema import NESTED_BATCH, Plan, Schema, align
+from samplebatch.transport.wire import ROWS, SCHEMA, read_rows, unpack_metadata
 
 _LOOK_S = 0.1
 """Seconds after which it is noticed at the latest that the publisher's process has died."""
@@ -254,7 +254,7 @@ class Subscription:
         if self._last is None or self._last[0] != content.head:
             metadata = unpack_metadata(content.head, content.head_sum)
             schema = Schema.read(metadata.pop(SCHEMA, None))
-            rows = _rows(metadata.pop(ROWS, None))
+            rows = read_rows(metadata.pop(ROWS, None))
             is_weights = bool(metadata.pop(WEIGHTS, 0))
             if is_weights and schema.kind != NESTED_BATCH:
                 raise FormatError(f"weights must be published as a nested batch, these are a {schema.kind}")
@@ -290,12 +290,6 @@ class Subscription:
         raise TypeError(
             "a Subscription goes to other processes by multiprocessing only, and cannot be pickled otherwise"
         )
-
-
-def _rows(plain: Any) -> Rows:
-    if not isinstance(plain, list):
-        raise FormatError("a publication must say how many rows it has, it does not")
-    return tuple([tuple(map(count_of, rows)) if isinstance(rows, list) else count_of(rows) for rows in plain])
 
 
 def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDArray[np.uint8]]:

@@ -232,9 +232,18 @@ def rows_in(metadata: dict[str, Any], rows: int) -> tuple[Rows, Rows]:
     FormatError
         If they count nothing.
     """
-    used: Rows = _rows(metadata[ROWS]) if ROWS in metadata else (rows,)
-    return (_rows(metadata[ROOMS]) if ROOMS in metadata else used), used
+    used: Rows = read_rows(metadata[ROWS]) if ROWS in metadata else (rows,)
+    return (read_rows(metadata[ROOMS]) if ROOMS in metadata else used), used
 
 
-def _rows(plain: Any) -> Rows:
+def read_rows(plain: Any) -> Rows:
+    """Take the numbers of rows that another process gave for the parts of a schema.
+
+    Raises
+    ------
+    FormatError
+        If they are no list of counts, and of lists of counts.
+    """
+    if not isinstance(plain, list):
+        raise FormatError("rows must be given as a list of counts, and are not")
     return tuple([tuple(map(count_of, rows)) if isinstance(rows, list) else count_of(rows) for rows in plain])
