@@ -47,7 +47,7 @@ class CompressedStore(Store):
     slots
         How many slots there are.
     dtype, row_shape
-        What one row is.
+        Dtype and shape of one row.
     max_open
         How many chunks may lie open: two for each place at which rows are written in turn, and a few to spare.
 
@@ -67,7 +67,7 @@ class CompressedStore(Store):
     ) -> None:
         self.name = name
         self.dtype = self.row_shape = None
-        # A store without slots, for what it knows of rows that fit.
+        # A store without slots, which checks and converts rows.
         self._form = DenseStore(name, np.empty((0, *row_shape), dtype))
         self._slots = slots
         self._chunk = max(1, min(slots, CHUNK_NBYTES // max(1, dtype.itemsize * prod(row_shape))))
@@ -116,7 +116,7 @@ class CompressedStore(Store):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the compressed chunks and of those that lie open."""
+        """Bytes of the compressed chunks and of the open ones."""
         sealed = sum(len(block) for block in self._blocks if block is not None)
         return sealed + sum(chunk.rows.nbytes for chunk in self._open.values())
 
@@ -169,7 +169,7 @@ class CompressedStore(Store):
     def _seal(rows: npt.NDArray[Any]) -> Any:
         return CompressedColumn.compress(TensorColumn(rows), bulk=True).blocks[0]
 
-    def _sealed(self, i: int) -> CompressedColumn:
+    def _sealed_chunk(self, i: int) -> CompressedColumn:
         """View chunk i, which is sealed, as a column."""
         n, form = self._rows_in(i), self._form
         return CompressedColumn([self._blocks[i]], [n], [0], [0, n], form.dtype, form.row_shape, trusted=True)
@@ -192,7 +192,7 @@ class CompressedStore(Store):
         """Return the rows of chunk i, to be read."""
         if i in self._open:
             return self._open[i].rows
-        return self._blank(i) if self._blocks[i] is None else self._sealed(i).decompress().values
+        return self._blank(i) if self._blocks[i] is None else self._sealed_chunk(i).decompress().values
 
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Return rows as a column: compressed as they are where the slots follow each other in a few runs."""

@@ -167,7 +167,7 @@ class Cursors:
             first = done.take(before + base) | (before == last)
             result: Ints = (before + first) % size + base
             return result
-        # What follows is the same without divisions, for rings that are full.
+        # For full rings the same, without divisions.
         place = slots if self.n == 1 else slots % length
         found: Ints = slots - 1
         wraps = place == 0
@@ -322,7 +322,7 @@ class Cursors:
         parts = [self.chronological(one) for one in rings]
         return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
 
-    def stored(self) -> Ints:
+    def stored_slots(self) -> Ints:
         """Return the slots of all rows as they lie."""
         if self.capacity == len(self):
             return np.arange(self.capacity)

@@ -62,7 +62,7 @@ def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episode
     ends = np.flatnonzero(done[low:high]) + low
     of = rings.ring_of(ends)
     ends, of = (part[ends - bases[of] < sizes[of]] for part in (ends, of))
-    # The newest step of a ring ends what is there of its episode, in whichever way.
+    # The newest step of a ring is the last of its episode that is there, ended or not.
     newest = rings.unfinished(done)
     newest = newest[(newest >= low) & (newest < high)]
     finished = np.arange(len(ends) + len(newest)) < len(ends)
@@ -134,7 +134,7 @@ def _run(rings: Rings, done: Flags, slots: Ints, limit: int, *, forward: bool) -
         steps = np.arange(seen, min(seen + width, limit))
         at = place[left, None] + (steps if forward else -1 - steps)
         at %= size[left, None]
-        # Whether the step is its episode's last, and so is followed, or what comes after it preceded, by none.
+        # True at an episode's last step, where it ends forward, and where the next episode ends backward.
         over = done[at + base[left, None]] | (at == last[left, None])
         ended = over.any(1)
         found[left[ended]] = seen + over[ended].argmax(1)

@@ -93,7 +93,7 @@ class _Text:
     ) -> bool:
         """Word the checks and writes of columns; return False if one is of rows that its store would have to convert.
 
-        Of the values under names of observations, `frame` is what is taken.
+        Of the values under names of observations, `frame` is the index of the newest frame.
         """
         for name, value in held.items():
             store, key, local = tree.get(name), self.name(name), f"v{len(self.checks)}"

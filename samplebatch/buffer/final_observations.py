@@ -136,7 +136,7 @@ class FinalObservations:
         places = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(places) :]
         rows = np.array(places, np.intp)
-        # What took room has replaced the stores.
+        # The stores are new ones if there had to be more room.
         by_name = {store.name: store for _, store in self.columns.leaves()}
         self.columns.write(Ready([(by_name.get(store.name, store), row) for store, row in ready.rows], ready.new), rows)
         self.owners[rows] = slots + 1

@@ -131,7 +131,7 @@ class Streams(NamedTuple):
     ends: Flags
     """Whether each row, in that order, is followed by none of its stream."""
     tail: Tail | None
-    """The last row; None if it cannot be told what would follow it."""
+    """The last row; None if no row can be told to follow it."""
     goes_on: bool
     """Whether the first row follows the newest one of before."""
 

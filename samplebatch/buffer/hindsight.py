@@ -58,11 +58,11 @@ def relabel(
     table, slots
         Where the rows come from, shape (n,).
     rows
-        What was read there; it is changed, and returned.
+        The rows as read there; they are changed, and returned.
     goals, chosen
         The new goals, shape (k, ...), and which rows they are for, shape (k,).
     compute_reward_fn
-        Makes rewards of the goals that were achieved with each step, and those that were desired.
+        Makes rewards of the achieved and the desired goals of steps.
     n_step, gamma
         As the rows were sampled; not None if they have `returns`, which are then those of the new rewards.
     stack
@@ -211,7 +211,7 @@ class HindsightMixin(_Base):
         Raises
         ------
         ColumnNotFoundError
-            If observations have no goals; names what is missing.
+            If observations have no goals; names the missing column.
         ColumnLengthError
             If `compute_reward_fn` does not return a reward for each goal.
         ColumnMismatchError
@@ -248,12 +248,11 @@ class HERReplayBuffer(HindsightMixin, ReplayBuffer):
     size
         How many steps to keep.
     compute_reward_fn
-        Makes rewards, shape (n,), of the goals that were achieved with n steps and those that were desired, both of
-        shape (n, ...).
+        Makes rewards, shape (n,), of the achieved and the desired goals of n steps, both of shape (n, ...).
     horizon
         The most steps of an episode, and of how many the goals are to be looked for from a step on.
     future_k
-        One in so many steps keeps its goal.
+        One in `future_k` steps keeps its goal, on average.
     storage
         Must be None: the function cannot be kept in a folder.
     **kwargs

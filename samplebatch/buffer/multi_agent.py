@@ -32,10 +32,10 @@ from samplebatch.errors import (
 class MultiAgentReplayBuffer:
     """A replay buffer of several agents, with a `ReplayBuffer` for each policy: takes and samples `MultiAgentBatch`es.
 
-    Rows of one agent in one episode are kept together, in time order, so that what looks along an episode finds the
-    right rows: n-step targets, stacked frames, sequences. Agents are told apart by the columns `eps_id` and
+    Rows of one agent in one episode are kept together, in time order, as n-step targets, stacked frames and sequences
+    need them. Agents are told apart by the columns `eps_id` and
     `agent_index`, steps by `t`. Where the rows of a fragment end and it cannot be told that the next fragment goes on,
-    the last step counts as truncated in the buffers; what is sampled has the flags that were added.
+    the last step counts as truncated in the buffers; sampled rows have the flags that were added.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class MultiAgentReplayBuffer:
         buffer = self._kind(size, random_seed=seed, **self._options)
         if not isinstance(buffer, ReplayBuffer) or len(buffer.subbuffer_edges) != 2:
             raise ColumnTypeError(f"the buffer of a policy must have one ring, a {self._kind.__name__} has not")
-        # One lock for all, so that what is sampled of them is of one moment.
+        # One lock for all, so that all rows of a sample are of one moment.
         buffer._table.lock = self._lock
         return buffer
 
@@ -160,7 +160,7 @@ class MultiAgentReplayBuffer:
             If no size was given for a policy.
         SequenceError
             If rows come as sequences; or, for lockstep, if it cannot be told which rows belong to the same step of the
-            environment. Whatever is refused, nothing has changed then.
+            environment. Nothing has changed after any error.
         """
         parts = {policy: part for policy, part in batch.items() if part.count}
         with self._lock:

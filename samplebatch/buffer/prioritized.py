@@ -142,7 +142,7 @@ def _numbers(value: Any, n: int) -> npt.NDArray[np.float64]:
 class PrioritizedReplayBuffer(PrioritiesMixin, ReplayBuffer):
     """A replay buffer of one environment with prioritized sampling.
 
-    A new step enters with the largest priority so far. What is read or sampled has two columns more: `weight`, by which
+    A new step enters with the largest priority so far. Rows have two columns more: `weight`, by which
     the losses of rows are multiplied to make up for how often they are drawn, and `generation`, to be handed back to
     `update_weight`.
 
@@ -155,7 +155,7 @@ class PrioritizedReplayBuffer(PrioritiesMixin, ReplayBuffer):
     beta
         How much weights make up for it: 0 for not at all, 1 for fully.
     weight_norm
-        Whether to divide weights by the largest of those that are read together, so that they only scale down.
+        Whether to divide weights by the largest that are read together, so that they only scale down.
     stratified
         Whether each of n draws has an n-th of the sum of all to itself: the rows come in the order of their slots, and
         how often each is drawn differs less from the expectation.

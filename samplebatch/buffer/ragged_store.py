@@ -132,7 +132,7 @@ class RaggedStore(Store):
         self._end += count
 
     def _compact(self, slots: Slots, count: int) -> None:
-        """Move the rows of all slots but these to an array with room for so many elements, and to spare."""
+        """Move the rows of all slots but these to an array with room for `count` more elements, and to spare."""
         lengths = self._lengths.copy()
         lengths[slots] = 0
         wanted = int(lengths.sum()) + count

@@ -278,7 +278,7 @@ class ReplayBuffer(Sampling):
         index
             As between brackets; None for all slots.
         default_value
-            What the other slots of a new column hold; None for zeros.
+            The value of the other slots of a new column; None for zeros.
 
         Raises
         ------
@@ -541,7 +541,7 @@ class ReplayBuffer(Sampling):
         max_nbytes
             Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
         **missing
-            What no file can hold, such as the function that a hindsight buffer was made with.
+            Arguments that no file can hold, such as the reward function of a hindsight buffer.
 
         Raises
         ------
@@ -626,7 +626,7 @@ class ReplayBuffer(Sampling):
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
         with self._table.lock:
-            slots = self._table.rings.stored() if self._ring is None else self._start + np.arange(len(self))
+            slots = self._table.rings.stored_slots() if self._ring is None else self._start + np.arange(len(self))
             # So that a copy in memory, too, draws from a generator of its own.
             own["_rng"] = copy.deepcopy(self._rng)
             return own | {
@@ -639,7 +639,7 @@ class ReplayBuffer(Sampling):
         self._table = table = Table.from_state_dict(own.pop("table"))
         kind, known = own.pop("sampler")
         self.__dict__.update(own)
-        self._use(kind.from_state_dict(table.rings.capacity, table.rings.stored(), known))
+        self._use(kind.from_state_dict(table.rings.capacity, table.rings.stored_slots(), known))
 
 
 _BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))

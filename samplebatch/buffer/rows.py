@@ -133,7 +133,7 @@ class Rows:
 
         `buf[:]` has all rows in time order, ring by ring. Any other slice counts the rows as they lie in memory, and so
         does `buf[-1]`, of all slots; `latest` has the newest. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`,
-        `done`, `obs_next`, `info` and `policy` (those that were never given are empty), then other names. An array of
+        `done`, `obs_next`, `info` and `policy` (empty if never given), then other names. An array of
         indices may name slots that hold no row, whose values are then those of the memory; a single index may not.
 
         Raises
@@ -207,7 +207,7 @@ class Rows:
         if isinstance(index, slice):
             if index == slice(None):
                 return rings.chronological(self._ring)
-            stored = rings.stored() if self._ring is None else np.arange(len(self)) + self._start
+            stored = rings.stored_slots() if self._ring is None else np.arange(len(self)) + self._start
             return stored[index]
         if isinstance(index, tuple):
             if len(index) != 1:
@@ -263,7 +263,7 @@ class Rows:
         key
             The column's name.
         default_value
-            What to return if there is no such column; None for an error.
+            The value to return if there is no such column; None for an error.
         stack_num
             How many steps to stack, `buf.stack_num` if None. With 1 there is no axis for them.
 

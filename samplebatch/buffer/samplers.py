@@ -109,7 +109,7 @@ class Uniform(Sampler):
 
 
 def whole_stacks(table: Table, ring: int | None, frames: int) -> Ints:
-    """Return the slots of all rows with so many frames, of one ring or of all, oldest first, ring by ring."""
+    """Return the slots of all rows with `frames` frames, of one ring or of all, oldest first, ring by ring."""
     every = table.rings.chronological(ring)
     if frames < 2 or not len(every):
         return every

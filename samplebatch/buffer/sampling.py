@@ -43,9 +43,9 @@ class Sampling(Rows):
             How many, as `sample_indices` takes it.
         n_step
             The most steps that each row stands for. The rows then have two columns more: `returns`, the discounted sum
-            of the rewards of up to so many steps of the episode, and `discount`, by which an estimate at `obs_next`,
-            now the observation after the last of them, is to be multiplied: `gamma` to the number of the steps, or 0
-            where the last is terminated. None: each row is a step.
+            of the rewards of up to `n_step` steps of the episode, and `discount`, the factor of the bootstrap value at
+            `obs_next`, now the observation after the last of them: `gamma` to the number of the steps, or 0 where the
+            last is terminated. None: each row is a step.
         gamma
             The discount of a step.
 
@@ -179,7 +179,7 @@ class Sampling(Rows):
         n
             How many; 0 for all in time order, ring by ring, None for all in random order, a negative number for none.
         unfinished
-            Whether those that run on may be drawn, too.
+            Whether running episodes may be drawn, too.
 
         Returns
         -------
@@ -251,7 +251,7 @@ class Sampling(Rows):
             As `get_sequences` takes them.
         padded
             Whether sequences may be shorter. If not, one is drawn of all stretches of `length` steps of an episode,
-            each as likely as any other, whatever the priorities, and its first `burn_in` steps only warm up the state.
+            uniformly and without regard to priorities, and its first `burn_in` steps only warm up the state.
 
         Returns
         -------
@@ -320,8 +320,8 @@ class Sampling(Rows):
         Returns
         -------
         batch
-            What `buf[...]` gives, of shape (n, length, ...), and two columns more of shape (n, length): `mask`, whether
-            a step is there, and `burn_in`, whether it only warms up the state. Of a prioritized buffer `weight` and
+            The columns of `buf[...]`, of shape (n, length, ...), and two more of shape (n, length): `mask`, whether a
+            step is there, and `burn_in`, whether it only warms up the state. Of a prioritized buffer `weight` and
             `generation` have shape (n,): they are those of the given steps, `indices[range(n), batch.burn_in.sum(1)]`.
         indices
             Where the steps are, shape (n, length); -1 where there is none.

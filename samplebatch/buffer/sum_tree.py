@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 class SumTree:
     """Weights of numbered slots, and their sums, as a binary tree of float64.
 
-    Every sum is made anew from its two parts whenever one of them changes, so no rounding error adds up, however many
-    updates there are. The memory is twice the next power of two; pages that no slot in use needs are never touched.
+    Every sum is computed again from its two parts whenever one of them changes, so no rounding error adds up, however
+    many updates there are. The memory is twice the next power of two; pages that no slot in use needs stay untouched.
     The loops are compiled: see `samplebatch.kernels` for what the first tree of a process costs.
 
     Parameters

@@ -67,7 +67,7 @@ class Table:
         Makes the stores of the columns.
     keeps_next
         Whether next observations are stored like any other column. Otherwise they are the observations of the steps
-        that follow, and only those that no step brings are kept.
+        that follow, and only final observations are kept.
     last_frame
         Whether of stacked observations only the newest frame is stored.
 
@@ -196,7 +196,7 @@ class Table:
             self.finals.release(slots)
         self._put(ready, slots, rew.shape[1:])
         if self.finals is not None and obs_next is not None:
-            # What takes room must do so before stores are made for as many rows as there are.
+            # Room is made first: stores with more rows replace the ones that rows are checked for.
             self.finals.rows_for(len(ends))
             latest = self.finals.fit(rows_at(obs_next, newest), len(newest), single=False)
             self.finals.write(latest, series.rings, slots[newest], np.zeros(len(newest), np.bool_))
@@ -248,11 +248,11 @@ class Table:
             if gaps is not None:
                 apart[gaps] = True
             places = np.flatnonzero(apart & ~values["terminated"])
-            # What takes room must do so before stores are made for as many rows as there are.
+            # Room is made first: stores with more rows replace the ones that rows are checked for.
             finals.rows_for(len(places) + 1)
             kept = finals.fit(rows_at(obs_next, places), len(places), single=False) if len(places) else None
         if self.finals is not None:
-            # What follows the newest row of before is known in the place of its ring only, which is written over.
+            # The observation after the old newest row is in the place of its ring only, which is overwritten.
             left = self.rings.unfinished(self.done)
             left = left[self.rings.ring_of(left) == ring]
         slots = self.rings.append(ring, count)
@@ -357,12 +357,12 @@ class Table:
         return np.arange(slots.start, slots.stop, slots.step) if isinstance(slots, slice) else slots
 
     def _begin(self, slots: Slots, rings: Slots, cut: int) -> None:
-        """Tell the journal what a step of some rings, with so many truncations, will write over."""
+        """Tell the journal which rows a step of some rings, with `cut` truncations, overwrites."""
         if self.journal is None:
             return
         overwritten: list[tuple[Iterable[str], Slots]] = [([store.name for _, store in self.columns.leaves()], slots)]
         if self.finals is not None:
-            # What takes room must do so before names and rows are listed.
+            # Room is made first, as it changes the names and rows.
             rows = self.finals.rows_touched(slots, cut)
             names = [OWNER, *(store.name for _, store in self.finals.columns.leaves())]
             overwritten += [(names, rings), (names, rows)]
@@ -400,7 +400,7 @@ class Table:
         """Empty some rings, or all; the rows stay where they are until they are written over."""
         if self.journal is not None:
             # No column changes, but weights and owners of rows do.
-            changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored())]
+            changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored_slots())]
             if self.finals is not None:
                 changed.append(([OWNER], np.flatnonzero(self.finals.owners)))
             self.journal.begin(changed)
@@ -419,7 +419,7 @@ class Table:
     def state_dict(self, ring: int | None = None) -> dict[str, Any]:
         """Return the state of one ring, or of all, with the rows that count, for `from_state_dict`."""
         rings = self.rings
-        slots = rings.stored() if ring is None else np.sort(rings.chronological(ring))
+        slots = rings.stored_slots() if ring is None else np.sort(rings.chronological(ring))
         start, stop = (0, rings.capacity) if ring is None else rings.edges[ring : ring + 2].tolist()
         return {
             "rings": rings.state_dict(ring),
@@ -442,7 +442,7 @@ class Table:
         maxsizes = np.asarray(state["rings"]["maxsizes"]).tolist()
         table = cls(maxsizes, state["stores"], keeps_next=state["keeps_next"], last_frame=state["last_frame"])
         table.rings.load_state_dict(state["rings"])
-        table.columns.load_state_dict(table.rings.stored(), state["columns"])
+        table.columns.load_state_dict(table.rings.stored_slots(), state["columns"])
         if table.finals is not None and state["finals"] is not None:
             table.finals.load_state_dict(state["finals"])
         return table

@@ -38,7 +38,7 @@ class ReplayBufferManager(ReplayBuffer):
     Raises
     ------
     ColumnMismatchError
-        If their options differ, or the columns of their rows; names what differs.
+        If their options differ, or the columns of their rows; names the difference.
     ColumnTypeError
         If one of them is no buffer of its own.
     StorageError

@@ -25,7 +25,7 @@ FLAGS: Final = ("terminated", "truncated")
 """The flags that a step is given with; `done` is made of them."""
 
 _MAX_FRAMES = 16
-"""What is longer is no stack of frames, where the rest of the shape is that of an image."""
+"""The longest stack of frames of rows that are images."""
 
 _REQUIRED = ("obs", "act", "rew", *FLAGS)
 
@@ -220,7 +220,7 @@ class Series:
         state = rings.state_dict()
         done, rew, slots = done[order], rew[order], self.slots[order]
         written = state["writes"][ring] + self._rank
-        # A run is what a ring gets of one episode.
+        # A run is the steps of one episode in one ring.
         opens = self._rank == 0
         begins = opens.copy()
         begins[1:] |= done[:-1]
@@ -240,7 +240,7 @@ class Series:
         lens[closing] = lengths[ended]
         firsts[order] = first_slots[run]
 
-        # What the last run of each ring leaves behind.
+        # The state of each ring after its last run.
         final = np.append(goes_on[1:], True)
         changed, over = ring_of[final], ended[final]
         state["writes"] += self._counts

@@ -74,7 +74,7 @@ def write_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
 
 def _write(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     table, ring = buffer._table, buffer._ring
-    slots = table.rings.stored() if ring is None else buffer._start + np.arange(len(buffer))
+    slots = table.rings.stored_slots() if ring is None else buffer._start + np.arange(len(buffer))
     sampler = buffer_state.sampler_state(buffer._sampler, slots)
     weights = sampler["known"].pop("weights", None) if isinstance(sampler["known"], dict) else None
     finals = _Finals(table, ring, slots)
@@ -222,7 +222,7 @@ def read_buffer(
             weights = [part.column(_WEIGHTS) for part in _batches(file)]
             known = pa.chunked_array(weights).combine_chunks().to_numpy(zero_copy_only=False)
             sampler["known"] = sampler["known"] | {"weights": known}
-        chosen = buffer_state.sampler_from_state(sampler, table.rings.capacity, table.rings.stored())
+        chosen = buffer_state.sampler_from_state(sampler, table.rings.capacity, table.rings.stored_slots())
     buffer: _Buffer = make_buffer(cls, about, table, chosen, missing)
     return buffer
 
@@ -268,7 +268,7 @@ def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_
         **{name: about[name] for name in ("stores", "keeps_next", "last_frame")},
     }
     table = buffer_state.table_from_state(state)
-    slots, at = table.rings.stored(), 0
+    slots, at = table.rings.stored_slots(), 0
     for batch in _batches(file):
         part = slots[at : at + batch.num_rows]
         if len(part) != batch.num_rows:

@@ -30,7 +30,7 @@ def export_state(buffer: ReplayBuffer) -> State:
     """Return the state of a buffer; see `ReplayBuffer.state_dict`."""
     table = buffer._table
     with table.lock:
-        slots = table.rings.stored() if buffer._ring is None else buffer._start + np.arange(len(buffer))
+        slots = table.rings.stored_slots() if buffer._ring is None else buffer._start + np.arange(len(buffer))
         state = describe(buffer) | {
             "generator": generator_state(buffer._rng),
             "sampler": sampler_state(buffer._sampler, slots),
@@ -63,7 +63,7 @@ def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
         journal.begin([])
     table = table_from_state(state["table"], own.columns.stores)
     _check_alike(table, own)
-    sampler = sampler_from_state(state["sampler"], buffer.maxsize, table.rings.stored())
+    sampler = sampler_from_state(state["sampler"], buffer.maxsize, table.rings.stored_slots())
     rng = generator_from_state(state["generator"])
     own.rings, own.columns = table.rings, table.columns
     if own.finals is not None and table.finals is not None:

@@ -152,11 +152,11 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
         If its weights are not there, or do not fit the table.
     """
     if "weight" not in children:
-        return buffer_state.sampler_from_state(about["sampler"], table.rings.capacity, table.rings.stored())
+        return buffer_state.sampler_from_state(about["sampler"], table.rings.capacity, table.rings.stored_slots())
     tree = reader.inert(children["weight"])
     state = tree.state if isinstance(tree, Foreign) else {}
     value, bound = resolve_stubs(state["_value"]), int(state["_bound"])
-    slots = table.rings.stored()
+    slots = table.rings.stored_slots()
     known = about["sampler"]["known"] | {
         "largest": found["_max_prio"],
         "smallest": found["_min_prio"],

@@ -96,13 +96,13 @@ def test_rings_in_turn_open_no_chunk_twice(monkeypatch: pytest.MonkeyPatch) -> N
     rings, size = 16, 5 * CHUNK + 3
     store = CompressedStore("obs", rings * size, U1, SHAPE, max_open=2 * rings)
     opened = []
-    sealed = CompressedStore._sealed
+    sealed = CompressedStore._sealed_chunk
 
     def counting(self: CompressedStore, chunk: int) -> CompressedColumn:
         opened.append(chunk)
         return sealed(self, chunk)
 
-    monkeypatch.setattr(CompressedStore, "_sealed", counting)
+    monkeypatch.setattr(CompressedStore, "_sealed_chunk", counting)
     for step in range(size):
         slots = np.arange(rings) * size + step
         store.write(slots, store.fit(frames(slots), rings))

@@ -61,7 +61,7 @@ def check(rings: Rings, lists: Lists) -> None:
     slots = lists.slots()
     assert len(rings) == len(slots)
     assert rings.chronological().tolist() == slots
-    assert rings.stored().tolist() == sorted(slots)
+    assert rings.stored_slots().tolist() == sorted(slots)
     assert rings.sizes_of_all().tolist() == [len(steps) for steps in lists.steps]
     for ring, steps in enumerate(lists.steps):
         own = [slot for slot, _ in steps]
@@ -225,7 +225,7 @@ def test_draws_are_even() -> None:
         for _ in range(steps):
             rings.advance(None, np.zeros(rings.n, bool), np.ones(rings.n))
         rings.advance(np.array([0]), np.zeros(1, bool), np.ones(1))
-        slots = rings.stored()
+        slots = rings.stored_slots()
         counts = np.bincount(rings.draw(100 * len(slots), np.random.default_rng(1)), minlength=rings.capacity)
         assert counts[slots].min() > 60
         assert counts.sum() == counts[slots].sum()

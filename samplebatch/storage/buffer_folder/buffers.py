@@ -111,7 +111,7 @@ def _restore_weights(sampler: Sampler, folder: BufferFolder, table: Table) -> No
     """Give a prioritized sampler the weights that the folder has of stored rows."""
     if not isinstance(sampler, Prioritized) or WEIGHTS not in folder.columns:
         return
-    stored = table.rings.stored()
+    stored = table.rings.stored_slots()
     weights = folder.columns[WEIGHTS][stored]
     # A reset may have got as far as the weights; its rows are still there, and enter as new ones do.
     valid = (weights > 0.0) & (weights < sampler.tree.limit)
