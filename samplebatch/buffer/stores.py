@@ -44,6 +44,10 @@ def allocate_zeros(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> n
     return np.ndarray(shape, dtype, block.data, start)
 
 
+zeroed = allocate_zeros
+"""The name that older pickles of buffers have for it."""
+
+
 @dataclass(frozen=True)
 class Stores:
     """The factory of a buffer's stores: their kinds, and the source of their memory.

@@ -223,16 +223,9 @@ def test_a_file_takes_the_place_of_another_whole_or_not_at_all(tmp_path: Path, m
     assert [entry.name for entry in tmp_path.iterdir()] == ["buffer.arrow"]
 
 
-def test_older_pickles_of_prioritized_buffers_can_be_read() -> None:
-    make, n = BUFFERS["prioritized"]
-    buffer = make()
-    fill(buffer, n, 0, 9)
-    data = pickle.dumps(buffer, 2)
-    older = data.replace(
-        b"csamplebatch.buffer.samplers\nPrioritized\n", b"csamplebatch.buffer.priorities\nPrioritized\n"
-    )
-    assert older != data
-    assert_same_rows(pickle.loads(older), buffer)
+@pytest.mark.parametrize("name", ["priorities\nPrioritized", "stores\nStores", "stores\nzeroed"])
+def test_names_in_older_pickles_of_buffers_can_be_found(name: str) -> None:
+    assert callable(pickle.loads(f"csamplebatch.buffer.{name}\n.".encode()))
 
 
 def test_objects_are_unpickled_only_when_that_is_allowed(tmp_path: Path) -> None:
