@@ -73,13 +73,11 @@ def test_commands(page: Path, tmp_path: Path) -> None:
 
 @each_page
 def test_modules_that_pages_name_are_there(page: Path) -> None:
-    named = set(
-        re.findall(
-            r"`(?:samplebatch/)?((?:batch|buffer|column|env|policy|rollout|storage|transport|workers)/[\w/]*\.py)`",
-            page.read_text(),
-        )
-    )
-    assert not [path for path in sorted(named) if not (ROOT / "samplebatch" / path).exists()]
+    text = page.read_text()
+    folders = "batch|buffer|column|env|policy|rollout|storage|transport|workers"
+    named = {f"samplebatch/{found}" for found in re.findall(rf"`(?:samplebatch/)?((?:{folders})/[\w/]*\.py)`", text)}
+    named |= set(re.findall(r"tests/[\w/]+(?:\.py)?", text))
+    assert not [path for path in sorted(named) if not (ROOT / path).exists()]
 
 
 @pytest.mark.parametrize("page", ["batches", "buffers", "builders", "columns", "nested", "rollout"])
