@@ -18,6 +18,8 @@ from samplebatch import (
     ReplayBuffer,
     SampleBatch,
     VectorReplayBuffer,
+    broadcast,
+    channel,
 )
 from samplebatch.errors import ArgumentError, ColumnMismatchError
 from samplebatch.returns import compute_nstep_return, discounted_returns, gae, nstep
@@ -55,6 +57,8 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "max_seq_len": lambda n: SampleBatch(a=[1, 2], seq_lens=[2]).right_zero_pad(n),
     "train_batch_size": Aggregator,
     "fragment_length": lambda n: RolloutWorkers("CartPole-v1", n_step=1, fragment_length=n),
+    "capacity_bytes": channel,
+    "slots": lambda n: broadcast(1 << 10, slots=n),
     "max_restarts": lambda n: RolloutWorkers("CartPole-v1", n_step=1, max_restarts=n),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from multiprocessing import reduction
 from typing import Any, Final
 
+from samplebatch.arguments import whole
+from samplebatch.errors import ArgumentError
 from samplebatch.transport.board import MAX_SLOTS, MIN_SLOTS, Board
 from samplebatch.transport.peers import Recipient
 from samplebatch.transport.publisher import Publisher
@@ -47,8 +49,8 @@ def broadcast(
 
     Raises
     ------
-    ValueError
-        If the capacity is not positive, or the slots are fewer than 2 or more than 63.
+    ArgumentError
+        If the capacity is no whole number from 1, or the slots are none from 2 to 63.
     SharedMemoryError
         If so much memory is not free.
 
@@ -63,10 +65,9 @@ def broadcast(
     Publication(version=1, value={'layer': {'weight': array([[1., 0.],
            [0., 1.]]), 'bias': array([0., 0.])}})
     """
-    if capacity_bytes <= 0:
-        raise ValueError(f"capacity_bytes must be positive, got {capacity_bytes}")
-    if not MIN_SLOTS <= slots <= MAX_SLOTS:
-        raise ValueError(f"slots must be from {MIN_SLOTS} to {MAX_SLOTS}, got {slots}")
+    capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
+    if whole("slots", slots, MIN_SLOTS) > MAX_SLOTS:
+        raise ArgumentError(f"slots must be from {MIN_SLOTS} to {MAX_SLOTS}, got {slots}")
     board = Board.create(capacity_bytes, slots)
     recipients: list[Recipient] = []
     publisher = Publisher(board, allow_pickle=allow_pickle, recipients=recipients)

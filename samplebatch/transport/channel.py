@@ -6,6 +6,7 @@ import os
 from multiprocessing import reduction
 from typing import Any, Final
 
+from samplebatch.arguments import whole
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.transport.channel_end import FREE, HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
@@ -40,8 +41,8 @@ def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False)
 
     Raises
     ------
-    ValueError
-        If the capacity is not positive.
+    ArgumentError
+        If the capacity is no whole number from 1.
     SharedMemoryError
         If so much memory is not free.
 
@@ -55,8 +56,7 @@ def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False)
     array([[1., 2.],
            [3., 4.]])
     """
-    if capacity_bytes <= 0:
-        raise ValueError(f"capacity_bytes must be positive, got {capacity_bytes}")
+    capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
     region = Region.create(HEADER_NBYTES + -(-capacity_bytes // ALIGNMENT) * ALIGNMENT)
     descriptors: list[int] = []
     try:

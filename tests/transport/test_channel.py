@@ -686,7 +686,7 @@ class TestTrust:
         with pytest.raises(ColumnTypeError, match="a dict"):
             producer.send({"a": 1})  # type: ignore[arg-type]
         for capacity in (0, -5):
-            with pytest.raises(ValueError, match="positive"):
+            with pytest.raises(ValueError, match="whole number from 1"):
                 channel(capacity)
 
 
