@@ -324,14 +324,16 @@ class MultiAgentCollector:
         """Record the rows of all policies, or of none if those of one do not fit: then the episodes are over."""
         adapters = {group.adapter for group in outcomes}
         try:
-            rows = [self._rows_of(policy_id, step, outcomes) for policy_id, step in steps.items()]
+            found = [self._rows_of(policy_id, step, outcomes) for policy_id, step in steps.items()]
+            rows = [own for own in found if own is not None]
+            for policy_id, columns, *_ in rows if len(rows) > 1 else ():
+                self._recorder.check(policy_id, columns)
+            for own in rows:
+                self._recorder.append(*own)
         except BaseException:
             for adapter in adapters:
                 adapter.abandon()
             raise
-        for own in rows:
-            if own is not None:
-                self._recorder.append(*own)
         self._recorded += len(adapters)
 
     def _rows_of(
@@ -353,7 +355,6 @@ class MultiAgentCollector:
         columns[names.NEXT_OBS] = new_obs
         columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS] = rewards, terminateds, truncateds
         columns[names.EPS_DONE] = [not group.adapter.in_episode for group in groups for _ in group.agents]
-        self._recorder.check(policy_id, columns)
         step.advance(new_obs)
         return policy_id, columns, streams, t, infos
 

@@ -30,6 +30,7 @@ Block = Leaf | NestedRows | Sequence[Any]
 """Values of a column in k rows: an array of shape (k, ...), the arrays of a nested column, or k values of any kind."""
 
 _FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
+_ndarray = np.ndarray
 _EMPTY = object()
 """Stands for an empty info."""
 _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
@@ -103,7 +104,7 @@ class Recorder:
         """Raise ColumnMismatchError if `append` would; nothing is written."""
         rows = self._policies.get(policy_id)
         if rows is not None:
-            rows.check(columns)
+            rows.fit(columns)
 
     def take(self, constants: Mapping[str, int] | None = None) -> dict[str, SampleBatch]:
         """Hand out all rows as a batch for each policy, and start afresh.
@@ -131,21 +132,13 @@ class _PolicyRows:
         self._t: list[Ints] = []
         self._infos: list[Any] = []
 
-    def check(self, columns: Mapping[str, Block]) -> None:
-        if columns.keys() != self._blocks.keys():
-            odd = next(iter(columns.keys() ^ self._blocks.keys()))
-            raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
-        for name in columns.keys() - self._lists:
-            self._fit(name, columns[name])
-
     def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
-        self.check(columns)
         blocks, lists = self._blocks, self._lists
-        for name, block in columns.items():
+        for name, block in self.fit(columns).items():
             if name in lists:
                 blocks[name] += block
             else:
-                blocks[name].append(self._fit(name, block))
+                blocks[name].append(block)
         self._streams.append(streams)
         self._t.append(t)
         if infos is None:
@@ -155,11 +148,25 @@ class _PolicyRows:
                 (info.copy() if info else _EMPTY) if type(info) is dict else _copy_info(info) for info in infos
             ]
 
-    def _fit(self, name: str, block: Any) -> Any:
-        """Convert a block to the dtype of the rows before; these are widened where they cannot hold it."""
-        blocks = self._blocks[name]
-        if not blocks:
-            return block
+    def fit(self, columns: Mapping[str, Block]) -> Mapping[str, Block]:
+        """Convert columns to the dtypes of the rows before; these are widened where they cannot hold them."""
+        if columns.keys() != self._blocks.keys():
+            odd = next(iter(columns.keys() ^ self._blocks.keys()))
+            raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+        fitted: dict[str, Block] = {}
+        for name, blocks in self._blocks.items():
+            if not blocks or name in self._lists:
+                continue
+            block: Any = columns[name]
+            first = blocks[0]
+            # NumPy has one object for each dtype of native numbers.
+            alike = type(block) is type(first) is _ndarray and block.dtype is first.dtype
+            if alike and block.shape[1:] == first.shape[1:]:
+                continue
+            fitted[name] = self._fit_block(name, block, blocks)
+        return {**columns, **fitted} if fitted else columns
+
+    def _fit_block(self, name: str, block: Any, blocks: list[Any]) -> Any:
         first = blocks[0]
         if isinstance(block, np.ndarray) and isinstance(first, np.ndarray):
             if block.shape[1:] == first.shape[1:]:
