@@ -20,6 +20,9 @@ from samplebatch.storage.stub_unpickler import MALFORMED, Foreign, Named, load_s
 _ARRAY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 _NUMERIC_MODULES = ("numpy._core.numeric", "numpy.core.numeric")
 
+_MAX_DEPTH = 200
+"""Containers within each other. Python's own limit may have been raised to where the stack ends before it."""
+
 
 def read_pickle(data: bytes | bytearray | memoryview) -> Any:
     """Read a pickle without running it.
@@ -105,8 +108,18 @@ class _Values:
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, Any]] = {}
+        self._depth = 0
 
     def resolve(self, value: Any) -> Any:
+        if self._depth > _MAX_DEPTH:
+            raise FormatError(f"a pickle must have at most {_MAX_DEPTH} containers within each other, it has more")
+        self._depth += 1
+        try:
+            return self._resolve(value)
+        finally:
+            self._depth -= 1
+
+    def _resolve(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, Foreign):
             if value.made is None:

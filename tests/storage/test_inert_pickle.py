@@ -8,6 +8,7 @@ import datetime
 import os
 import pickle
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,17 @@ def test_nothing_is_imported() -> None:
 def test_damaged_pickles_are_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
         read_pickle(data)
+
+
+@pytest.mark.parametrize("nest", [b"]" * 20_000 + b"a" * 19_999, b")" + b"\x85" * 300, b"}" + b"N}" * 300 + b"s" * 300])
+def test_deep_values_are_refused_whatever_the_limit_of_recursion(nest: bytes) -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000_000)
+    try:
+        with pytest.raises(FormatError, match=r"within each other|deeper ones"):
+            read_pickle(nest + b".")
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @given(st.binary(max_size=60))
