@@ -67,7 +67,7 @@ def ours(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
     from samplebatch import MultiAgentCollector
 
     num_envs, at_random = data
-    given = {} if at_random else {"policies": {"agent": policy}}
+    given = {} if at_random else {"policy": {"agent": policy}}
     collector = MultiAgentCollector(spread, num_envs=num_envs, seed=0, **given)
 
     def collect() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,12 @@ def test_protocols_under_strict_mypy(tmp_path: Path) -> None:
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy]\nstrict = True\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n")
     options = [f"--config-file={config}", f"--cache-dir={root / '.mypy_cache' / 'typed'}"]
-    report, errors, _ = api.run([str(source), *options])
+    limit = sys.getrecursionlimit()
+    try:
+        report, errors, _ = api.run([str(source), *options])
+    finally:
+        # mypy raises it, and leaves it there.
+        sys.setrecursionlimit(limit)
     assert not errors
     revealed = [re.sub(r"\w+\.(?=\w)", "", found) for found in re.findall(r'Revealed type is "(.*)"', report)]
     array = "ndarray[tuple[Any, ...], dtype[Any]]"
