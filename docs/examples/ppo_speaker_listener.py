@@ -89,10 +89,10 @@ def main(steps: int, seed: int) -> tuple[float, float]:
             learn(agent, optimizers[policy], batch[policy], rng)
         if iteration % 5 == 0:
             print(f"{(iteration + 1) * STEPS:7d} steps, mean return {mean_return(batch):6.1f}")
-    trained = mean_return(
-        MultiAgentCollector(ENVIRONMENT, policy=agents, num_envs=ENVS, seed=seed + 1).collect(n_episode=100)
+    trained, random = (
+        mean_return(MultiAgentCollector(ENVIRONMENT, policy, num_envs=ENVS, seed=seed + 1).collect(n_episode=100).batch)
+        for policy in (agents, "random")
     )
-    random = mean_return(MultiAgentCollector(ENVIRONMENT, num_envs=ENVS, seed=seed + 1).collect(n_episode=100).batch)
     print(f"100 episodes: mean return {trained:.1f}, at random {random:.1f}")
     return trained, random
 
