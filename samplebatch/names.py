@@ -1,12 +1,18 @@
 """The names of columns, in RLlib's words and in Tianshou's.
 
-The constants are the vocabulary of the flat types (`SampleBatch.OBS` is `names.OBS`). `TO_NESTED` and `TO_FLAT`
-translate between them and the keys of a nested `Batch`.
+The constants are the vocabulary of the flat types (`SampleBatch.OBS` is `names.OBS`). `PEERS` translates them to every
+other library's names, dots standing for nesting; `TO_NESTED` and `TO_FLAT` are Tianshou's, of the keys of a `Batch`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal, TypeVar
+
+from samplebatch.arguments import choice
+from samplebatch.errors import ColumnMismatchError
+
+V = TypeVar("V")
 
 OBS: Final = "obs"
 NEXT_OBS: Final = "new_obs"
@@ -54,20 +60,124 @@ STATE_OUT: Final = "state_out"
 
 DEFAULT_POLICY_ID: Final = "default_policy"
 
-TO_NESTED: Final[dict[str, str]] = {
-    OBS: "obs",
-    NEXT_OBS: "obs_next",
-    ACTIONS: "act",
-    REWARDS: "rew",
-    TERMINATEDS: "terminated",
-    TRUNCATEDS: "truncated",
-    DONES: "done",
-    INFOS: "info",
+Words = Literal["kept", "rllib", "tianshou"]
+"""The words that `names=` takes: columns keep their names, or get RLlib's or Tianshou's where both have one."""
+
+PEERS: Final[dict[str, dict[str, str]]] = {
+    "tianshou": {
+        OBS: "obs",
+        NEXT_OBS: "obs_next",
+        ACTIONS: "act",
+        REWARDS: "rew",
+        TERMINATEDS: "terminated",
+        TRUNCATEDS: "truncated",
+        DONES: "done",
+        INFOS: "info",
+    },
+    "minari": {
+        OBS: "observations",
+        ACTIONS: "actions",
+        REWARDS: "rewards",
+        TERMINATEDS: "terminations",
+        TRUNCATEDS: "truncations",
+        INFOS: "infos",
+    },
+    "torchrl": {
+        OBS: "observation",
+        NEXT_OBS: "next.observation",
+        ACTIONS: "action",
+        REWARDS: "next.reward",
+        TERMINATEDS: "next.terminated",
+        TRUNCATEDS: "next.truncated",
+        DONES: "next.done",
+        EPS_ID: "collector.traj_ids",
+        ACTION_LOGP: "action_log_prob",
+        VF_PREDS: "state_value",
+        ADVANTAGES: "advantage",
+        VALUE_TARGETS: "value_target",
+    },
+    "stable_baselines3": {
+        OBS: "observations",
+        NEXT_OBS: "next_observations",
+        ACTIONS: "actions",
+        REWARDS: "rewards",
+        DONES: "dones",
+        TRUNCATEDS: "timeouts",
+        ACTION_LOGP: "log_probs",
+        VF_PREDS: "values",
+        ADVANTAGES: "advantages",
+        VALUE_TARGETS: "returns",
+    },
+    "d4rl": {
+        OBS: "observations",
+        NEXT_OBS: "next_observations",
+        ACTIONS: "actions",
+        REWARDS: "rewards",
+        TERMINATEDS: "terminals",
+        TRUNCATEDS: "timeouts",
+    },
+    "cpprb": {
+        OBS: "obs",
+        NEXT_OBS: "next_obs",
+        ACTIONS: "act",
+        REWARDS: "rew",
+        DONES: "done",
+    },
+    "lerobot": {
+        OBS: "observation.state",
+        ACTIONS: "action",
+        REWARDS: "next.reward",
+        DONES: "next.done",
+        TRUNCATEDS: "next.truncated",
+        EPS_ID: "episode_index",
+        T: "frame_index",
+    },
+    "rlds": {
+        OBS: "observation",
+        ACTIONS: "action",
+        REWARDS: "reward",
+        TERMINATEDS: "is_terminal",
+        DISCOUNT: "discount",
+    },
 }
+"""Library to its names of columns, by RLlib's name."""
+
+TO_NESTED: Final = PEERS["tianshou"]
 """RLlib's name to Tianshou's, for the columns that both have."""
 
 TO_FLAT: Final[dict[str, str]] = {nested: flat for flat, nested in TO_NESTED.items()}
 """Tianshou's name to RLlib's."""
+
+_RENAMED: Final[dict[str, Mapping[str, str]]] = {"kept": {}, "rllib": TO_FLAT, "tianshou": TO_NESTED}
+"""Each of `Words` to the columns that it renames, from name to name."""
+
+
+def rename(columns: Mapping[str, V], words: Words) -> dict[str, V]:
+    """Give columns the names of one library, in the same order.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such vocabulary; lists those there are.
+    ColumnMismatchError
+        If two columns would have one name.
+
+    Examples
+    --------
+    >>> rename({"obs": 1, "new_obs": 2}, "tianshou")
+    {'obs': 1, 'obs_next': 2}
+    >>> rename({"rewards": 1, "rew": 2}, "rllib")
+    Traceback (most recent call last):
+    samplebatch.errors.ColumnMismatchError: columns 'rewards' and 'rew' would both be named 'rewards'; drop one
+    """
+    renamed = _RENAMED[choice("names", words, _RENAMED)]
+    owners: dict[str, str] = {}
+    for name in columns:
+        if (owner := owners.setdefault(renamed.get(name, name), name)) != name:
+            raise ColumnMismatchError(
+                f"columns {owner!r} and {name!r} would both be named {renamed.get(name, name)!r}; drop one"
+            )
+    return {new: columns[old] for new, old in owners.items()}
 
 
 def is_state_in(name: str) -> bool:

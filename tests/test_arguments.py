@@ -213,9 +213,9 @@ def test_stacks_of_frames_are_stored_by_the_last(shape: tuple[int, ...]) -> None
 
 
 def test_words_are_those_there_are() -> None:
-    with pytest.raises(ArgumentError, match="names must be one of 'kept', 'tianshou', got 'tianshu'; did you mean"):
+    with pytest.raises(ArgumentError, match="one of 'kept', 'rllib', 'tianshou', got 'tianshu'; did you mean"):
         steps().as_batch(names="tianshu")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="names must be one of 'kept', 'rllib', got None"):
+    with pytest.raises(ArgumentError, match="names must be one of 'kept', 'rllib', 'tianshou', got None"):
         Batch(a=[1]).as_sample_batch(names=None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="mode must be one of 'env_steps', 'agent_steps', got 'steps'"):
         Aggregator(4, mode="steps")  # type: ignore[arg-type]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from samplebatch.batch.multi_agent import MultiAgentBatch
     from samplebatch.batch.nested.batch import Batch
-    from samplebatch.batch.nested.functions import NestedNames
 
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
 
@@ -144,8 +143,6 @@ class SampleBatch(SequenceBatch):
             columns.update(built)
         return columns
 
-    # -- flags --------------------------------------------------------------------------------------------------------
-
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _derive(self, name: str) -> Any:
@@ -204,9 +201,7 @@ class SampleBatch(SequenceBatch):
             return _multi_agent_batch()._of({names.DEFAULT_POLICY_ID: self}, self.count)
         return _multi_agent_batch()({module_id: self}, self.count)
 
-    # -- order and parts of rows --------------------------------------------------------------------------------------
-
-    def as_batch(self, names: NestedNames = "kept") -> Batch:
+    def as_batch(self, names: names.Words = "kept") -> Batch:
         """Return a nested batch over the same arrays and tensors; nested columns become nested batches.
 
         A tuple of columns becomes a batch with the names `0`, `1`, ... Writing to one of the two is seen in the other;
@@ -216,12 +211,16 @@ class SampleBatch(SequenceBatch):
         ----------
         names
             `"tianshou"` renames the columns that both libraries know: `rewards` becomes `rew`, `new_obs` becomes
-            `obs_next`.
+            `obs_next`. `"rllib"` does the reverse, `"kept"` keeps all names.
 
         Raises
         ------
         ColumnTypeError
             If a column is ragged or compressed; names it.
+        ArgumentError
+            If `names` is another word.
+        ColumnMismatchError
+            If two columns would have one name.
 
         Examples
         --------

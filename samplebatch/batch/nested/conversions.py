@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import choice
 from samplebatch.batch.nested.distributions import dist_to_atleast_2d
 from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node, replace_leaves
 from samplebatch.batch.nested.rows import iterate, select, shortest
@@ -15,15 +14,11 @@ from samplebatch.batch.nested.tensors import TorchTarget, tree_to_numpy, tree_to
 from samplebatch.batch.nested.values import any_null, complete_rows, nulls
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
-from samplebatch.names import TO_FLAT
+from samplebatch.names import Words, rename
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
-
-
-FlatNames = Literal["kept", "rllib"]
-"""Column names of the flat batch: the nested one's, or RLlib's for columns that both libraries know."""
 
 
 class Conversions(Node):
@@ -143,7 +138,7 @@ class Conversions(Node):
 
         return cast("Self", _map_leaves(self, raise_dimensions))
 
-    def as_sample_batch(self, names: FlatNames = "kept") -> SampleBatch:
+    def as_sample_batch(self, names: Words = "kept") -> SampleBatch:
         """Return a flat batch over the same arrays and tensors; nested batches become nested columns.
 
         C-contiguous arrays in native byte order are shared; others are copied once. Reserved names and None have no
@@ -153,7 +148,7 @@ class Conversions(Node):
         ----------
         names
             `"rllib"` renames the columns that both libraries know: `rew` becomes `rewards`, `obs_next` becomes
-            `new_obs`.
+            `new_obs`. `"tianshou"` does the reverse, `"kept"` keeps all names.
 
         Raises
         ------
@@ -161,6 +156,10 @@ class Conversions(Node):
             If leaves differ in length; names them.
         ColumnTypeError
             If a leaf is a scalar or a distribution; names it.
+        ArgumentError
+            If `names` is another word.
+        ColumnMismatchError
+            If two columns would have one name.
 
         Examples
         --------
@@ -306,12 +305,9 @@ def _drop_reserved(source: Node) -> None:
                 source.__dict__[name] = None
 
 
-def as_sample_batch(batch: Node, names: FlatNames = "kept") -> SampleBatch:
+def as_sample_batch(batch: Node, names: Words = "kept") -> SampleBatch:
     """Make a flat batch over the arrays and tensors of a tree; see `Batch.as_sample_batch`."""
-    columns = _to_columns(batch, "")
-    if choice("names", names, get_args(FlatNames)) == "rllib":
-        columns = {TO_FLAT.get(name, name): value for name, value in columns.items()}
-    return SampleBatch(columns)
+    return SampleBatch(rename(_to_columns(batch, ""), names))
 
 
 def _to_columns(source: Node, prefix: str) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplebatch.arguments import choice
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR, node
 from samplebatch.batch.nested.tensors import TorchTarget, array_of, tree_to_numpy, tree_to_torch
@@ -15,14 +14,10 @@ from samplebatch.batch.nested.values import parse
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnTypeError
-from samplebatch.names import TO_NESTED
+from samplebatch.names import Words, rename
 
 if TYPE_CHECKING:
     import torch
-
-
-NestedNames = Literal["kept", "tianshou"]
-"""Names of the nested batch: the flat one's, or Tianshou's for columns that both libraries know."""
 
 
 def _parse(value: Any) -> tuple[Any, int]:
@@ -123,10 +118,9 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
     return batch.to_torch(keep_objects=True)
 
 
-def as_batch(sample_batch: SampleBatch, names: NestedNames = "kept") -> Batch:
+def as_batch(sample_batch: SampleBatch, names: Words = "kept") -> Batch:
     """Make a nested batch over the arrays and tensors of a flat one; see `SampleBatch.as_batch`."""
-    renamed = TO_NESTED if choice("names", names, get_args(NestedNames)) == "tianshou" else {}
-    return node(Batch, {renamed.get(name, name): _to_nested(sample_batch[name], name) for name in sample_batch})
+    return node(Batch, rename({name: _to_nested(sample_batch[name], name) for name in sample_batch}, names))
 
 
 def _to_nested(value: Any, path: str) -> Any:

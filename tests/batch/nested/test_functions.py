@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from samplebatch import SampleBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import as_batch, collate, to_numpy, to_torch, to_torch_as
-from samplebatch.errors import ColumnTypeError
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError
+from samplebatch.names import Words
 
 
 def flat() -> SampleBatch:
@@ -53,6 +54,19 @@ def test_names_are_mapped_on_request() -> None:
     assert set(back) == set(flat())
     assert back["rewards"] is batch.rew
     assert set(batch.as_sample_batch()) == set(batch.keys())
+
+
+@pytest.mark.parametrize("words", ["kept", "rllib", "tianshou"])
+def test_both_ways_take_the_same_words(words: Words) -> None:
+    for source in (flat(), flat().as_batch(names="tianshou").as_sample_batch()):
+        assert list(source.as_batch(names=words).keys()) == list(source.as_batch().as_sample_batch(names=words))
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(ColumnMismatchError, match="'rewards' and 'rew' would both be named 'rew'; drop one"):
+        SampleBatch(rewards=[1.0], rew=[2.0]).as_batch(names="tianshou")
+    with pytest.raises(ColumnMismatchError, match="'rewards' and 'rew' would both be named 'rewards'; drop one"):
+        Batch(rewards=[1.0], rew=[2.0]).as_sample_batch(names="rllib")
 
 
 def test_columns_that_are_no_arrays_are_refused() -> None:
