@@ -1,29 +1,41 @@
-"""A channel under signals whose handler raises, at random moments of everything that its ends do.
+"""Channels, gatherings, broadcasts and queues under signals whose handler raises, at random moments of each operation.
 
-    python tests/transport/interrupts.py --interrupts 20000
+    python tests/transport/interrupts.py channel --interrupts 20000
 
-One process sends numbered batches with checksums and receives them, under a timer that is set anew for each operation.
-An operation that is interrupted is done again: `Producer.sent` says whether a batch has gone, and `recv` hands out each
-batch until it was taken. Raises on the first that is lost, doubled, torn or out of order, and if a block is missing at
-the end.
+One process sends numbered batches with checksums and receives them, under a timer that is set again for each operation.
+An operation that is interrupted is done again: `Producer.sent` and `Publisher.version` say whether a batch has gone, and
+`recv` hands out each batch until it was taken. Raises on the first batch that is lost, doubled, torn or out of order,
+and if memory is missing at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import pickle
 import random
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from samplebatch import SampleBatch, channel
+from samplebatch import (
+    SampleBatch,
+    broadcast,
+    channel,
+    concat_samples,
+    disable_shared_pickling,
+    enable_shared_pickling,
+    gather,
+)
 from samplebatch.errors import ChannelTimeoutError
+from samplebatch.transport import shared_pickling
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.producer import Producer
 
@@ -78,41 +90,78 @@ def made(number: int) -> SampleBatch:
     return batch
 
 
-class Stream:
-    """Both ends of a channel, and what has gone through it."""
+class Struck(ABC):
+    """Operations that signals interrupt, for one kind of transport."""
 
     def __init__(self, seed: int) -> None:
-        self.producer, self.consumer = channel(CAPACITY)
         self.chance = random.Random(seed)
         self.interrupts = 0
         self.received = 0
-        self.held: deque[Any] = deque()
-        self.arrived: SampleBatch | None = None
 
-    def strike(self, act: Callable[[], None]) -> None:
-        """Do something, which a signal may end at some moment; now and then one more comes right after it."""
+    def strike(self, act: Callable[[], None]) -> bool:
+        """Do something, which a signal may end at some moment; now and then one more comes right after it.
+
+        Returns
+        -------
+        Whether there was nothing to receive, or no memory to send in.
+        """
         delay_s = 1e-6 + self.chance.random() * self.chance.choice(DELAYS_S)
-        was_full = False
+        timed_out = False
         try:
             armed[0] = 1 + (self.chance.random() < 0.2)
             try:
                 signal.setitimer(signal.ITIMER_REAL, delay_s)
                 act()
             except ChannelTimeoutError:
-                was_full = True
+                timed_out = True
             finally:
                 armed[0] = 0
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except Interruption:
             self.interrupts += 1
-        if was_full:
+        return timed_out
+
+    def run(self, interrupts: int) -> None:
+        """Do operations at random until some number of them was interrupted, then look whether all is there."""
+        steps = self.steps()
+        while self.interrupts < interrupts:
+            self.chance.choice(steps)()
+        self.finish()
+
+    @abstractmethod
+    def steps(self) -> tuple[Callable[[], None], ...]:
+        """Return the operations, each of which is as likely as the others."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Receive the rest, and raise if anything is missing."""
+
+
+def check(batch: Any, number: int) -> None:
+    """Raise unless a batch is whole and has this number."""
+    assert set(batch["number"].tolist()) == {number}, "a batch is lost, doubled or out of order"
+    assert set(batch["checksum"].tolist()) == {crc32(batch["payload"])}, "a batch is torn"
+
+
+class Stream(Struck):
+    """Both ends of a channel, and the batches that have gone through it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.producer, self.consumer = channel(CAPACITY)
+        self.held: deque[Any] = deque()
+        self.arrived: SampleBatch | None = None
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """Do something under signals; make room if there was none."""
+        if self.strike(act):
             self.take_in()
             self.held.clear()
 
     def send(self) -> None:
         number = self.producer.sent
         batch = made(number)
-        self.strike(lambda: self.producer.send(batch, timeout_s=0))
+        self.attempt(lambda: self.producer.send(batch, timeout_s=0))
         assert self.producer.sent in (number, number + 1)
 
     def fill(self) -> None:
@@ -129,7 +178,7 @@ class Stream:
             else:
                 block.commit(len(batch), timeout_s=0)
 
-        self.strike(act)
+        self.attempt(act)
         assert self.producer.sent in (number, number + 1)
 
     def receive(self) -> None:
@@ -138,7 +187,7 @@ class Stream:
         def act() -> None:
             self.arrived = self.consumer.recv(timeout_s=0)
 
-        self.strike(act)
+        self.attempt(act)
         self.check(self.arrived)
         self.arrived = None
 
@@ -149,8 +198,7 @@ class Stream:
 
     def check(self, batch: Any) -> None:
         if batch is not None:
-            assert set(batch["number"].tolist()) == {self.received}, "a batch is lost, doubled or out of order"
-            assert set(batch["checksum"].tolist()) == {crc32(batch["payload"])}, "a batch is torn"
+            check(batch, self.received)
             self.received += 1
             self.held.append(batch["payload"][1:])
 
@@ -159,12 +207,12 @@ class Stream:
             while len(self.held) > 3:
                 self.held.popleft()
 
-        self.strike(act)
+        self.attempt(act)
 
-    def run(self, interrupts: int) -> None:
-        steps = (self.send, self.fill, self.receive, self.receive, self.let_go)
-        while self.interrupts < interrupts:
-            self.chance.choice(steps)()
+    def steps(self) -> tuple[Callable[[], None], ...]:
+        return self.send, self.fill, self.receive, self.receive, self.let_go
+
+    def finish(self) -> None:
         self.take_in()
         assert self.received == self.producer.sent
         self.held.clear()
@@ -181,17 +229,156 @@ class Stream:
         assert producer.reserve({"a": "u1"}, CAPACITY, timeout_s=0) is not None
 
 
-def main(interrupts: int, seed: int) -> None:
+class GatheredStreams(Struck):
+    """Three channels whose batches one gathering receives."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.streams = [Stream(seed + i) for i in range(3)]
+        self.batches = gather([stream.consumer for stream in self.streams])
+        self.arrived: Any = None
+
+    def send(self) -> None:
+        """Send from one of them, tagged with its place among them."""
+        place = self.chance.randrange(len(self.streams))
+        producer = self.streams[place].producer
+        number = producer.sent
+        batch = made(number)
+        batch["place"] = np.full(len(batch), place)
+        if self.strike(lambda: producer.send(batch, timeout_s=0)):
+            self.receive()
+        assert producer.sent in (number, number + 1)
+
+    def receive(self) -> None:
+        self.arrived = None
+
+        def act() -> None:
+            self.arrived = self.batches.recv(timeout_s=0)
+
+        self.strike(act)
+        self.take(self.arrived)
+
+    def take(self, batch: Any) -> None:
+        if batch is not None:
+            stream = self.streams[int(batch["place"][0])]
+            assert self.batches.source is stream.consumer
+            check(batch, stream.received)
+            stream.received += 1
+            self.received += 1
+
+    def steps(self) -> tuple[Callable[[], None], ...]:
+        return self.send, self.send, self.receive, self.receive
+
+    def finish(self) -> None:
+        self.arrived = None
+        with contextlib.suppress(ChannelTimeoutError):
+            while True:
+                self.take(self.batches.recv(timeout_s=0))
+        for stream in self.streams:
+            assert stream.received == stream.producer.sent
+            stream.whole(stream.producer, stream.consumer)
+
+
+class Broadcast(Struck):
+    """Both ends of a broadcast: a publication was made whole or not at all."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.publisher, self.subscription = broadcast(CAPACITY)
+        self.published: int | None = None
+
+    def publish(self) -> None:
+        """Publish the number that comes next; one that was interrupted has come, or comes again."""
+        number = self.publisher.version + 1
+        batch = made(number)
+        self.strike(lambda: self.expect(self.publisher.publish(batch), number))
+        assert self.publisher.version in (number - 1, number)
+
+    @staticmethod
+    def expect(version: int, number: int) -> None:
+        assert version == number
+
+    def read(self) -> None:
+        if not self.publisher.version:
+            return
+        read: list[Any] = []
+        self.strike(lambda: read.append(self.subscription.latest(timeout_s=0)))
+        if read:
+            self.take(read[0])
+
+    def take(self, publication: Any) -> None:
+        assert publication.version == self.publisher.version
+        check(publication.value, publication.version)
+        self.received += 1
+
+    def steps(self) -> tuple[Callable[[], None], ...]:
+        return self.publish, self.read
+
+    def finish(self) -> None:
+        self.publish()
+        self.take(self.subscription.latest(timeout_s=1))
+        self.publisher.close()
+        self.subscription.close()
+
+
+class Queue(Struck):
+    """Pickles of batches in shared memory: one that was interrupted on its way costs the others nothing."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        enable_shared_pickling(keep_nbytes=4 << 20)
+        self.under_way: deque[tuple[int, bytes]] = deque()
+        self.number = 0
+
+    def put(self) -> None:
+        self.number += 1
+        batch = concat_samples([made(self.number)] * 40)
+        batch["checksum"] = np.full(len(batch), crc32(batch["payload"]))
+        pickled: list[bytes] = []
+        self.strike(lambda: pickled.append(bytes(ForkingPickler.dumps(batch))))
+        self.under_way.extend((self.number, one) for one in pickled)
+        if len(self.under_way) > 8:
+            self.get()
+
+    def get(self) -> None:
+        """Receive the oldest; it can be received once, so one that was interrupted is gone, and may be."""
+        if self.under_way:
+            number, pickled = self.under_way.popleft()
+            got: list[Any] = []
+            self.strike(lambda: got.append(pickle.loads(pickled)))
+            for batch in got:
+                check(batch, number)
+                self.received += 1
+
+    def steps(self) -> tuple[Callable[[], None], ...]:
+        return self.put, self.get
+
+    def finish(self) -> None:
+        while self.under_way:
+            number, pickled = self.under_way.popleft()
+            check(pickle.loads(pickled), number)
+        memory = shared_pickling._queue_memory
+        assert not memory._lock.locked()
+        assert memory.unreceived <= self.interrupts
+        memory.close()
+        disable_shared_pickling()
+
+
+KINDS: dict[str, type[Struck]] = {"channel": Stream, "gather": GatheredStreams, "broadcast": Broadcast, "queue": Queue}
+
+
+def main(kind: str, interrupts: int, seed: int) -> None:
     """Run until there were so many."""
     with timer():
-        stream = Stream(seed)
-        stream.run(interrupts)
-    print(f"{stream.interrupts} interrupts, {stream.received} batches")
+        struck = KINDS[kind](seed)
+        struck.run(interrupts)
+    print(f"{struck.interrupts} interrupts, {struck.received} batches")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=KINDS, nargs="?", default="channel")
     parser.add_argument("--interrupts", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    main(options.interrupts, options.seed)
+    main(options.kind, options.interrupts, options.seed)

@@ -13,21 +13,21 @@ from samplebatch import SampleBatch, channel
 from samplebatch.errors import ChannelTimeoutError
 
 STREAM = Path(__file__).parent / "interrupts.py"
-INTERRUPTS = int(os.environ.get("SAMPLEBATCH_INTERRUPTS", "3000"))
+INTERRUPTS = int(os.environ.get("SAMPLEBATCH_INTERRUPTS", "1500"))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_interrupts_at_random_moments_lose_nothing(seed: int) -> None:
+@pytest.mark.parametrize("kind", ["channel", "gather", "broadcast", "queue"])
+def test_interrupts_at_random_moments_lose_nothing(kind: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(STREAM), "--interrupts", str(INTERRUPTS), "--seed", str(seed)],
+        [sys.executable, str(STREAM), kind, "--interrupts", str(INTERRUPTS), "--seed", "1"],
         capture_output=True,
         text=True,
         timeout=60 + INTERRUPTS / 50,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     interrupts, batches = (int(part.split()[0]) for part in done.stdout.split(","))
-    assert interrupts == INTERRUPTS
-    assert batches > INTERRUPTS // 100
+    assert interrupts >= INTERRUPTS
+    assert batches > INTERRUPTS // 50
 
 
 class Interruption(Exception):
