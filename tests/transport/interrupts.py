@@ -3,7 +3,7 @@
     python tests/transport/interrupts.py channel --interrupts 20000
 
 One process sends numbered batches with checksums and receives them, under a timer that is set again for each operation.
-An operation that is interrupted is done again: `Producer.sent` and `Publisher.version` say whether a batch has gone, and
+An operation that is interrupted is done again: `Producer.sent` and `Publisher.version` say whether a batch has gone;
 `recv` hands out each batch until it was taken. Raises on the first batch that is lost, doubled, torn or out of order,
 and if memory is missing at the end.
 """
