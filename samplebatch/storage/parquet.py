@@ -23,7 +23,7 @@ from samplebatch.errors import CapacityError, FormatError, near_names
 from samplebatch.storage.arrow_file import batch_in, file_bytes, replacing
 from samplebatch.storage.damage import name_damage
 from samplebatch.storage.file_checksums import PARQUET, ColumnsAt, add_checksums, check_whole
-from samplebatch.storage.parquet_layout import float_paths, from_parquet, parquet_field, to_parquet
+from samplebatch.storage.parquet_layout import float_paths, from_parquet, holds_flags, parquet_field, to_parquet
 from samplebatch.storage.parquet_size import read_within
 
 SCHEMA_KEY = b"samplebatch.arrow_schema"
@@ -188,7 +188,10 @@ def _to_parquet(table: pa.Table) -> pa.Table:
         return table
     plain = table.schema.remove_metadata().serialize().to_pybytes()
     columns = [
-        pa.chunked_array([to_parquet(chunk, nullable=field.nullable) for chunk in column.chunks], field.type)
+        pa.chunked_array(
+            [to_parquet(chunk, nullable=field.nullable, flags=holds_flags(field)) for chunk in column.chunks],
+            field.type,
+        )
         for column, field in zip(table.columns, schema, strict=True)
     ]
     metadata = {**(table.schema.metadata or {}), SCHEMA_KEY: base64.b64encode(plain)}
@@ -196,7 +199,7 @@ def _to_parquet(table: pa.Table) -> pa.Table:
 
 
 def _from_parquet(table: pa.Table) -> pa.Table:
-    """Undo `_stored`.
+    """Undo `_to_parquet`.
 
     Raises
     ------
@@ -209,14 +212,17 @@ def _from_parquet(table: pa.Table) -> pa.Table:
     wanted = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
     if wanted.names != table.schema.names:
         raise FormatError("the columns are not those of the schema in the metadata")
-    columns = [
-        pa.chunked_array(
-            [from_parquet(chunk, field.type, nullable=field.nullable) for chunk in column.chunks],
-            field.type,
-        )
-        for column, field in zip(table.columns, wanted, strict=True)
-    ]
+    columns = [_column_from_parquet(*pair) for pair in zip(table.columns, wanted, strict=True)]
     return pa.Table.from_arrays(columns, schema=wanted.with_metadata(table.schema.metadata))
+
+
+def _column_from_parquet(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    flags = holds_flags(field)
+    expected = parquet_field(field).type
+    if not column.type.equals(expected) and not column.type.equals(field.type):
+        raise FormatError(f"column {field.name!r} must be stored as {expected}, got {column.type}")
+    chunks = [from_parquet(chunk, field.type, nullable=field.nullable, flags=flags) for chunk in column.chunks]
+    return pa.chunked_array(chunks, field.type)
 
 
 def _row_groups(batch: SampleBatch | MultiAgentBatch, table: pa.Table) -> Iterator[pa.Table]:

@@ -1,5 +1,7 @@
-"""Arrow types that Parquet lacks, and the types that they are written as.
+"""Arrow types that Parquet lacks, or that only Arrow's own readers know, and the types that they are written as.
 
+- Flags are written as booleans, and tensors as nested fixed-size lists: every reader knows these, and Arrow's extension
+  types only some. Columns of flags whose rows are tensors or lists are such of booleans.
 - A dict without keys (Arrow's struct without fields) and a row without elements (a fixed-size list of size 0) have
   nothing but their being there: they are written as bools, all of them true.
 - Dates in seconds would be multiplied into milliseconds, and may overflow: they are written as 64-bit integers.
@@ -9,65 +11,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.column.types import DTYPE_KEY
 from samplebatch.errors import FormatError
 
+_FLAG = np.dtype(np.bool_).str.encode()
 
-def parquet_field(field: pa.Field) -> pa.Field:
+
+def holds_flags(field: pa.Field) -> bool:
+    """Tell whether a field names flags as the elements of its rows, which lie in Arrow as 8-bit integers."""
+    return (field.metadata or {}).get(DTYPE_KEY) == _FLAG
+
+
+def parquet_field(field: pa.Field, *, flags: bool = False) -> pa.Field:
     """Return the field of an array that `to_parquet` returns; the same one where nothing in it changes."""
-    changed = parquet_type(field.type, nullable=field.nullable)
+    flags = flags or holds_flags(field)
+    changed = parquet_type(field.type, nullable=field.nullable, flags=flags)
     return field if changed.equals(field.type) else field.with_type(changed)
 
 
-def parquet_type(arrow: pa.DataType, *, nullable: bool = False) -> pa.DataType:
+def parquet_type(arrow: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.DataType:
     """Return the type that is written in place of one; the same one where Parquet has a place for all of it.
+
+    Parameters
+    ----------
+    arrow
+        The type.
+    nullable
+        Whether values may be null.
+    flags
+        Whether 8-bit integers in it are flags.
 
     Examples
     --------
-    >>> parquet_type(pa.struct({"info": pa.struct([]), "hit": pa.bool_()}))
+    >>> parquet_type(pa.struct({"info": pa.struct([]), "hit": pa.bool8()}))
     StructType(struct<info: bool, hit: bool>)
+    >>> parquet_type(pa.fixed_shape_tensor(pa.uint8(), (2, 4))).value_type.list_size
+    4
     """
+    if isinstance(arrow, pa.Bool8Type) or (flags and pa.types.is_int8(arrow)):
+        return pa.bool_()
+    if isinstance(arrow, pa.FixedShapeTensorType):
+        return parquet_type(_nested_type(arrow), nullable=nullable, flags=flags)
     if isinstance(arrow, pa.BaseExtensionType):
-        storage = arrow.storage_type
-        changed = parquet_type(storage, nullable=nullable)
-        return arrow if changed.equals(storage) else changed
+        return parquet_type(arrow.storage_type, nullable=nullable, flags=flags)
     if _is_bare(arrow):
         return pa.bool_()
     if pa.types.is_timestamp(arrow) and arrow.unit == "s":
         return pa.int64()
     if pa.types.is_struct(arrow):
-        fields = [arrow.field(i) for i in range(arrow.num_fields)]
-        return pa.struct([parquet_field(field) for field in fields])
+        return pa.struct([parquet_field(arrow.field(i), flags=flags) for i in range(arrow.num_fields)])
     if pa.types.is_fixed_size_list(arrow):
-        field = parquet_field(arrow.value_field)
+        field = parquet_field(arrow.value_field, flags=flags)
         return pa.large_list(field) if nullable else pa.list_(field, arrow.list_size)
     if pa.types.is_large_list(arrow):
-        return pa.large_list(parquet_field(arrow.value_field))
+        return pa.large_list(parquet_field(arrow.value_field, flags=flags))
     return arrow
 
 
-def to_parquet(array: pa.Array, *, nullable: bool = False) -> pa.Array:
+def to_parquet(array: pa.Array, *, nullable: bool = False, flags: bool = False) -> pa.Array:
     """Convert an array to its `parquet_type`; the same array where nothing in it changes."""
     arrow = array.type
-    wanted = parquet_type(arrow, nullable=nullable)
+    wanted = parquet_type(arrow, nullable=nullable, flags=flags)
     if wanted.equals(arrow):
         return array
+    if isinstance(arrow, pa.FixedShapeTensorType):
+        return to_parquet(_nest(array), nullable=nullable, flags=flags)
+    if isinstance(arrow, pa.Bool8Type):
+        return array.storage.cast(wanted)
     if isinstance(arrow, pa.BaseExtensionType):
-        return to_parquet(array.storage, nullable=nullable)
+        return to_parquet(array.storage, nullable=nullable, flags=flags)
+    if pa.types.is_int8(arrow):
+        return array.cast(wanted)
     if _is_bare(arrow):
         return pa.array(np.ones(len(array), np.bool_), mask=_missing(array))
     if pa.types.is_timestamp(arrow):
         return array.view(wanted)
-    children = [to_parquet(child, nullable=arrow.field(i).nullable) for i, child in enumerate(_children(array))]
+    children = [
+        to_parquet(child, nullable=arrow.field(i).nullable, flags=flags) for i, child in enumerate(_children(array))
+    ]
     return _rebuild(array, wanted, children)
 
 
-def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False) -> pa.Array:
+def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
     """Lay an array out as the type says of which `to_parquet` made it.
 
     Raises
@@ -77,11 +109,18 @@ def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False
     """
     if array.type.equals(wanted):
         return array
-    expected = parquet_type(wanted, nullable=nullable)
+    expected = parquet_type(wanted, nullable=nullable, flags=flags)
     if not array.type.equals(expected):
         raise FormatError(f"values of {wanted} must be stored as {expected}, got {array.type}")
+    if isinstance(wanted, pa.Bool8Type):
+        return pa.ExtensionArray.from_storage(wanted, array.cast(pa.int8()))
+    if isinstance(wanted, pa.FixedShapeTensorType):
+        return _unnest(from_parquet(array, _nested_type(wanted), nullable=nullable, flags=flags), wanted)
     if isinstance(wanted, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(wanted, from_parquet(array, wanted.storage_type, nullable=nullable))
+        stored = from_parquet(array, wanted.storage_type, nullable=nullable, flags=flags)
+        return pa.ExtensionArray.from_storage(wanted, stored)
+    if pa.types.is_int8(wanted):
+        return array.cast(wanted)
     if _is_bare(wanted):
         present = pa.array(~_missing(array)).buffers()[1]
         children = [pa.array([], wanted.value_type)] if pa.types.is_fixed_size_list(wanted) else []
@@ -90,7 +129,7 @@ def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False
         return array.view(wanted)
     fields = [wanted.field(i) for i in range(wanted.num_fields)]
     children = [
-        from_parquet(child, field.type, nullable=field.nullable)
+        from_parquet(child, field.type, nullable=field.nullable, flags=flags)
         for child, field in zip(_children(array), fields, strict=True)
     ]
     return _rebuild(array, wanted, children)
@@ -109,13 +148,51 @@ def float_paths(schema: pa.Schema) -> list[str]:
     paths = []
     for field in schema:
         arrow, path = field.type, field.name
-        if isinstance(arrow, pa.BaseExtensionType):
-            arrow = arrow.storage_type
-        if pa.types.is_fixed_size_list(arrow) or pa.types.is_large_list(arrow):
+        while pa.types.is_fixed_size_list(arrow) or pa.types.is_large_list(arrow):
             arrow, path = arrow.value_type, f"{path}.list.element"
         if pa.types.is_float32(arrow) or pa.types.is_float64(arrow):
             paths.append(path)
     return paths
+
+
+def _nested_type(tensor: pa.DataType) -> pa.DataType:
+    """Return the nested fixed-size lists that have a tensor's shape; its storage where that has no elements."""
+    shape = tensor.shape
+    return tensor.storage_type if 0 in shape else _lists_of(tensor.value_type, shape)
+
+
+def _lists_of(element: pa.DataType, shape: Sequence[int]) -> pa.DataType:
+    for extent in reversed(shape):
+        element = pa.list_(pa.field("element", element, nullable=False), extent)
+    return element
+
+
+def _nest(array: pa.Array) -> pa.Array:
+    """View tensors as nested fixed-size lists."""
+    shape, (values,) = array.type.shape, _children(array.storage)
+    if 0 in shape:
+        return array.storage
+    for inner in range(len(shape) - 1, 0, -1):
+        arrow = _lists_of(array.type.value_type, shape[inner:])
+        values = pa.Array.from_buffers(arrow, len(values) // shape[inner], [None], children=[values])
+    return _fixed_lists(values, _nested_type(array.type), array)
+
+
+def _unnest(array: pa.Array, tensor: pa.DataType) -> pa.Array:
+    """View nested fixed-size lists as tensors."""
+    if 0 in tensor.shape:
+        return pa.ExtensionArray.from_storage(tensor, array)
+    values = array
+    for _ in tensor.shape:
+        (values,) = _children(values)
+    return pa.ExtensionArray.from_storage(tensor, _fixed_lists(values, tensor.storage_type, array))
+
+
+def _fixed_lists(values: pa.Array, arrow: pa.DataType, like: pa.Array) -> pa.Array:
+    """Make fixed-size lists of values, with nulls where another array has some."""
+    if like.null_count:
+        return pa.FixedSizeListArray.from_arrays(values, type=arrow, mask=pa.array(_missing(like)))
+    return pa.Array.from_buffers(arrow, len(like), [None], children=[values])
 
 
 def _is_bare(arrow: pa.DataType) -> bool:

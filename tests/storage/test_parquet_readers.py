@@ -1,0 +1,123 @@
+"""Parquet files for everyone: other readers see booleans and lists, and files of other layouts are read or refused."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_parquet
+from samplebatch.errors import FormatError
+from samplebatch.storage.parquet import SCHEMA_KEY
+
+N = 6
+
+
+def steps() -> SampleBatch:
+    return SampleBatch(
+        obs=np.arange(N * 3, dtype=np.float32).reshape(N, 3),
+        image=np.arange(N * 4, dtype=np.uint8).reshape(N, 2, 2),
+        hits=np.arange(N * 2).reshape(N, 2) % 3 == 0,
+        rewards=np.arange(N) / 2,
+        terminateds=np.arange(N) % 3 == 2,
+        infos=[{"lives": i} for i in range(N)],
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_parquet(steps(), tmp_path / "steps.parquet")
+    return tmp_path / "steps.parquet"
+
+
+def test_polars_filters_by_flags_and_reads_nested_arrays(path: Path) -> None:
+    frame = pl.read_parquet(path)
+    assert frame.filter(pl.col("terminateds"))["rewards"].to_list() == [1.0, 2.5]
+    assert frame["terminateds"].mean() == pytest.approx(1 / 3)
+    assert frame["image"].to_list()[1] == [[4, 5], [6, 7]]
+    assert frame["hits"].to_list()[0] == [True, False]
+    assert pl.scan_parquet(path).filter(pl.col("terminateds")).select("rewards").collect().height == 2
+
+
+def test_duckdb_filters_by_flags_and_takes_lists_apart(path: Path) -> None:
+    rows = duckdb.sql(f"select rewards, obs[2], image[1][2], hits from '{path}' where terminateds").fetchall()
+    assert [row[:3] for row in rows] == [(1.0, 7.0, 9), (2.5, 16.0, 21)]
+    assert rows[0][3] == [False, False] or rows[0][3] == (False, False)
+
+
+def test_pandas_reads_flags_as_booleans(path: Path) -> None:
+    frame = pd.read_parquet(path)
+    assert frame["terminateds"].dtype == np.bool_
+    assert frame[frame["terminateds"]]["rewards"].tolist() == [1.0, 2.5]
+    assert frame["obs"].iloc[1].tolist() == [3.0, 4.0, 5.0]
+
+
+def test_hugging_face_loads_filters_and_formats_the_columns(path: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    loaded = datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
+    assert loaded.column_names == ["obs", "image", "hits", "rewards", "terminateds", "infos"]
+    assert loaded.filter(lambda row: row["terminateds"])["rewards"][:] == [1.0, 2.5]
+    assert np.array_equal(loaded.with_format("numpy")[1]["image"], [[4, 5], [6, 7]])
+
+
+def test_pyarrow_sees_plain_types_alone(path: Path) -> None:
+    schema = parquet.read_schema(path)
+    assert schema.field("terminateds").type == pa.bool_()
+    for field in schema:
+        assert not isinstance(field.type, pa.BaseExtensionType)
+    image = schema.field("image").type
+    assert (image.list_size, image.value_type.list_size, image.value_type.value_type) == (2, 2, pa.uint8())
+
+
+def test_rows_of_policies_without_a_column_are_null_for_others_and_absent_for_us(tmp_path: Path) -> None:
+    batch = MultiAgentBatch({"a": steps(), "b": SampleBatch(rewards=[1.0, 2.0])}, N)
+    write_parquet(batch, tmp_path / "agents.parquet")
+    assert read_parquet(tmp_path / "agents.parquet") == batch
+    frame = pl.read_parquet(tmp_path / "agents.parquet")
+    assert frame["terminateds"].null_count() == 2
+    assert frame["image"].to_list()[:2] == steps()["image"][:2].tolist()
+    assert frame["image"].to_list()[N:] == [None, None]
+
+
+def write_with_extension_types(batch: SampleBatch, path: Path, *, schema: bool) -> None:
+    """Write a table as Arrow has it, extension types and all, as earlier versions did."""
+    table = batch.select(*[name for name in batch if name != "infos"]).to_arrow()
+    if schema:
+        plain = table.schema.remove_metadata().serialize().to_pybytes()
+        table = table.replace_schema_metadata({**table.schema.metadata, SCHEMA_KEY: base64.b64encode(plain)})
+    parquet.write_table(table, path)
+
+
+@pytest.mark.parametrize("schema", [False, True])
+def test_a_file_with_extension_types_is_read_as_ever(tmp_path: Path, schema: bool) -> None:
+    write_with_extension_types(steps(), tmp_path / "old.parquet", schema=schema)
+    back = read_parquet(tmp_path / "old.parquet")
+    assert back == steps().select(*[name for name in steps() if name != "infos"])
+    assert back["terminateds"].dtype == np.bool_
+
+
+def change(path: Path, to: Any) -> None:
+    """Write a file again with another table, and the metadata that it had."""
+    table = parquet.read_table(path)
+    parquet.write_table(to(table).replace_schema_metadata(table.schema.metadata), path)
+
+
+def test_columns_that_do_not_fit_the_description_are_refused(path: Path) -> None:
+    change(path, lambda table: table.set_column(4, "terminateds", pa.array(["x"] * N)))
+    with pytest.raises(FormatError, match="must be stored as bool, got string"):
+        read_parquet(path)
+
+
+def test_tensors_with_nulls_are_refused_by_name(path: Path) -> None:
+    lists = pa.array([[[1, 2], [3, None]]] * N, pa.list_(pa.list_(pa.uint8(), 2), 2))
+    change(path, lambda table: table.set_column(1, "image", lists))
+    with pytest.raises(FormatError, match="image"):
+        read_parquet(path)
