@@ -19,6 +19,7 @@ from samplebatch.batch.nested.node import (
     KINDS,
     MAPPING,
     NODE,
+    RECORD,
     Node,
     adopt,
     copy_nodes,
@@ -56,8 +57,10 @@ class Batch(Conversions, Arithmetic):
     Parameters
     ----------
     batch_dict
-        A dict or Batch of values by name; or a sequence or array of them, which are stacked. Dicts among the values
-        become batches, lists become arrays, numbers 0-d arrays. Arrays and tensors are kept, not copied.
+        A dict or Batch of values by name, or another thing that has them: a named tuple, a dataclass, a batch of
+        another library (with `keys` and `items`, or Tianshou's); or a sequence or array of them, which are stacked.
+        Such values become batches themselves, lists become arrays, numbers 0-d arrays. Arrays and tensors are kept, not
+        copied.
     copy
         Whether to copy all values, objects included.
     **kwargs
@@ -103,8 +106,8 @@ class Batch(Conversions, Arithmetic):
                     kwargs[name] = parse(value, Batch, name)
         else:
             kind = KINDS[type(batch_dict)]
-            if kind == MAPPING:
-                kept = parse_items(cast("Mapping[str, Any]", batch_dict), Batch, "")
+            if kind in (MAPPING, RECORD):
+                kept = parse_items(cast("Mapping[str, Any]", values_of(batch_dict)), Batch, "")
             else:
                 kept = dict(batch_dict.__dict__ if kind == NODE else stack_rows(batch_dict, Batch).__dict__)
             if kwargs:
@@ -228,13 +231,10 @@ class Batch(Conversions, Arithmetic):
         if isinstance(index, str):
             self.__dict__[str(index)] = parse(value, Batch, index)
             return
-        kind = KINDS[type(value)]
-        if kind == NODE:
-            assign(self, index, value.__dict__)
-        elif kind == MAPPING:
-            assign(self, index, parse_items(value, Batch, ""))
-        else:
+        given = values_of(value)
+        if given is None:
             raise ColumnMismatchError(f"rows of a Batch are set from a Batch or dict, got {type(value).__name__}")
+        assign(self, index, given if KINDS[type(value)] == NODE else parse_items(given, Batch, ""))
 
     def __delitem__(self, name: str) -> None:
         if name not in self.__dict__:

@@ -11,7 +11,7 @@ from samplebatch.batch.nested.distributions import dist_to_atleast_2d
 from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node, replace_leaves
 from samplebatch.batch.nested.rows import iterate, select, shortest
 from samplebatch.batch.nested.tensors import TorchTarget, tree_to_numpy, tree_to_torch
-from samplebatch.batch.nested.values import any_null, complete_rows, nulls
+from samplebatch.batch.nested.values import any_null, complete_rows, missing_value, narrow, nulls
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 from samplebatch.names import Words, rename
@@ -208,7 +208,7 @@ class Conversions(Node):
         return any_null(self)
 
     def dropnull(self) -> Self:
-        """Take the rows without NaN, NaT or None.
+        """Take the rows without NaN, NaT or None. Arrays of objects that are numbers then become arrays of numbers.
 
         Raises
         ------
@@ -220,11 +220,14 @@ class Conversions(Node):
         >>> from samplebatch import Batch
         >>> Batch(a=[1.0, float("nan"), 3.0], b=["x", "y", None]).dropnull().to_dict()
         {'a': array([1.]), 'b': array(['x'], dtype=object)}
+        >>> Batch(a=[None, 2, 3]).dropnull().to_dict()
+        {'a': array([2, 3])}
         """
         length = shortest(self.__dict__)
         if length is None:
             return self
-        return cast("Self", select(self, np.flatnonzero(complete_rows(self, length))))
+        rows = select(self, np.flatnonzero(complete_rows(self, length)))
+        return cast("Self", _map_leaves(rows, lambda value, kind: narrow(value) if kind == ARRAY else value))
 
     def set_array_at_key(
         self, arr: npt.NDArray[Any], key: str, index: Any = None, default_value: float | None = None
@@ -273,12 +276,8 @@ class Conversions(Node):
                 raise ColumnMismatchError(f"column {key!r} must be an array to have rows set, it is a nested batch")
             held[key][index] = arr
             return
-        if default_value is None and arr.dtype.kind not in "fcbO":
-            raise ColumnTypeError(
-                f"column {key!r} must have a default for its other rows: {arr.dtype} has none for missing values"
-            )
-        missing = {"f": np.nan, "c": np.nan, "b": False, "O": None}.get(arr.dtype.kind)
-        column = np.full((length, *arr.shape[1:]), missing if default_value is None else default_value, arr.dtype)
+        default = missing_value(arr.dtype, key) if default_value is None else default_value
+        column = np.full((length, *arr.shape[1:]), default, arr.dtype)
         column[index] = arr
         held[key] = column
 

@@ -1,4 +1,4 @@
-"""Interchange: nested batches in pickles, as pytrees of torch, optree and JAX, and in torch's loaders and processes.
+"""Interchange: nested batches in pickles, as pytrees, in torch's loaders and processes, and in Tianshou's protocol.
 
 The class is registered with each library as soon as that has been imported.
 """
@@ -109,12 +109,20 @@ def _register_jax(cls: type[Node]) -> None:
     tree_util.register_pytree_with_keys(cls, with_keys, unflatten, _flatten)
 
 
+def _register_tianshou(cls: type[Node]) -> None:
+    from tianshou.data.batch import BatchProtocol
+
+    # The protocol asks for `__getattr__`, which would make every attribute slower.
+    cast("Any", BatchProtocol).register(cls)
+
+
 _LIBRARIES: dict[str, Callable[[type[Node]], None]] = {
     "torch.utils._pytree": _register_torch,
     "torch.multiprocessing": register_processes,
     "torch.utils.data": _register_loader,
     "optree": _register_optree,
     "jax": _register_jax,
+    "tianshou.data.types": _register_tianshou,
 }
 """Module to the function that registers nested batches once it is imported."""
 

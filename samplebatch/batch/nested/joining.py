@@ -21,6 +21,7 @@ from samplebatch.batch.nested.node import (
     MAPPING,
     NODE,
     NUMBER,
+    RECORD,
     SEQUENCE,
     TENSOR,
     Node,
@@ -46,7 +47,7 @@ _ABSENT_KIND: Final = -1
 KINDS[_Absent] = _ABSENT_KIND
 _ARRAYS: Final = {np.ndarray}
 _ARRAY_KINDS: Final = {ARRAY}
-_UNPARSED: Final = {ARRAY, SEQUENCE}
+_UNPARSED: Final = {ARRAY, SEQUENCE, RECORD}
 _NESTED_KINDS: Final = {NODE, MAPPING, _ABSENT_KIND}
 _FIRST_OBJECT: Final = np.dtype(object).num
 _NO_NAMES: Final[Mapping[str, Any]] = {}
@@ -135,7 +136,7 @@ def list_batches(batches: Iterable[Any]) -> list[Any]:
     ColumnTypeError
         If they are in no sequence.
     """
-    if KINDS[type(batches)] == MAPPING or not isinstance(batches, Iterable):
+    if KINDS[type(batches)] in (MAPPING, RECORD) or not isinstance(batches, Iterable):
         raise ColumnTypeError(f"batches to be joined must be in a list, got {type(batches).__name__}")
     return list(batches)
 
@@ -183,7 +184,7 @@ def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join:
             kinds = _ARRAY_KINDS
         else:
             kinds = {KINDS[cls] for cls in types}
-            if SEQUENCE in kinds or ARRAY in kinds:
+            if kinds & _UNPARSED:
                 # Values of a dict are not parsed yet: lists, strings, rows of dicts.
                 rows = [parse(row, make, path) if KINDS[type(row)] in _UNPARSED else row for row in rows]
                 types = set(map(type, rows))

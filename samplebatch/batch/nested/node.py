@@ -7,6 +7,7 @@ look up a method through an instance: a column may be called `keys` or `items`.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
@@ -59,6 +60,8 @@ MAPPING: Final = 7
 """A dict, which becomes a nested batch."""
 OBJECT: Final = 8
 """Anything else: None, strings, objects."""
+RECORD: Final = 9
+"""Named values of another kind, which become a nested batch: a named tuple, a dataclass, another library's batch."""
 
 
 class _Kinds(dict[type, int]):
@@ -77,7 +80,7 @@ def _kind_of(cls: type) -> int:
     if issubclass(cls, (bool, int, float, complex, np.generic)):
         return NUMBER
     if issubclass(cls, (list, tuple)):
-        return SEQUENCE
+        return RECORD if hasattr(cls, "_fields") else SEQUENCE
     if issubclass(cls, Mapping):
         return MAPPING
     torch = sys.modules.get("torch")
@@ -89,7 +92,15 @@ def _kind_of(cls: type) -> int:
             return DISTRIBUTION
     if cls.__module__.partition(".")[0] in ("jax", "jaxlib"):
         return FOREIGN
-    return OBJECT
+    return RECORD if _has_names(cls) else OBJECT
+
+
+def _has_names(cls: type) -> bool:
+    """Tell whether values of a class have names: those of a dataclass, or of a batch without Python's mapping."""
+    if dataclasses.is_dataclass(cls) or hasattr(cls, "get_keys"):
+        return True
+    # Frames and series of pandas have keys and items as well, but are arrays.
+    return all(callable(getattr(cls, name, None)) for name in ("keys", "items")) and not hasattr(cls, "__array__")
 
 
 KINDS: Final = _Kinds()
@@ -97,12 +108,27 @@ KINDS: Final = _Kinds()
 
 
 def values_of(value: Any) -> Mapping[str, Any] | None:
-    """Return the names and values of a nested batch or a dict; None for anything else."""
+    """Return the names and values of a nested batch, a dict or a record; None for anything else."""
     kind = KINDS[type(value)]
     if kind == NODE:
         found: dict[str, Any] = value.__dict__
         return found
-    return value if kind == MAPPING else None
+    if kind == MAPPING:
+        return value  # type: ignore[no-any-return]
+    return _values_of_record(value) if kind == RECORD else None
+
+
+def _values_of_record(value: Any) -> dict[str, Any]:
+    """Return the names and values of a named tuple, a dataclass or another library's batch."""
+    # Methods are looked up in the class: a column may be called `keys` or `items`.
+    cls: Any = type(value)
+    if issubclass(cls, tuple):
+        return dict(zip(cls._fields, value, strict=True))
+    if hasattr(cls, "get_keys"):
+        return {name: value[name] for name in cls.get_keys(value)}
+    if dataclasses.is_dataclass(cls):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(cls)}
+    return dict(cls.items(value))
 
 
 def is_reserved(value: Any) -> bool:

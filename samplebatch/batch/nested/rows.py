@@ -18,6 +18,7 @@ from samplebatch.batch.nested.node import (
     NODE,
     NUMBER,
     OBJECT,
+    RECORD,
     SEQUENCE,
     TENSOR,
     Node,
@@ -52,8 +53,8 @@ def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
                 continue
             else:
                 kind = KINDS[type(value)]
-                if kind in (NODE, MAPPING):
-                    nested = shortest(value.__dict__ if kind == NODE else value, f"{prefix}{name}.")
+                if kind in (NODE, MAPPING, RECORD):
+                    nested = shortest(value.__dict__ if kind == NODE else values_of(value) or {}, f"{prefix}{name}.")
                     if nested is None:
                         continue
                     n = nested

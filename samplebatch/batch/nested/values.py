@@ -7,13 +7,14 @@ given                                   kept
 ======================================  ======================================================================
 array of numbers, bool, dates           itself
 array of strings or bytes               array of dtype object
-array of dicts or batches, shape (n,)   one batch: they are stacked
+array of dicts and the like, shape (n,) one batch: they are stacked
 array of no dimension with an object    the object
 number                                  array of no dimension
 dict                                    batch
+named tuple, dataclass, foreign batch   batch
 batch, tensor, distribution             itself
 list of numbers, strings, None          array; strings and mixtures have dtype object
-list of dicts and batches               one batch: they are stacked
+list of dicts, batches and the like     one batch: they are stacked
 list of arrays of one shape             one array: they are stacked
 list of arrays that differ in length    array of dtype object
 list of tensors of one shape            one tensor: they are stacked
@@ -38,14 +39,17 @@ from samplebatch.batch.nested.node import (
     MAPPING,
     NODE,
     NUMBER,
+    RECORD,
     SEQUENCE,
     TENSOR,
     Node,
     node,
+    values_of,
 )
 from samplebatch.errors import ColumnTypeError
 
-_AGGREGATES = {NODE, MAPPING}
+_SHAPES_OF_ONE = {(), (1,)}
+_AGGREGATES = {NODE, MAPPING, RECORD}
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num
 """Type numbers below it are bool, the integers, and all floats and complex numbers but float16."""
@@ -76,8 +80,8 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
         return array if array.dtype.num < _FIRST_OBJECT or array.dtype.kind in "fmM" else value
     if value is None or kind in (NODE, TENSOR, DISTRIBUTION, FOREIGN) or type(value) is str:
         return value
-    if kind == MAPPING:
-        return node(make, parse_items(value, make, path + "."))
+    if kind in (MAPPING, RECORD):
+        return node(make, parse_items(values_of(value) or {}, make, path + "."))
     if kind == SEQUENCE:
         return parse_sequence(value, make, path)
     array = np.asanyarray(value)
@@ -234,7 +238,8 @@ def stack_rows(rows: Any, make: type[Node]) -> Node:
 def trees_equal(a: Node, b: Node) -> bool:
     """Tell whether two trees have the same names and, under each, values of the same type, dtype, shape and elements.
 
-    The order of names does not matter. NaN equals nothing, as in NumPy.
+    A number equals an array of it alone, with a dimension or without. The order of names does not matter. NaN equals
+    nothing, as in NumPy.
     """
     if a is b and not a.__dict__:
         return True
@@ -244,7 +249,7 @@ def trees_equal(a: Node, b: Node) -> bool:
     for name, value in mine.items():
         other = theirs[name]
         if type(value) is _ndarray and type(other) is _ndarray and value.dtype.num < _FIRST_OBJECT:
-            if value.dtype != other.dtype or value.shape != other.shape or not (value == other).all():
+            if value.dtype != other.dtype or not _same_shape(value, other) or not (value == other).all():
                 return False
         elif not _leaves_equal(value, other):
             return False
@@ -263,9 +268,11 @@ def _leaves_equal(value: Any, other: Any) -> bool:
     if kind == TENSOR:
         import torch
 
-        return value.dtype == other.dtype and value.device == other.device and torch.equal(value, other)
+        if value.dtype != other.dtype or value.device != other.device or not _same_shape(value, other):
+            return False
+        return torch.equal(value.reshape(other.shape), other)
     if kind in (ARRAY, FOREIGN):
-        if value.dtype != other.dtype or value.shape != other.shape:
+        if value.dtype != other.dtype or not _same_shape(value, other):
             return False
         if value.dtype.kind != "O":
             return bool((value == other).all())
@@ -273,6 +280,11 @@ def _leaves_equal(value: Any, other: Any) -> bool:
     if kind == DISTRIBUTION:
         return distributions_equal(value, other)
     return type(value) is type(other) and _items_equal(value, other)
+
+
+def _same_shape(value: Any, other: Any) -> bool:
+    """Tell whether arrays have one shape; one element is the same with a dimension and without."""
+    return bool(value.shape == other.shape) or {value.shape, other.shape} == _SHAPES_OF_ONE
 
 
 def _items_equal(item: Any, other: Any) -> bool:
@@ -314,6 +326,37 @@ def leaf_nulls(value: Any) -> Any:
             return np.asarray(_are_null(array)).astype(bool)
         return np.zeros(array.shape, bool)
     return np.asarray(_is_null(value))
+
+
+def missing_value(dtype: Any, path: str) -> Any:
+    """Return the value of a dtype that stands for none: NaN, False or None.
+
+    Raises
+    ------
+    ColumnTypeError
+        If the dtype has no such value; names the column.
+    """
+    if dtype.kind not in _MISSING:
+        raise ColumnTypeError(
+            f"column {path!r} must have a default for its other rows: {dtype} has none for missing values"
+        )
+    return _MISSING[dtype.kind]
+
+
+_MISSING: dict[str, Any] = {"f": np.nan, "c": np.nan, "b": False, "O": None}
+"""By kind of dtype."""
+
+
+def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert an array of objects to numbers, if all of them are; return any other array itself.
+
+    >>> narrow(np.array([1, 2.5], object)), narrow(np.array([1, "x"], object))
+    (array([1. , 2.5]), array([1, 'x'], dtype=object))
+    """
+    if array.dtype.kind != "O" or not array.size or any(KINDS[type(item)] != NUMBER for item in array.flat):
+        return array
+    numbers = np.array(array.tolist())
+    return numbers if numbers.dtype.kind in "biufc" else array
 
 
 def nulls(source: Node) -> Node:

@@ -123,6 +123,16 @@ def test_equality_minds_type_and_dtype() -> None:
         hash(Batch())
 
 
+def test_one_number_equals_an_array_of_it_alone() -> None:
+    assert Batch(a=1) == Batch(a=[1]) == Batch(a=np.int64(1)) == Batch([{"a": 1}])[0]
+    assert Batch(a=torch.tensor(1.0)) == Batch(a=torch.tensor([1.0]))
+    assert Batch(a=[1]) != Batch(a=[[1]])
+    assert Batch(a=1) != Batch(a=[2])
+    assert Batch(a=np.int32(1)) != Batch(a=[1])
+    assert Batch(a=1) != Batch(a=[True])
+    assert Batch(a=torch.tensor(1)) != Batch(a=[1])
+
+
 def test_nulls() -> None:
     batch = Batch(
         a=[1.0, np.nan, 3.0], o=["x", "y", None], n=Batch(e=[1, 2, 3], d=np.array(["NaT", "2020", "2021"], "M8[D]"))
@@ -140,3 +150,14 @@ def test_nulls() -> None:
     assert Batch(r=Batch()).dropnull() == Batch(r=Batch())
     with pytest.raises(TypeError, match="column 'x' is a scalar"):
         Batch(x=1.0).dropnull()
+
+
+def test_objects_that_are_numbers_become_numbers_once_nulls_are_dropped() -> None:
+    batch = Batch(a=[None, 2, 3, 4], b=[4, 5, None, 7], n=Batch(c=[1, True, 2.5, 3]), s=["x", "y", "z", None])
+    rows = batch[:3].dropnull()
+    assert rows == Batch(a=[2], b=[5], n=Batch(c=[1.0]), s=["y"])
+    assert rows.a.dtype == np.int64
+    rows.pop("s")
+    assert rows.to_torch().a.tolist() == [2]
+    kept = Batch(o=[None, {"x": 1}, 10**30]).dropnull().o
+    assert kept.tolist() == [{"x": 1}, 10**30]
