@@ -46,6 +46,7 @@ FRONT_DOORS = {
     "samplebatch",
     "samplebatch.batch",
     "samplebatch.column",
+    "samplebatch.convert",
     "samplebatch.returns",
     "samplebatch.rollout",
     "samplebatch.testing",

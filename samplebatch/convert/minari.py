@@ -1,0 +1,174 @@
+"""Minari: datasets of offline episodes, read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch.concat import join
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.convert.steps import (
+    Source,
+    arrays_of,
+    as_steps,
+    flags_of,
+    make_episode,
+    map_leaves,
+    observations_of,
+    require_columns,
+)
+from samplebatch.errors import ArgumentError, ColumnTypeError, require
+
+if TYPE_CHECKING:
+    import minari
+
+_NAMES = names.PEERS["minari"]
+
+
+def from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = None) -> SampleBatch:
+    """Read episodes of a Minari dataset into one batch, with one copy; see `episodes_from_minari`.
+
+    Examples
+    --------
+    >>> import minari
+    >>> dataset = minari.load_dataset("D4RL/door/human-v2")  # doctest: +SKIP
+    >>> batch = from_minari(dataset, episodes=range(5))  # doctest: +SKIP
+    """
+    return join(list(episodes_from_minari(dataset, episodes)))
+
+
+def episodes_from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = None) -> Iterator[SampleBatch]:
+    """Read the episodes of a Minari dataset one after the other, without copying what Minari has read.
+
+    Parameters
+    ----------
+    dataset
+        The dataset.
+    episodes
+        Numbers of the wanted episodes; None for those that the dataset has.
+
+    Yields
+    ------
+    SampleBatch
+        An episode: `obs` and `new_obs` are views of the same observations, `infos` is that of the steps, without the
+        one of the reset. `eps_id` is Minari's number of the episode.
+    """
+    for episode in dataset.iterate_episodes(episodes):
+        found = {name: getattr(episode, theirs) for name, theirs in _NAMES.items()}
+        observations, infos = found.pop(names.OBS), found.pop(names.INFOS)
+        terminated, truncated = found.pop(names.TERMINATEDS), found.pop(names.TRUNCATEDS)
+        if infos:
+            found[names.INFOS] = map_leaves(partial(_without_reset, len(found[names.REWARDS])), infos, "")
+        yield make_episode(
+            int(episode.id),
+            observations,
+            found,
+            terminated=bool(terminated[-1:].any()),
+            truncated=bool(truncated[-1:].any()),
+        )
+
+
+def to_minari(
+    source: Source,
+    dataset_id: str,
+    *,
+    env: Any = None,
+    observation_space: Any = None,
+    action_space: Any = None,
+    jpeg_encoding: bool = False,
+    **about: Any,
+) -> minari.MinariDataset:
+    """Write experience as a new Minari dataset.
+
+    Minari keeps observations, actions, rewards, flags and infos; other columns are left out. An episode that has not
+    ended is written as truncated, as Minari's own collector writes it.
+
+    Parameters
+    ----------
+    source
+        A batch, a buffer, or an iterable of fragments. `infos` are arrays, or dicts with the same numbers in all steps.
+    dataset_id
+        Name of the dataset, such as `"pole/expert-v0"`.
+    env
+        The environment: itself, its name or its spec; tells the spaces.
+    observation_space, action_space
+        The spaces, where no environment is given.
+    jpeg_encoding
+        Whether images lose some of their values to be smaller.
+    **about
+        Further arguments of `minari.create_dataset_from_buffers`: `algorithm_name`, `author`, `description`, ...
+
+    Raises
+    ------
+    ArgumentError
+        If neither an environment nor both spaces are given.
+    ColumnNotFoundError
+        If a column is missing; names it.
+    ColumnTypeError
+        If rows vary in shape, or infos are no numbers; names the column.
+    SequenceError
+        If steps of an episode are missing.
+    EmptyBufferError
+        If there are no steps.
+    MissingExtraError
+        If Minari is not installed.
+    """
+    minari = require("minari", "minari")
+    if env is None and (observation_space is None or action_space is None):
+        raise ArgumentError("env, or observation_space and action_space, must be given, as Minari keeps the spaces")
+    steps = as_steps(source)
+    require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
+    episode_buffer = require("minari.data_collector", "minari").EpisodeBuffer
+    return minari.create_dataset_from_buffers(
+        dataset_id,
+        [episode_buffer(**_episode_values(episode)) for episode in steps.episodes()],
+        env=env,
+        observation_space=observation_space,
+        action_space=action_space,
+        jpeg_encoding=jpeg_encoding,
+        **about,
+    )
+
+
+def _without_reset(n: int, path: str, leaf: Any) -> Any:
+    return leaf[len(leaf) - n :]
+
+
+def _episode_values(episode: SampleBatch) -> dict[str, Any]:
+    terminated, truncated = flags_of(episode)
+    truncated = truncated | ((np.arange(episode.count) == episode.count - 1) & ~terminated)
+    values = {
+        names.OBS: observations_of(episode),
+        names.ACTIONS: arrays_of(episode, names.ACTIONS),
+        names.REWARDS: arrays_of(episode, names.REWARDS),
+        names.TERMINATEDS: terminated,
+        names.TRUNCATEDS: truncated,
+        names.INFOS: _infos_of(episode),
+    }
+    return {_NAMES[name]: value for name, value in values.items()}
+
+
+def _infos_of(episode: SampleBatch) -> Any:
+    """Return infos as arrays of shape (n + 1, ...), with zeros for the reset; None if there are none."""
+    if names.INFOS not in episode:
+        return None
+    infos: Any = episode[names.INFOS]
+    if not isinstance(infos, Mapping):
+        rows = [row or {} for row in infos.tolist()]
+        if not any(rows):
+            return None
+        if len({tuple(row) for row in rows}) > 1:
+            raise ColumnTypeError(f"column {names.INFOS!r} must have the same names in all steps, they vary; drop it")
+        infos = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+    return map_leaves(_with_reset, infos, names.INFOS)
+
+
+def _with_reset(path: str, leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "biufc":
+        raise ColumnTypeError(f"column {path!r} must hold numbers to be kept by Minari, got {array.dtype}; drop it")
+    return np.concatenate([np.zeros_like(array[:1]), array])

@@ -1,0 +1,282 @@
+"""Steps of any source, episode by episode: the form between the library's types and those of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.episodes import by_stream, run_starts
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node, values_of
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.episodes import find_episodes
+from samplebatch.buffer.gather import rows_at
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.writing import drop_empty
+from samplebatch.column.casting import as_flags
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, EmptyBufferError, SequenceError, near_names
+
+Flags = npt.NDArray[np.bool_]
+Source = SampleBatch | MultiAgentBatch | Batch | ReplayBuffer | Mapping[str, Any] | Iterable[Any]
+"""Experience that can be converted: a batch, a buffer, columns by name, or an iterable of fragments."""
+
+
+class Steps(NamedTuple):
+    """Steps for a conversion, episode by episode, each in time order.
+
+    An episode is a trajectory of one agent: steps with the same `eps_id`, `env_id` and `agent_index`.
+
+    Attributes
+    ----------
+    batch
+        The rows, under RLlib's names.
+    bounds
+        Where each episode begins, and the number of rows, shape (k + 1,).
+    """
+
+    batch: SampleBatch
+    bounds: npt.NDArray[np.intp]
+
+    def episodes(self) -> Iterator[SampleBatch]:
+        """Yield the rows of each episode, as a view."""
+        for start, stop in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+            yield self.batch.slice(start, stop)
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """Return the number of each row's episode, shape (n,)."""
+        return np.repeat(np.arange(len(self.bounds) - 1), np.diff(self.bounds))
+
+    def times(self) -> npt.NDArray[np.int64]:
+        """Return the place of each row in its episode, shape (n,)."""
+        return np.arange(self.batch.count) - np.repeat(self.bounds[:-1], np.diff(self.bounds))
+
+
+def as_steps(source: Source) -> Steps:
+    """Return the steps of a source, episode by episode, without sequences and padding.
+
+    Rows that lie so already are not copied. Without ids of episodes, flags that end one tell them apart.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If nothing tells episodes apart: neither `eps_id` nor flags.
+    ColumnTypeError
+        If a MultiAgentBatch has several policies, or the source is no experience.
+    SequenceError
+        If rows are time-major, or steps of an episode are missing.
+    EmptyBufferError
+        If there are no steps.
+    """
+    batch = as_flat(source)
+    streams = [np.asarray(batch[name]) for name in (names.ENV_ID, names.AGENT_INDEX) if name in batch]
+    if names.EPS_ID in batch:
+        keys = [np.asarray(batch[names.EPS_ID]), *streams]
+    else:
+        if streams and np.any((stream := _number_in_order(streams))[1:] < stream[:-1]):
+            order = by_stream(stream)
+            batch, streams = batch.take(order), [key[order] for key in streams]
+        done = np.logical_or(*flags_of(batch))
+        keys = [np.cumsum(done) - done, *streams]
+    number = _number_in_order(keys)
+    t = np.asarray(batch[names.T]) if names.T in batch else None
+    if np.any(number[1:] < number[:-1]) or (t is not None and np.any((number[1:] == number[:-1]) & (t[1:] < t[:-1]))):
+        order = by_stream(number, t=t)
+        batch, number, t = batch.take(order), number[order], None if t is None else t[order]
+    if t is not None and np.any((number[1:] == number[:-1]) & (t[1:] != t[:-1] + 1)):
+        raise SequenceError(f"column {names.T!r} must count the steps of each episode one by one, some are missing")
+    return Steps(batch, np.append(run_starts(number), batch.count))
+
+
+def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
+    """Number rows by their keys, in the order in which these come first, shape (n,)."""
+    starts = run_starts(*keys)
+    code = np.zeros(len(starts), np.intp)
+    for key in keys:
+        own = np.unique(key[starts], return_inverse=True)[1].reshape(-1)
+        # Numbered again after each key, so that codes stay below the square of the number of runs.
+        code = np.unique(code * len(starts) + own, return_inverse=True)[1].reshape(-1)
+    first, run = np.unique(code, return_index=True, return_inverse=True)[1:]
+    rank = np.empty(len(first), np.intp)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return np.repeat(rank[run.reshape(-1)], np.diff(np.append(starts, len(keys[0]))))
+
+
+def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
+    """Return the steps of a buffer in time order, with the number of their episode and of their ring."""
+    table = buffer._table
+    with table.lock:
+        if not len(buffer):
+            return SampleBatch()
+        found = find_episodes(table.rings, table.done, buffer._ring)
+        slots, bounds = found.slots(table.rings, np.arange(len(found.first)))
+        rows = drop_empty(rows_at(table, slots, 1))
+    batch = node(Batch, rows).as_sample_batch("rllib")
+    batch[names.EPS_ID] = np.repeat(np.arange(len(found.first)), np.diff(bounds))
+    if table.rings.n > 1 and names.ENV_ID not in batch:
+        batch[names.ENV_ID] = table.rings.ring_of(slots)
+    return batch
+
+
+def as_flat(source: Source) -> SampleBatch:
+    """Return the steps of a source in the order in which they lie, under RLlib's names, without sequences.
+
+    Raises
+    ------
+    ColumnTypeError, SequenceError, EmptyBufferError
+        As `as_steps` does.
+    """
+    batch = _without_sequences(_steps_in(source) if isinstance(source, ReplayBuffer) else _join(source))
+    if not batch.count:
+        raise EmptyBufferError("experience must have steps to be converted, it has none")
+    return batch
+
+
+def _join(source: Any) -> SampleBatch:
+    if isinstance(source, SampleBatch):
+        return source
+    if isinstance(source, Batch):
+        return source.as_sample_batch("rllib")
+    if isinstance(source, MultiAgentBatch):
+        if len(source.policy_batches) != 1:
+            listed = ", ".join(map(repr, source.policy_batches)) or "none"
+            raise ColumnTypeError(f"experience must be of one policy to be converted, got {listed}; convert each alone")
+        return next(iter(source.policy_batches.values()))
+    if values_of(source) is not None:
+        return SampleBatch(source)
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes):
+        joined = concat_samples([_join(part) for part in source])
+        assert isinstance(joined, SampleBatch)
+        return joined
+    raise ColumnTypeError(f"experience must be a batch, a buffer or columns by name, got a {type(source).__name__}")
+
+
+def _without_sequences(batch: SampleBatch) -> SampleBatch:
+    if names.SEQ_LENS not in batch:
+        return batch
+    if batch.time_major:
+        raise SequenceError("experience must be batch-major to be converted; call to_batch_major() first")
+    if batch.zero_padded:
+        batch = batch._unpad()
+    return batch.drop(*(name for name in batch if names.is_per_sequence(name)))
+
+
+def flags_of(batch: SampleBatch) -> tuple[Flags, Flags]:
+    """Return which steps end their episode by termination, and which by truncation, shape (n,) each.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If the batch has no flags.
+    ColumnMismatchError
+        If they are other numbers than 0 and 1; names the column.
+    """
+    given = names.TERMINATEDS if names.TERMINATEDS in batch else names.DONES
+    require_columns(batch, names.TERMINATEDS if given not in batch else given)
+    truncated = np.asarray(batch[names.TRUNCATEDS]) if names.TRUNCATEDS in batch else np.zeros(batch.count, np.bool_)
+    return as_flags(np.asarray(batch[given]), given), as_flags(truncated, names.TRUNCATEDS)
+
+
+def require_columns(batch: SampleBatch, *wanted: str) -> None:
+    """Check that columns are there.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If one is not; names it.
+    """
+    for name in wanted:
+        if name not in batch:
+            raise ColumnNotFoundError(
+                f"column {name!r} must be there to be converted; {near_names(name, batch.column_names)}"
+            )
+
+
+def arrays_of(batch: SampleBatch, name: str) -> Any:
+    """Return a column as an array, or a dict or tuple of arrays, over its own memory wherever that is possible.
+
+    Raises
+    ------
+    ColumnTypeError
+        If rows vary in shape.
+    """
+    return map_leaves(lambda path, _: _array_of(batch, path), batch[name], name)
+
+
+def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
+    column = batch.column(path)
+    if isinstance(column, RaggedColumn):
+        raise ColumnTypeError(f"column {path!r} must have rows of one shape to be converted, they vary; pad it first")
+    return column.to_numpy()
+
+
+def observations_of(episode: SampleBatch) -> Any:
+    """Return the observations of an episode, and the final one: arrays of shape (n + 1, ...), copied once.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If `obs` or `new_obs` is not there.
+    ColumnTypeError
+        If rows vary in shape.
+    """
+    require_columns(episode, names.OBS, names.NEXT_OBS)
+    last = episode[-1:]
+    return map_leaves(
+        lambda path, _: np.concatenate([_array_of(episode, names.OBS + path), _array_of(last, names.NEXT_OBS + path)]),
+        episode[names.OBS],
+        "",
+    )
+
+
+def make_episode(
+    number: int, observations: Any, columns: Mapping[str, Any], *, terminated: bool, truncated: bool
+) -> SampleBatch:
+    """Make a batch of an episode: `obs` and `new_obs` are views of the same observations.
+
+    Parameters
+    ----------
+    number
+        Its `eps_id`.
+    observations
+        Arrays of shape (n + 1, ...), which may be nested: the final one included.
+    columns
+        The other columns of its n steps.
+    terminated, truncated
+        How its last step ends it.
+
+    Raises
+    ------
+    ColumnLengthError
+        If columns differ in length; names one.
+    """
+    batch = SampleBatch(
+        {
+            names.OBS: map_leaves(lambda _, leaf: leaf[:-1], observations, ""),
+            names.NEXT_OBS: map_leaves(lambda _, leaf: leaf[1:], observations, ""),
+            **columns,
+        }
+    )
+    ends = np.arange(batch.count) == batch.count - 1
+    batch[names.TERMINATEDS], batch[names.TRUNCATEDS] = ends & terminated, ends & truncated
+    batch[names.EPS_ID], batch[names.T] = np.full(batch.count, number), np.arange(batch.count)
+    return batch
+
+
+def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
+    """Apply a function to the dotted name and the value of each leaf of nested dicts and tuples.
+
+    >>> map_leaves(lambda path, leaf: f"{path}={leaf}", {"x": 1, "arm": (2, 3)}, "obs")
+    {'x': 'obs.x=1', 'arm': ('obs.arm.0=2', 'obs.arm.1=3')}
+    """
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, item, f"{path}.{key}") for key, item in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(function, item, f"{path}.{i}") for i, item in enumerate(tree))
+    return function(path, tree)

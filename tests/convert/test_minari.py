@@ -1,0 +1,112 @@
+"""Minari's datasets, by Minari itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Collector, RandomPolicy, ReplayBuffer, SampleBatch
+from samplebatch.convert import episodes_from_minari, from_minari, to_minari
+from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError
+from tests.convert.experience import two_episodes
+
+minari = pytest.importorskip("minari")
+gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
+
+LINE = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+NESTED = spaces.Dict(
+    x=LINE,
+    camera=spaces.Box(0, 255, (4, 1), np.uint8),
+    pair=spaces.Tuple([spaces.Box(-np.inf, np.inf, (), np.float32)] * 2),
+)
+COLUMNS = ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t")
+
+
+@pytest.fixture(autouse=True)
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    with warnings.catch_warnings():
+        # Minari warns of everything that it is not told about a dataset.
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def write(source: Any, name: str = "line/test-v0", **about: Any) -> Any:
+    return to_minari(source, name, **{"observation_space": LINE, "action_space": spaces.Discrete(3), **about})
+
+
+def test_a_batch_comes_back_as_it_was() -> None:
+    write(two_episodes())
+    assert from_minari(minari.load_dataset("line/test-v0")) == two_episodes().select(*COLUMNS)
+
+
+def test_nested_observations_come_back() -> None:
+    dataset = write(two_episodes(nested=True), observation_space=NESTED)
+    found = from_minari(dataset)
+    for name in ("obs", "new_obs"):
+        assert found[name].keys() == NESTED.spaces.keys()
+        assert found[f"{name}.camera"].tolist() == two_episodes(nested=True)[f"{name}.camera"].tolist()
+        assert found[f"{name}.pair.1"].tolist() == two_episodes(nested=True)[f"{name}.pair.1"].tolist()
+
+
+def test_minari_reads_the_episodes_with_their_final_observations() -> None:
+    first, second = write(two_episodes()).iterate_episodes()
+    assert first.observations[:, 0].tolist() == [0, 1, 2, 3]
+    assert second.observations[:, 0].tolist() == [10, 11, 12]
+    assert first.terminations.tolist() == [False, False, True]
+    assert second.truncations.tolist() == [False, True]
+
+
+def test_episodes_are_read_one_by_one_over_one_memory() -> None:
+    (second,) = episodes_from_minari(write(two_episodes()), [1])
+    assert second["eps_id"].tolist() == [1, 1]
+    assert np.shares_memory(second["obs"], second["new_obs"])
+
+
+def test_infos_are_those_of_the_steps() -> None:
+    batch = two_episodes()
+    batch["infos"] = [{"lives": i, "speed": i / 2} for i in range(5)]
+    assert write(batch)[0].infos["lives"].tolist() == [0, 0, 1, 2]
+    found = from_minari(minari.load_dataset("line/test-v0"))
+    assert found["infos.lives"].tolist() == list(range(5))
+    assert found["infos"]["speed"].tolist() == [0, 0.5, 1, 1.5, 2]
+
+
+def test_what_minari_cannot_keep_is_refused_by_name() -> None:
+    for infos, message in (
+        ([{"a": 1}, {}, {}, {}, {}], "column 'infos' must have the same names in all steps, they vary; drop it"),
+        ([{"name": "x"}] * 5, "column 'infos.name' must hold numbers to be kept by Minari"),
+    ):
+        batch = two_episodes()
+        batch["infos"] = infos
+        with pytest.raises(ColumnTypeError, match=message):
+            write(batch)
+    with pytest.raises(ColumnNotFoundError, match="column 'rewards' must be there to be converted"):
+        write(two_episodes().drop("rewards"))
+    with pytest.raises(ArgumentError, match="env, or observation_space and action_space, must be given"):
+        to_minari(two_episodes(), "line/test-v0", observation_space=LINE)
+    assert not minari.list_local_datasets()
+
+
+def test_an_unfinished_episode_is_written_as_truncated() -> None:
+    assert write(two_episodes()[:2])[0].truncations.tolist() == [False, True]
+
+
+def test_a_collector_and_its_buffer_are_written() -> None:
+    buffer = ReplayBuffer(500)
+    env = gymnasium.make("CartPole-v1")
+    with Collector(RandomPolicy(env.action_space), env, buffer=buffer, seed=3) as collector:
+        report = collector.collect(n_episode=4)
+    dataset = to_minari(buffer, "pole/random-v0", env="CartPole-v1")
+    assert dataset.total_episodes == 4
+    assert dataset.total_steps == len(buffer) == report.n_collected_steps
+    found = from_minari(dataset)
+    assert np.array_equal(found["obs"], buffer[:].obs)
+    assert np.array_equal(found["new_obs"], buffer[:].obs_next)
+    assert isinstance(found, SampleBatch)

@@ -1,0 +1,140 @@
+"""Steps of any source, episode by episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, MultiAgentBatch, ReplayBuffer, SampleBatch, VectorReplayBuffer
+from samplebatch.convert.steps import as_steps, make_episode, observations_of
+from samplebatch.errors import (
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    EmptyBufferError,
+    SequenceError,
+)
+from tests.convert.experience import LENGTHS, two_episodes
+
+
+def buffer_of(batch: SampleBatch, buffer: Any = None) -> Any:
+    buffer = ReplayBuffer(8) if buffer is None else buffer
+    rows = batch.drop("eps_id", "t").as_batch(names="tianshou")
+    buffer.add(rows, buffer_ids=np.zeros(batch.count, int))
+    return buffer
+
+
+SOURCES: dict[str, Callable[[SampleBatch], Any]] = {
+    "SampleBatch": lambda batch: batch,
+    "without ids": lambda batch: batch.drop("eps_id", "t"),
+    "MultiAgentBatch": lambda batch: MultiAgentBatch({"only": batch}, batch.count),
+    "Batch": lambda batch: batch.as_batch(names="tianshou"),
+    "dict": dict,
+    "fragments": lambda batch: [batch[:1], batch[1:4], batch[4:]],
+    "generator": lambda batch: (batch[i : i + 1] for i in range(batch.count)),
+    "shuffled": lambda batch: batch.take([0, 3, 1, 4, 2]),
+    "sequences": lambda batch: SampleBatch({**batch, "seq_lens": [2, 1, 2], "state_in_0": np.zeros((3, 2))}),
+    "padded": lambda batch: SampleBatch({**batch, "seq_lens": [2, 1, 2]}).right_zero_pad(4),
+    "ReplayBuffer": buffer_of,
+}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+def test_every_source_gives_its_episodes_in_time_order(make: Callable[[SampleBatch], Any], nested: bool) -> None:
+    expected = two_episodes(nested=nested)
+    steps = as_steps(make(expected.copy()))
+    assert steps.bounds.tolist() == [0, 3, 5]
+    assert [episode.count for episode in steps.episodes()] == list(LENGTHS)
+    for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds"):
+        for path in expected.select(name).column_names:
+            assert steps.batch[path].tolist() == expected[path].tolist()
+    assert steps.numbers().tolist() == [0, 0, 0, 1, 1]
+    assert steps.times().tolist() == [0, 1, 2, 0, 1]
+
+
+def test_rows_in_order_are_shared() -> None:
+    batch = two_episodes()
+    assert as_steps(batch).batch is batch
+    assert np.shares_memory(next(as_steps(batch).episodes())["obs"], batch["obs"])
+
+
+def test_episodes_keep_the_order_in_which_they_begin() -> None:
+    batch = SampleBatch(rewards=[1.0, 2.0, 3.0], eps_id=[7, 3, 7], terminateds=[False, True, True])
+    assert as_steps(batch).batch["eps_id"].tolist() == [7, 7, 3]
+
+
+def test_agents_of_one_episode_are_trajectories_of_their_own() -> None:
+    batch = SampleBatch(rewards=[1.0, 2.0, 3.0, 4.0], eps_id=[7] * 4, agent_index=[0, 1, 0, 1], t=[0, 0, 1, 1])
+    assert as_steps(batch).batch["rewards"].tolist() == [1.0, 3.0, 2.0, 4.0]
+
+
+def test_environments_without_ids_of_episodes_are_told_apart() -> None:
+    batch = SampleBatch(rewards=np.arange(6.0), env_id=[4, 2, 4, 2, 4, 2], dones=[0, 0, 1, 0, 0, 1])
+    steps = as_steps(batch)
+    assert [part["rewards"].tolist() for part in steps.episodes()] == [[0, 2], [4], [1, 3, 5]]
+
+
+def test_rings_are_told_apart_also_where_they_wrapped() -> None:
+    buffer = VectorReplayBuffer(6, 2)
+    for i in range(5):
+        step = {"obs": [i, 10 + i], "act": [0, 0], "rew": [0.0, 0.0], "truncated": [False, False]}
+        buffer.add(Batch(**step, terminated=[i == 3, False], obs_next=[i + 1, 11 + i]), buffer_ids=[0, 1])
+    steps = as_steps(buffer)
+    assert [part["obs"].tolist() for part in steps.episodes()] == [[2, 3], [4], [12, 13, 14]]
+    assert [part["new_obs"].tolist() for part in steps.episodes()] == [[3, 4], [5], [13, 14, 15]]
+
+
+def test_a_buffer_without_next_observations_has_the_final_ones() -> None:
+    steps = as_steps(buffer_of(two_episodes(), ReplayBuffer(8, ignore_obs_next=True)))
+    # Nothing is made of what follows a termination, and nothing is kept of it.
+    kept = [0, 1, 3, 4]
+    assert steps.batch["new_obs"][kept].tolist() == two_episodes()["new_obs"][kept].tolist()
+
+
+def test_what_is_no_experience_is_refused() -> None:
+    two = MultiAgentBatch({"a": two_episodes(), "b": two_episodes()}, 5)
+    with pytest.raises(
+        ColumnTypeError, match="must be of one policy to be converted, got 'a', 'b'; convert each alone"
+    ):
+        as_steps(two)
+    with pytest.raises(ColumnTypeError, match="must be a batch, a buffer or columns by name, got a str"):
+        as_steps("steps.arrow")
+    for empty in (SampleBatch(), ReplayBuffer(3), []):
+        with pytest.raises(EmptyBufferError, match="must have steps to be converted, it has none"):
+            as_steps(empty)  # type: ignore[arg-type]
+
+
+def test_columns_that_are_needed_are_named() -> None:
+    with pytest.raises(ColumnNotFoundError, match="column 'terminateds' must be there to be converted"):
+        as_steps(SampleBatch(obs=[1, 2]))
+    with pytest.raises(ColumnMismatchError, match="column 'terminateds' must have flags"):
+        as_steps(SampleBatch(obs=[1, 2], terminateds=[0.5, 1.0]))
+    with pytest.raises(SequenceError, match="column 't' must count the steps of each episode one by one"):
+        as_steps(two_episodes().take([0, 2]))
+    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must be there"):
+        observations_of(two_episodes().drop("new_obs"))
+    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows of one shape to be converted, they vary"):
+        observations_of(SampleBatch(obs=[[1], [1, 2]], new_obs=[[1], [1, 2]]))
+
+
+def test_observations_of_an_episode_end_with_the_final_one() -> None:
+    first = next(as_steps(two_episodes(nested=True)).episodes())
+    found = observations_of(first)
+    assert found["x"][:, 0].tolist() == [0, 1, 2, 3]
+    assert found["pair"][1].tolist() == [0.5, 1.5, 2.5, 3.5]
+
+
+def test_an_episode_shares_its_observations() -> None:
+    obs = np.arange(4.0)
+    made = make_episode(7, obs, {"rewards": np.zeros(3)}, terminated=False, truncated=True)
+    assert np.shares_memory(made["obs"], obs)
+    assert np.shares_memory(made["new_obs"], obs)
+    assert made["truncateds"].tolist() == [False, False, True]
+    assert not made["terminateds"].any()
+    with pytest.raises(ColumnLengthError, match="'rewards'"):
+        make_episode(7, obs, {"rewards": np.zeros(4)}, terminated=False, truncated=True)
