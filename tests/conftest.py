@@ -1,7 +1,8 @@
-"""Share among all tests Hypothesis' settings, how unequal batches are shown, where environments lie, and a mark."""
+"""Share among all tests Hypothesis' settings, how unequal batches are shown, where environments lie, and fixtures."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -20,11 +21,23 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True,
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_sessionfinish() -> None:
+    """Give the collector back what `_frozen_heap` kept from it: libraries look for leaks at the end."""
+    gc.unfreeze()
+
+
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Show both batches: pytest would compare them as mappings, array by array, and fail."""
     if op == "==" and isinstance(left, SampleBatch) and isinstance(right, SampleBatch):
         return ["the batches differ", *str(left).splitlines(), *str(right).splitlines()]
     return None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_heap() -> None:
+    """Keep the garbage collector from all that was there before: a look at the peers' modules takes it a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
