@@ -99,6 +99,7 @@ ONE_IMPORTER = {
         "samplebatch.env.processes",
         "samplebatch.env.stepper",
         "samplebatch.policy.agents",
+        "samplebatch.policy.signature",
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",

@@ -17,7 +17,7 @@ from samplebatch.env.infos import Rows
 from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.as_policy import Decision, as_policy
+from samplebatch.policy.as_policy import Decision, as_policy, own_policy
 from samplebatch.policy.random import RandomPolicy
 
 ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
@@ -105,6 +105,7 @@ class Actor:
     ) -> None:
         policy_seed, draw_seed = (seed or np.random.SeedSequence()).spawn(2)
         self.policy = as_policy(policy, action_space, seed=policy_seed)
+        policy = own_policy(policy)
         self._random = RandomPolicy(action_space, seed=draw_seed)
         self._observations, self._layout = observations, actions
         self._obs_names = column_names(names.OBS, observations)

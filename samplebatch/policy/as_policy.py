@@ -1,18 +1,21 @@
 """Policies of any kind as one callable: functions, torch modules, action spaces.
 
+A function gets what its parameters are called: `obs` the observations, or `batch` a `Batch` of `obs` and `info`; then
+`info` the infos and `state` what it returned as state last. One with other parameters that have no defaults is refused,
+unless its user says what they stand for (`takes`).
+
 ======================================  ================================================================================
 given                                   how it is asked
 ======================================  ================================================================================
-callable on a batch                     on `Batch(obs=..., info=...)`, and the state it returned last
-function of observations                on `obs` itself: its first parameter is called `obs` (`observations`, `x`, ...),
-                                        or annotated as an array or tensor
-torch module                            without gradients, on tensors of `obs` on the module's device and in its
-                                        floating dtype; on the batch, if its first parameter is called `batch`
+function of `obs`                       on the observations: an array, or a `Batch` of arrays for nested ones; on
+                                        tensors where the parameter is annotated so
+function of `batch`                     on `Batch(obs=..., info=...)`, as Tianshou's policies are
+torch module                            without gradients, on tensors of the observations on the module's device and in
+                                        its floating dtype; on the batch, if its first parameter is called `batch`
 Gymnasium space                         actions are drawn from it (`RandomPolicy`)
 ======================================  ================================================================================
 
-A policy takes the state if it has a parameter `state`, or a second one without a default. What it returns is a batch or
-dict with `act`, and what else it has to say (see `Decision`); or simply
+A policy returns a batch or dict with `act`, and what else it has to say (see `Decision`); or simply
 
 - actions, shape (n, ...);
 - scores of k discrete actions, floats of shape (n, k): the best is taken;
@@ -22,10 +25,8 @@ dict with `act`, and what else it has to say (see `Decision`); or simply
 
 from __future__ import annotations
 
-import inspect
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,22 +37,25 @@ from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, MAPPING, N
 from samplebatch.env.spaces import SpaceLayout
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy.random import RandomPolicy
+from samplebatch.policy.signature import Argument, Signature, is_module, read_signature
 
 Decision = dict[str, Any]
 """What a policy decided: `act`, an array of shape (n, ...) or a batch of arrays; and as far as it said so `state`;
 `policy`, to be stored with the step; `dist`; and the columns that RLlib's policies return, such as `action_logp`."""
 
-_OBSERVATION_NAMES = frozenset({"o", "s", "x", "input", "inputs"})
+_WORDS = {"obs": "observations", "tensor": "tensors of observations", "batch": "a Batch"}
 _ndarray = np.ndarray
 
 
-class PolicyAdapter(ABC):
+class PolicyAdapter:
     """A policy of any kind, asked for actions by an `Actor`.
 
     Parameters
     ----------
     policy
         What is asked.
+    signature
+        The arguments that it takes.
     layout
         The layout of the actions of one environment, or None to take actions as they come.
 
@@ -60,19 +64,18 @@ class PolicyAdapter(ABC):
     policy
         What is asked.
     takes_batch
-        Whether it is called on a batch, rather than on observations.
+        Whether `decide` is given a batch, rather than observations.
     """
 
-    takes_batch = True
-
-    def __init__(self, policy: Callable[..., Any], layout: SpaceLayout | None) -> None:
+    def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:
         self.policy = policy
+        self._signature = signature
         self._layout = layout
-        parameters, self._state_name = _parameters(policy)
-        self._takes_state = self._state_name is not None
         self._plain = layout is None or layout.plain
+        self._takes_info, self._takes_state = signature.has("info"), signature.has("state")
+        self.takes_batch = signature.first == "batch" or self._takes_info
+        self._alone = not (self._takes_info or self._takes_state)
         self._ask = policy
-        self._first = parameters[0].name if parameters else None
 
     def __call__(self, batch: Batch, state: Any = None) -> Decision:
         """Ask for the actions of every row of a batch.
@@ -84,8 +87,12 @@ class PolicyAdapter(ABC):
         """
         return self.decide(batch if self.takes_batch else batch.obs, state)
 
+    def with_actions(self, layout: SpaceLayout | None) -> PolicyAdapter:
+        """Return the policy for actions of a layout, if it knows none yet."""
+        return self if layout is None or self._layout else type(self)(self.policy, self._signature, layout)
+
     def decide(self, given: Any, state: Any = None) -> Decision:
-        """Ask for actions, given a batch or observations, as the policy takes them.
+        """Ask for actions, given a batch or observations, as `takes_batch` says.
 
         Raises
         ------
@@ -93,22 +100,27 @@ class PolicyAdapter(ABC):
             If the policy returns no actions.
         """
         try:
-            if not self._takes_state:
+            if self._alone:
                 result = self._ask(given)
                 if type(result) is _ndarray and result.ndim < 2 and self._plain:
                     return {"act": result}
-            elif self._state_name:
-                result = self._ask(given, **{self._state_name: state})
             else:
-                result = self._ask(given, state)
+                result = self._ask_further(given, state)
             return self._decision(result)
         except Exception as error:
-            error.add_note(self._note())
+            signature = self._signature
+            error.add_note(
+                f"the policy was called on {_WORDS[signature.first]}; as_policy(policy, takes=...) changes that"
+            )
             raise
 
-    @abstractmethod
-    def _note(self) -> str:
-        """Word the note for errors that the policy raises: whether it was called on a batch or on observations."""
+    def _ask_further(self, given: Any, state: Any) -> Any:
+        """Ask a policy that takes the infos or a state."""
+        signature = self._signature
+        values = {"state": state, "info": given.info if self._takes_info else None}
+        first = given if signature.first == "batch" or not self._takes_info else given.obs
+        named = {name: values[name] for name in signature.named}
+        return self._ask(first, *[values[word] for word in signature.positional], **named)
 
     def _decision(self, result: Any) -> Decision:
         if type(result) is _ndarray and self._plain:
@@ -159,59 +171,30 @@ class PolicyAdapter(ABC):
         return {"act": self._actions(sampled), "dist": distribution, "action_logp": logp}
 
 
-class BatchPolicy(PolicyAdapter):
-    """A policy that is called on batches: Tianshou's contract."""
+class TorchPolicy(PolicyAdapter):
+    """A torch module, or a function of tensors, asked without gradients."""
 
-    def _note(self) -> str:
-        return f"the policy was called on a Batch: its first parameter is {self._first!r}, not 'obs'"
-
-
-class ObservationPolicy(PolicyAdapter):
-    """A function of observations."""
-
-    takes_batch = False
-
-    def _note(self) -> str:
-        return f"the policy was called on observations: its first parameter is {self._first!r}, not 'batch'"
-
-
-class _Ungraded(PolicyAdapter):
-    """A torch module, asked without gradients."""
-
-    def __init__(self, policy: Callable[..., Any], layout: SpaceLayout | None) -> None:
-        super().__init__(policy, layout)
+    def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:
+        super().__init__(policy, signature, layout)
         self._ask = self._ask_ungraded
 
-    def _ask_ungraded(self, *given: Any, **state: Any) -> Any:
+    def _ask_ungraded(self, first: Any, *further: Any, **named: Any) -> Any:
+        if self._signature.first == "tensor":
+            first = _tensors(first, *_device_and_dtype(self.policy))
         with sys.modules["torch"].no_grad():
-            return self.policy(*given, **state)
+            return self.policy(first, *further, **named)
 
     def _sample(self, distribution: Any) -> Decision:
         with sys.modules["torch"].no_grad():
             return super()._sample(distribution)
 
 
-class BatchModulePolicy(_Ungraded, BatchPolicy):
-    """A torch module that is called on batches, as Tianshou's policies are."""
-
-
-class ModulePolicy(_Ungraded, ObservationPolicy):
-    """A torch module, or function of tensors, that is called on tensors of observations."""
-
-    def decide(self, given: Any, state: Any = None) -> Decision:
-        """Ask for actions, given observations; see `PolicyAdapter.decide`."""
-        parameters = getattr(self.policy, "parameters", None)
-        device, dtype = "cpu", None
-        for parameter in parameters() if parameters is not None else ():
-            device = parameter.device
-            if parameter.dtype.is_floating_point:
-                dtype = parameter.dtype
-                break
-        return super().decide(_tensors(given, device, dtype), state)
-
-
 def as_policy(
-    policy: Any, action_space: Any = None, *, seed: int | np.random.SeedSequence | np.random.Generator | None = None
+    policy: Any,
+    action_space: Any = None,
+    *,
+    takes: Argument | Sequence[Argument] | None = None,
+    seed: int | np.random.SeedSequence | np.random.Generator | None = None,
 ) -> PolicyAdapter:
     """Make one kind of callable, from batch and state to a `Decision`, of anything that can be asked for actions.
 
@@ -222,14 +205,18 @@ def as_policy(
         module.
     action_space
         The space of one environment's actions. Without it, scores are not recognised and the parts of dict and tuple
-        actions not checked.
+        actions not checked; collectors know it.
+    takes
+        What the first parameters of the policy stand for: one of `"obs"`, `"tensor"` (observations as tensors) and
+        `"batch"`, or a sequence that begins with one of these and goes on with `"info"` and `"state"`. By default the
+        parameters' names say so.
     seed
         The seed of draws, where the policy is a space.
 
     Raises
     ------
     PolicySpecError
-        If it is none of these.
+        If it is none of these, or the names of its parameters do not say what they stand for.
 
     Examples
     --------
@@ -239,64 +226,37 @@ def as_policy(
     array([1, 1])
     >>> as_policy(lambda obs: obs[:, :2] + [0.0, 0.5], spaces.Discrete(2))(batch)["act"]
     array([1, 1])
+    >>> as_policy(lambda s: s[:, 0], takes="obs")(batch)["act"]
+    array([0., 0.])
     >>> as_policy(spaces.Discrete(2), seed=3)(batch)["act"]
     array([1, 0])
     """
-    if isinstance(policy, PolicyAdapter):
-        return policy
     layout = None if action_space is None else SpaceLayout(action_space)
+    if isinstance(policy, PolicyAdapter):
+        return policy.with_actions(layout) if takes is None else as_policy(policy.policy, action_space, takes=takes)
     if is_space(policy):
-        return BatchPolicy(RandomPolicy(policy, seed=seed), layout)
+        if takes is not None:
+            raise PolicySpecError("takes must be left out where the policy is a space")
+        policy = RandomPolicy(policy, seed=seed)
     if not callable(policy):
         raise PolicySpecError(
             f"a policy must be callable, a torch module or a space, got a {type(policy).__name__}; "
             "give a function that returns the actions of a Batch of observations"
         )
-    module = _is_a(policy, "torch.nn", "Module")
-    parameters, _ = _parameters(policy)
-    given = _takes(parameters[0]) if parameters else ""
-    if module:
-        return BatchModulePolicy(policy, layout) if given == "batch" else ModulePolicy(policy, layout)
-    if given == "tensor":
-        return ModulePolicy(policy, layout)
-    return ObservationPolicy(policy, layout) if given == "observations" else BatchPolicy(policy, layout)
+    signature = read_signature(policy, takes)
+    kind = TorchPolicy if is_module(policy) or signature.first == "tensor" else PolicyAdapter
+    return kind(policy, signature, layout)
+
+
+def own_policy(policy: Any) -> Any:
+    """Return what a policy's user gave: its methods load weights, map actions and add noise."""
+    return policy.policy if isinstance(policy, PolicyAdapter) else policy
 
 
 def is_space(policy: Any) -> bool:
     """Tell whether a policy is a Gymnasium space, to draw from."""
-    return _is_a(policy, "gymnasium", "Space")
-
-
-def _is_a(value: Any, module: str, name: str) -> bool:
-    """Tell whether a value is of a class of a package that may not even be loaded."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, name))
-
-
-def _parameters(policy: Any) -> tuple[list[inspect.Parameter], str | None]:
-    """Return the positional parameters, and the state's name: "" to pass it by position, None not to pass it at all."""
-    function = policy.forward if _is_a(policy, "torch.nn", "Module") else policy
-    try:
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return [], None
-    positional = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if "state" in known and known["state"].kind is not inspect.Parameter.POSITIONAL_ONLY:
-        return positional, "state"
-    return positional, "" if len(positional) > 1 and positional[1].default is inspect.Parameter.empty else None
-
-
-def _takes(parameter: inspect.Parameter) -> str:
-    """Tell the kind of a policy's first parameter by its name, then by its annotation; "" if neither says."""
-    annotation = parameter.annotation
-    word = "" if annotation is parameter.empty else getattr(annotation, "__name__", None) or str(annotation)
-    if parameter.name == "batch":
-        return "batch"
-    if "Tensor" in word:
-        return "tensor"
-    if parameter.name in _OBSERVATION_NAMES or parameter.name.startswith("ob"):
-        return "observations"
-    return "batch" if "Batch" in word else "observations" if "ndarray" in word.lower() else ""
+    gymnasium = sys.modules.get("gymnasium")
+    return gymnasium is not None and isinstance(policy, gymnasium.Space)
 
 
 def _named_values(result: Any, kind: int) -> Mapping[str, Any] | None:
@@ -307,6 +267,17 @@ def _named_values(result: Any, kind: int) -> Mapping[str, Any] | None:
     if kind == MAPPING:
         return result  # type: ignore[no-any-return]
     return vars(result) if kind != ARRAY and hasattr(result, "act") and hasattr(result, "__dict__") else None
+
+
+def _device_and_dtype(policy: Any) -> tuple[Any, Any]:
+    """Return the device of a module's parameters and their floating dtype; the host and None for anything else."""
+    parameters = getattr(policy, "parameters", None)
+    device = "cpu"
+    for parameter in parameters() if parameters is not None else ():
+        device = parameter.device
+        if parameter.dtype.is_floating_point:
+            return device, parameter.dtype
+    return device, None
 
 
 def _tensors(observations: Any, device: Any, dtype: Any) -> Any:

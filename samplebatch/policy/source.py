@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from samplebatch.errors import PolicySpecError, near_names
+from samplebatch.policy.as_policy import own_policy
 
 RANDOM = "random"
 _SPACES = ("observation_space", "action_space")
@@ -151,6 +152,7 @@ def load_weights(policy: Any, weights: Any) -> None:
                 )
             load_weights(policy[policy_id], own)
         return
+    policy = own_policy(policy)
     if isinstance(policy, str) and policy == RANDOM:
         return
     for method in ("load_state_dict", "set_weights"):

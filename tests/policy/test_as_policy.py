@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from samplebatch import Batch
+from samplebatch import Batch, Collector
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy.as_policy import as_policy
 from samplebatch.policy.random import RandomPolicy
@@ -40,17 +40,56 @@ def test_a_callable_on_batches_is_called_on_the_batch_and_its_state() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        lambda b: {"act": b.obs[:, 0]},
-        lambda anything: Batch(act=anything.obs[:, 0]),
+        lambda batch: {"act": batch.obs[:, 0]},
         functools.partial(lambda scale, batch: Batch(act=batch.obs[:, 0] * scale), 1),
         lambda obs: obs[:, 0],
-        lambda observations: {"act": observations[:, 0]},
-        lambda x: list(x[:, 0]),
+        lambda obs: list(obs[:, 0]),
         lambda obs: torch.from_numpy(obs)[:, 0],
+        as_policy(lambda b: Batch(act=b.obs[:, 0]), takes="batch"),
+        as_policy(lambda x: x[:, 0], takes="obs"),
+        as_policy(lambda state: state[:, 0], takes="obs"),
+        as_policy(lambda s: s[:, 0].long(), takes="tensor"),
+        as_policy(lambda *given: given[0][:, 0], takes="obs"),
+        as_policy(functools.partial(np.take, indices=0, axis=1), takes="obs"),
     ],
 )
 def test_functions_of_batches_and_of_observations(policy: Any) -> None:
     assert as_policy(policy)(batch())["act"].tolist() == [0.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        *(
+            (policy, f"first parameter must be called 'obs' or 'batch', got {got}; .*takes='obs'")
+            for policy, got in [
+                (lambda s: s, "'s'"),
+                (lambda x: x, "'x'"),
+                (lambda observations: observations, "'observations'"),
+                (lambda state: state, "'state'"),
+                (lambda info: info, "'info'"),
+                (lambda *given: given, "none"),
+                (lambda: 0, "none"),
+                (max, "none"),
+            ]
+        ),
+        (lambda obs, hidden: obs, r"parameter 'hidden' of a policy .*takes=\('obs', 'state'\)"),
+        (lambda batch, info, *, epsilon: batch, "parameter 'epsilon' of a policy must be called 'info' or 'state'"),
+    ],
+)
+def test_parameters_that_do_not_say_what_they_stand_for_are_refused(policy: Any, message: str) -> None:
+    with pytest.raises(PolicySpecError, match=message):
+        as_policy(policy)
+    with pytest.raises(PolicySpecError, match=message), Collector(policy, "CartPole-v1") as collector:
+        collector.collect(n_step=1)
+
+
+@pytest.mark.parametrize("takes", ["state", "obss", (), ("obs", "batch"), ("obs", "state", "state"), 7])
+def test_other_arguments_are_refused(takes: Any) -> None:
+    with pytest.raises(PolicySpecError, match="takes must be 'obs', 'tensor' or 'batch', or a sequence"):
+        as_policy(lambda obs: obs, takes=takes)
+    with pytest.raises(PolicySpecError, match="takes must be left out"):
+        as_policy(spaces.Discrete(2), takes="obs")
 
 
 def test_annotations_say_what_a_function_takes() -> None:
@@ -69,21 +108,70 @@ def test_annotations_say_what_a_function_takes() -> None:
 
 
 @pytest.mark.parametrize("state", ["kept", None])
-def test_the_state_goes_in_under_its_name_or_in_second_place(state: Any) -> None:
+def test_the_state_goes_in_under_its_name_or_where_the_user_says(state: Any) -> None:
     def by_name(obs: Any, *, state: Any) -> Any:
         return obs[:, 0], state
 
     def by_place(obs: Any, hidden: Any) -> Any:
         return obs[:, 0], hidden
 
+    def by_place_alone(obs: Any, hidden: Any, /) -> Any:
+        return obs[:, 0], hidden
+
     def with_an_option(obs: Any, epsilon: float = 0.5) -> Any:
         return obs[:, 0] + epsilon
 
-    for policy in (by_name, by_place):
+    for policy in (by_name, *(as_policy(one, takes=("obs", "state")) for one in (by_place, by_place_alone))):
         decided = as_policy(policy)(batch(), state)
         assert decided["act"].tolist() == [0, 4, 8]
         assert decided["state"] is state
     assert as_policy(with_an_option)(batch(), state)["act"].tolist() == [0.5, 4.5, 8.5]
+
+
+def test_infos_go_in_under_their_name_or_where_the_user_says() -> None:
+    given = Batch(obs=OBS, info=Batch(level=np.arange(3)))
+    seen: list[Any] = []
+
+    def of_obs(obs: Any, info: Any) -> Any:
+        seen.append((obs, info, None))
+        return obs[:, 0]
+
+    def of_batch(batch: Any, info: Any, state: Any) -> Any:
+        seen.append((batch.obs, info, state))
+        return batch.obs[:, 0], state
+
+    def by_place(observations: Any, memory: Any, said: Any) -> Any:
+        seen.append((observations, said, memory))
+        return observations[:, 0], memory
+
+    for policy in (of_obs, of_batch, as_policy(by_place, takes=("obs", "state", "info"))):
+        assert as_policy(policy)(given, "kept")["act"].tolist() == [0, 4, 8]
+    assert [(obs is OBS, info.level.tolist(), state) for obs, info, state in seen] == [
+        (True, [0, 1, 2], None),
+        (True, [0, 1, 2], "kept"),
+        (True, [0, 1, 2], "kept"),
+    ]
+
+
+def test_a_policy_that_was_adapted_learns_the_actions_from_the_collector() -> None:
+    scores = np.array([[0.0, 2.0]])
+    with Collector(as_policy(lambda s: scores, takes="obs"), "CartPole-v1") as collector:
+        assert collector.collect(n_step=3).batch["actions"].tolist() == [1, 1, 1]
+
+
+def test_collectors_find_the_methods_of_a_policy_that_was_adapted() -> None:
+    class Noisy:
+        def __call__(self, s: Any) -> Any:
+            return np.zeros(len(s), int)
+
+        def add_exploration_noise(self, act: Any, batch: Any) -> Any:
+            return act + 1
+
+        def map_action(self, act: Any) -> Any:
+            return act % 2
+
+    with Collector(as_policy(Noisy(), takes="obs"), "CartPole-v1", exploration_noise=True) as collector:
+        assert collector.collect(n_step=3).batch["actions"].tolist() == [1, 1, 1]
 
 
 class Net(torch.nn.Module):
@@ -172,7 +260,7 @@ def test_scores_are_recognised_by_the_space_alone() -> None:
 
 def test_a_batch_of_another_library_is_read() -> None:
     tianshou = pytest.importorskip("tianshou.data")
-    decided = as_policy(lambda b: tianshou.Batch(act=np.arange(3), state=np.zeros((3, 1))))(batch())
+    decided = as_policy(lambda batch: tianshou.Batch(act=np.arange(3), state=np.zeros((3, 1))))(batch())
     assert decided["act"].tolist() == [0, 1, 2]
     assert decided["state"].shape == (3, 1)
 
@@ -209,10 +297,10 @@ def test_what_is_no_policy_is_refused() -> None:
 def test_an_error_inside_a_policy_says_what_it_was_called_on() -> None:
     with pytest.raises(AttributeError) as caught:
         as_policy(lambda obs: obs.obs)(batch())
-    assert "called on observations: its first parameter is 'obs'" in caught.value.__notes__[0]
+    assert "called on observations; as_policy(policy, takes=...)" in caught.value.__notes__[0]
     with pytest.raises(PolicySpecError) as refused:
-        as_policy(lambda array: array + 1)(batch())
-    assert "called on a Batch: its first parameter is 'array'" in refused.value.__notes__[0]
+        as_policy(lambda batch: batch + 1)(batch())
+    assert "called on a Batch" in refused.value.__notes__[0]
 
 
 SPACES = [
