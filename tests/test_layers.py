@@ -98,6 +98,7 @@ ONE_IMPORTER = {
         "samplebatch.column.growing",
         "samplebatch.env.processes",
         "samplebatch.env.stepper",
+        "samplebatch.env.sync_vector",
         "samplebatch.policy.agents",
         "samplebatch.policy.signature",
         "samplebatch.rollout.agent_steps",

@@ -39,7 +39,7 @@ def as_environments(env: Any, num_envs: int | None = None) -> Environments:
     >>> import gymnasium
     >>> vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
     >>> type(as_environments(vector)).__name__
-    'NextStepEnvironments'
+    'NextStepSyncEnvironments'
     """
     if num_envs is not None:
         whole("num_envs", num_envs, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +56,20 @@ def ends_of(terminateds: Sequence[Flags], truncateds: Sequence[Flags]) -> Flags:
     """Tell of each step whether an episode ended with it, autoreset steps included; shape (steps * n,)."""
     ends: Flags = np.concatenate(terminateds) | np.concatenate(truncateds)
     return ends
+
+
+def refuse_mask(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of `reset` that leave environments out, as collectors begin an episode in every one.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there is a `reset_mask` among its options.
+    """
+    if "reset_mask" in (given.get("options") or {}):
+        raise EnvironmentSpecError(
+            "options must have no 'reset_mask', as a collector resets all environments, and has one"
+        )
 
 
 class Environments(ABC):

@@ -80,7 +80,7 @@ class EnvironmentList(Environments):
         self._resetting = True
         returned = [self._envs[env].reset(**own) for env, own in zip(envs, given, strict=False)]
         refuse = self.refusing(*envs)
-        obs, infos = _take_apart("reset", returned, 2, refuse)
+        obs, infos = take_apart("reset", returned, 2, refuse)
         begun = self.observations.flatten_each(obs, names.OBS, refuse), _copy_infos(infos, refuse)
         self._resetting = False
         return begun
@@ -93,10 +93,10 @@ class EnvironmentList(Environments):
         EnvironmentSpecError
             If a value would change in its column; names the column, the environment and the step.
         """
-        returned = [env.step(action) for env, action in zip(self._envs, self._rows_of(actions), strict=True)]
+        returned = self._step_each(self._rows_of(actions))
         self.made += 1
         shape, refuse = (self.num_envs,), self.refuse
-        obs, rewards, terminateds, truncateds, infos = _take_apart("step", returned, 5, refuse)
+        obs, rewards, terminateds, truncateds, infos = take_apart("step", returned, 5, refuse)
         return (
             self.observations.flatten_each(obs, names.OBS, refuse),
             exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse),
@@ -104,6 +104,9 @@ class EnvironmentList(Environments):
             exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse),
             _copy_infos(infos, refuse),
         )
+
+    def _step_each(self, actions: Iterable[Any]) -> list[Any]:
+        return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
 
     def _rows_of(self, actions: Sequence[Leaf]) -> Iterable[Any]:
         """Return an action for each environment, nested as its space has it."""
@@ -147,8 +150,14 @@ class EnvironmentList(Environments):
                 stack.callback(env.close)
 
 
-def _take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse) -> Sequence[tuple[Any, ...]]:
-    """Return the values that environments returned as `count` tuples, each with an item an environment."""
+def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse) -> Sequence[tuple[Any, ...]]:
+    """Return the values that environments returned as `count` tuples, each with an item an environment.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If one has returned another number of values.
+    """
     try:
         parts = tuple(zip(*returned, strict=True))
     except (TypeError, ValueError):

@@ -24,10 +24,11 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_rows, nearest_rows
-from samplebatch.env.base import Environments, StepResult, ends_of
+from samplebatch.env.base import Environments, StepResult, ends_of, refuse_mask
 from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
-from samplebatch.errors import EnvironmentSpecError
+from samplebatch.env.sync_vector import NextStepSyncEnvironments, SyncEnvironments, is_plain_sync
+from samplebatch.errors import EnvironmentSpecError, require
 
 _count = np.count_nonzero
 
@@ -43,7 +44,7 @@ class VectorEnvironments(Environments):
         inner = getattr(env, "unwrapped", env)
         self._copies = getattr(inner, "copy", False) is not True
         self._seeds_each = hasattr(inner, "env_fns")
-        if hasattr(inner, "parent_pipes") and inner.shared_memory:
+        if _is_async(inner) and inner.shared_memory:
             check_shared(self.observations)
         self._flat = self.observations.plain and self.actions.plain
         self._obs_names = column_names(names.OBS, self.observations)
@@ -57,6 +58,7 @@ class VectorEnvironments(Environments):
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
+        refuse_mask(given)
         if seeds is not None:
             given.setdefault("seed", list(seeds) if self._seeds_each else seeds[0])
         obs, infos = self.env.reset(**given)
@@ -88,27 +90,12 @@ class VectorEnvironments(Environments):
 
     def _stepped(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
         """Step every environment, and return arrays of the usual dtypes that it will not write to."""
-        step = self._step(actions[0] if self._flat else self.actions.nest(actions))
+        step = self.env.step(actions[0] if self._flat else self.actions.nest(actions))
+        self.made += 1
         obs, rewards, terminateds, truncateds, infos = self._exact(*step)
         if self._copies:
             return obs, rewards.copy(), terminateds.copy(), truncateds.copy(), copied(infos)
         return obs, rewards, terminateds, truncateds, infos
-
-    def _step(self, actions: Any) -> Any:
-        try:
-            step = self.env.step(actions)
-        except (TypeError, ValueError):
-            self.made += 1
-            self._check_single()
-            raise
-        self.made += 1
-        return step
-
-    def _check_single(self) -> None:
-        """Refuse observations of single environments that Gymnasium could not put together."""
-        inner = getattr(self.env, "unwrapped", self.env)
-        for env, obs in enumerate(getattr(inner, "_env_obs", ())):
-            self.observations.flatten_one(obs, names.OBS, self.refusing(env))
 
     def _exact(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
         """Convert a step exactly, or refuse it."""
@@ -125,7 +112,8 @@ class VectorEnvironments(Environments):
         """Step every environment; see `Environments.step_raw`."""
         if not self._raw:
             return self._stepped(actions)
-        step = self._step(actions[0])
+        step = self.env.step(actions[0])
+        self.made += 1
         obs, rewards, terminateds, truncateds, _ = step
         try:
             usual = (
@@ -165,25 +153,18 @@ class NextStepEnvironments(VectorEnvironments):
     resets_later = True
     _resetting: Rows | None = None
 
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        inner = getattr(env, "unwrapped", env)
+        # Processes without shared memory do not notice that a reset of all made up for the one that they owe: in the
+        # next step they reset their environment once more.
+        self._resets_again = _is_async(inner) and not inner.shared_memory
+
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
-        if self._resetting is not None:
-            self._reset_in_processes(self._resetting.tolist())
-        self._resetting = None
+        if not self._resets_again:
+            self._resetting = None
         return super().reset(seeds=seeds, **given)
-
-    def _reset_in_processes(self, envs: list[int]) -> None:
-        """Let processes without shared memory make the resets that they owe: a reset of all does not make up for them.
-
-        Gymnasium's AsyncVectorEnv would reset these environments once more in the step after it.
-        """
-        inner = getattr(self.env, "unwrapped", self.env)
-        if not hasattr(inner, "parent_pipes") or inner.shared_memory:
-            return
-        for env in envs:
-            inner.parent_pipes[env].send(("step", None))
-        for env in envs:
-            inner.parent_pipes[env].recv()
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Find the autoreset steps; see `Environments.finish_chunk`.
@@ -320,7 +301,11 @@ _BY_MODE: dict[str, type[VectorEnvironments]] = {
 }
 
 
-def vector_environments(env: Any) -> VectorEnvironments:
+def _is_async(env: Any) -> bool:
+    return isinstance(env, require("gymnasium.vector", "envs").AsyncVectorEnv)
+
+
+def vector_environments(env: Any) -> Environments:
     """Put a vector environment behind the interface of environment adapters, whenever it resets.
 
     Raises
@@ -328,7 +313,10 @@ def vector_environments(env: Any) -> VectorEnvironments:
     EnvironmentSpecError
         If its autoreset mode is none of Gymnasium's.
     """
-    return _BY_MODE[_mode(env)](env)
+    mode = _mode(env)
+    if is_plain_sync(env):
+        return NextStepSyncEnvironments(env) if mode == "NextStep" else SyncEnvironments(env)
+    return _BY_MODE[mode](env)
 
 
 def _mode(env: Any) -> str:

