@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.driver import fuzz
+from tests.fuzz.driver import CASES, SEED, fuzz
 from tests.fuzz.formats import TARGETS
 
 pytest.importorskip("h5py")
 pytest.importorskip("tianshou")
 
 
+@pytest.mark.parametrize(
+    ("cases", "seed"),
+    [
+        pytest.param(CASES, SEED, id="few"),
+        pytest.param(5 * CASES, SEED + 1, id="many", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", TARGETS)
-def test_damage_is_refused_or_read(name: str) -> None:
-    outcomes, faults = fuzz(TARGETS[name])
+def test_damage_is_refused_or_read(name: str, cases: int, seed: int) -> None:
+    outcomes, faults = fuzz(TARGETS[name], cases, seed)
     assert not faults, "\n".join([str(dict(outcomes)), *faults])

@@ -13,7 +13,17 @@ ROUNDS = Path(__file__).parent / "kill_rounds.py"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the rounds fork those who kill")
-@pytest.mark.parametrize(("method", "rounds"), [("fork", 180), ("forkserver", 12), ("spawn", 12)])
+@pytest.mark.parametrize(
+    ("method", "rounds"),
+    [
+        ("fork", 60),
+        ("forkserver", 6),
+        ("spawn", 6),
+        pytest.param("fork", 180, marks=pytest.mark.long),
+        pytest.param("forkserver", 24, marks=pytest.mark.long),
+        pytest.param("spawn", 24, marks=pytest.mark.long),
+    ],
+)
 def test_who_is_left_by_a_killed_process_is_told(method: str, rounds: int) -> None:
     rounds = int(os.environ.get("SAMPLEBATCH_KILLS", rounds))
     done = subprocess.run(
