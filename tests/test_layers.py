@@ -59,7 +59,6 @@ STRANGERS = {frozenset({"buffer", "transport"})}
 HAND_OVERS = {
     ("samplebatch.batch.sample_batch", "_multi_agent_batch"): {"samplebatch.batch.multi_agent"},
     ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.functions"},
-    ("samplebatch.batch.sample_batch", "to_device"): {"samplebatch.batch.device"},
     ("samplebatch.buffer.multi_agent", "load_state_dict"): {"samplebatch.storage.multi_agent_state"},
     ("samplebatch.buffer.multi_agent", "state_dict"): {"samplebatch.storage.multi_agent_state"},
     ("samplebatch.buffer.replay", "_keep_in"): {"samplebatch.storage.buffer_folder.buffers"},
@@ -83,6 +82,7 @@ LONG = {"samplebatch.buffer.replay": 650}
 ONE_IMPORTER = {
     "takes one concern off the class that the only importer has": {
         "samplebatch.batch.column_map",
+        "samplebatch.batch.device_batch",
         "samplebatch.batch.nested.arithmetic",
         "samplebatch.batch.nested.conversions",
         "samplebatch.batch.row_batch",
@@ -94,6 +94,7 @@ ONE_IMPORTER = {
         "samplebatch.buffer.ragged_store",
         "samplebatch.buffer.rows",
         "samplebatch.buffer.sampling",
+        "samplebatch.buffer.sequence_sampling",
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
         "samplebatch.env.processes",
@@ -124,7 +125,6 @@ ONE_IMPORTER = {
         "samplebatch.workers.worker",
     },
     "is loaded on demand, as it loads an optional library or much of the package": {
-        "samplebatch.batch.device",
         "samplebatch.cli.collecting",
         "samplebatch.cli.inspecting",
         "samplebatch.cli.verifying",
@@ -146,7 +146,7 @@ ONE_IMPORTER = {
 EAGER = {"numpy", "pyarrow"}
 """What importing a module may load; every other package is imported inside the function that needs it."""
 
-ON_DEMAND = {"samplebatch.batch.device": {"torch"}, "samplebatch.kernels": {"numba"}}
+ON_DEMAND = {"samplebatch.kernels": {"numba"}}
 """Modules that load more, and are therefore imported inside functions only."""
 
 

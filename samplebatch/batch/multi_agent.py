@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from samplebatch import names
@@ -16,6 +16,9 @@ from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+
+    from samplebatch.batch.delivery import Device
+    from samplebatch.batch.targets import Floats, Target
 
 
 class MultiAgentBatch:
@@ -148,7 +151,7 @@ class MultiAgentBatch:
 
     def copy(self) -> MultiAgentBatch:
         """Copy every policy's batch, arrays included."""
-        return MultiAgentBatch._of({policy: batch.copy() for policy, batch in self.items()}, self.count)
+        return self._each(SampleBatch.copy)
 
     def as_multi_agent(self) -> Self:
         """Return this very batch."""
@@ -170,6 +173,42 @@ class MultiAgentBatch:
         for batch in self.policy_batches.values():
             batch.to_device(device, framework, pin_memory, use_stream, stream)
         return self
+
+    def to_torch(
+        self,
+        dtype: Floats | None = None,
+        device: Device = "cpu",
+        *,
+        floats: Floats | None = None,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+    ) -> MultiAgentBatch:
+        """Return a batch of tensors, policy by policy; see `SampleBatch.to_torch`.
+
+        Examples
+        --------
+        >>> batch = MultiAgentBatch({"walker": SampleBatch(rewards=[0.5, 1.0])}, env_steps=2)
+        >>> batch.to_torch(floats="float32")["walker"]["rewards"]
+        tensor([0.5000, 1.0000])
+        """
+        how: dict[str, Any] = {"floats": floats, "pin_memory": pin_memory, "non_blocking": non_blocking}
+        return self._each(lambda batch: batch.to_torch(dtype, device, **how))
+
+    def to_numpy(self, *, floats: Floats | None = None) -> MultiAgentBatch:
+        """Return a batch of arrays, policy by policy; see `SampleBatch.to_numpy`."""
+        return self._each(lambda batch: batch.to_numpy(floats=floats))
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return a dict of the columns of each policy, by policy id; see `SampleBatch.to_dict`."""
+        return {policy: batch.to_dict() for policy, batch in self.items()}
+
+    def _to(self, target: Target) -> MultiAgentBatch:
+        """Convert the columns of every policy to a target's form."""
+        return self._each(lambda batch: batch._to(target))
+
+    def _each(self, convert: Callable[[SampleBatch], SampleBatch]) -> MultiAgentBatch:
+        """Convert every policy's batch."""
+        return MultiAgentBatch._of({policy: convert(batch) for policy, batch in self.items()}, self.count)
 
     def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> None:
         """Compress columns of every policy, in place; see `SampleBatch.compress`."""

@@ -336,43 +336,8 @@ class RowBatch(ColumnMap):
         part = self._range if self._has_sequences else self._view
         return [part(start, stop) for start, stop in pairwise(bounds)]
 
-    def minibatches(
-        self,
-        size: int,
-        epochs: int = 1,
-        shuffle: bool = True,
-        rng: np.random.Generator | int | None = None,
-    ) -> Iterator[Self]:
-        """Yield the batch in parts of `size` steps, every step once an epoch; the last part of an epoch may be smaller.
-
-        Where there are sequences, parts consist of whole ones: as many as fit in `size` steps, but at least one.
-
-        Parameters
-        ----------
-        size
-            Steps per part.
-        epochs
-            Passes over the batch.
-        shuffle
-            Whether each pass has a random order of its own. If not, parts are views.
-        rng
-            A generator or a seed; by default, fresh entropy.
-
-        Raises
-        ------
-        ArgumentError
-            If `size` is no whole number from 1 on, or `epochs` none from 0 on.
-
-        Examples
-        --------
-        >>> from samplebatch import SampleBatch
-        >>> [len(part) for part in SampleBatch(a=[1, 2, 3, 4, 5]).minibatches(2, epochs=2, rng=0)]
-        [2, 2, 1, 2, 2, 1]
-        """
-        size, epochs = whole("size", size, 1), whole("epochs", epochs)
-        return self._minibatches(size, epochs, shuffle, np.random.default_rng(rng))
-
     def _minibatches(self, size: int, epochs: int, shuffle: bool, rng: np.random.Generator) -> Iterator[Self]:
+        """Yield the parts of some passes over the steps."""
         for _ in range(epochs):
             yield from self._epoch(size, rng if shuffle else None)
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from samplebatch import names
-from samplebatch.arguments import choice
 from samplebatch.batch import arrow, frame, summary
+from samplebatch.batch.device_batch import DeviceBatch
 from samplebatch.batch.episodes import ends_by_change, ends_by_flag
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.joining import join
-from samplebatch.batch.sequence_batch import SequenceBatch
 from samplebatch.batch.sequences import as_lengths
 from samplebatch.batch.tree import Structure
 from samplebatch.batch.view_requirement import ViewRequirement, view_step
@@ -26,7 +25,6 @@ from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexErr
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import torch
 
     from samplebatch.batch.multi_agent import MultiAgentBatch
     from samplebatch.batch.nested.batch import Batch
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 _FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
 
 
-class SampleBatch(SequenceBatch):
+class SampleBatch(DeviceBatch):
     """Steps of experience: a mapping from column name to array, all of one length.
 
     Columns keep the very arrays they are given wherever these are C-contiguous and in native byte order, and copy
@@ -266,54 +264,6 @@ class SampleBatch(SequenceBatch):
         return [part(start, stop) for start, stop in pairwise([0, *ends])]
 
     # -- other forms --------------------------------------------------------------------------------------------------
-
-    def to_device(
-        self,
-        device: torch.device | str,
-        framework: Literal["torch"] = "torch",
-        pin_memory: bool = False,
-        use_stream: bool = False,
-        stream: torch.cuda.Stream | None = None,
-    ) -> Self:
-        """Turn the columns into tensors on a device, in place; dtypes are kept.
-
-        On the host tensors share the arrays' memory, read-only arrays aside. Columns that torch has no dtype for
-        (objects, strings, dates) and compressed ones stay as they are.
-
-        Parameters
-        ----------
-        device
-            Where to.
-        framework
-            Only `"torch"`.
-        pin_memory
-            Whether to copy to the device from page-locked memory, asynchronously.
-        use_stream
-            Whether to copy on a CUDA stream of its own, or on `stream`, rather than on the current one.
-        stream
-            The stream to copy on.
-
-        Returns
-        -------
-        SampleBatch
-            This very batch.
-
-        Raises
-        ------
-        ArgumentError
-            If the framework is another one.
-
-        Examples
-        --------
-        >>> SampleBatch(rewards=[1.0, 2.0]).to_device("cpu")["rewards"]
-        tensor([1., 2.], dtype=torch.float64)
-        """
-        choice("framework", framework, ["torch"])
-        from samplebatch.batch.device import move_columns
-
-        self._columns = move_columns(self._all(), device, pin_memory=pin_memory, use_stream=use_stream, stream=stream)
-        self._lent = False
-        return self
 
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, ViewRequirement], index: int | Literal["last"] = "last"

@@ -170,16 +170,10 @@ class HindsightMixin(_Base):
         """How likely a sampled step is to be relabelled: 1 - 1 / future_k."""
         return 1 - 1 / self.future_k
 
-    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> tuple[Batch, Ints]:
+    def _sample(self, batch_size: int | None, n_step: int | None, gamma: float) -> tuple[Batch, Ints]:
         """Draw rows, and relabel them; see `ReplayBuffer.sample` and `rewrite_transitions`.
 
-        With `n_step`, the rewards of all steps that a row stands for are those of its new goal. `buf[indices]` has the
-        rows as they were added.
-
-        Raises
-        ------
-        SampleBatchError
-            As both do.
+        With `n_step`, the rewards of all steps that a row stands for are those of its new goal.
         """
         with self._table.lock:
             check_window(self._table, n_step, gamma)
@@ -241,7 +235,9 @@ class HindsightMixin(_Base):
 class HERReplayBuffer(HindsightMixin, ReplayBuffer):
     """A replay buffer of one environment with goals, with hindsight relabelling of sampled steps.
 
-    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`.
+    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the rows that it
+    draws, and with `n_step` all rewards that a row stands for are those of its new goal; `buf[indices]` has the rows as
+    they were added.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import whole
+from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
@@ -27,6 +28,10 @@ from samplebatch.errors import (
     StorageError,
     near_names,
 )
+
+if TYPE_CHECKING:
+    from samplebatch.batch.delivery import Device
+    from samplebatch.batch.targets import Floats
 
 
 class MultiAgentReplayBuffer:
@@ -222,7 +227,15 @@ class MultiAgentReplayBuffer:
         """Return the number of environment steps that can be drawn in lockstep: the complete ones."""
         return len(self._steps)
 
-    def sample(self, batch_size: int | None, *, n_step: int | None = None, gamma: float = 0.99) -> MultiAgentBatch:
+    def sample(
+        self,
+        batch_size: int | None,
+        *,
+        n_step: int | None = None,
+        gamma: float = 0.99,
+        device: Device | None = None,
+        floats: Floats | None = None,
+    ) -> MultiAgentBatch:
         """Draw rows with replacement.
 
         Parameters
@@ -232,6 +245,8 @@ class MultiAgentReplayBuffer:
             0 for all in time order, None for all in random order, a negative number for none.
         n_step, gamma
             As `ReplayBuffer.sample` takes them; the columns are `returns`, `discount` and `new_obs`.
+        device, floats
+            As `ReplayBuffer.sample` takes them.
 
         Returns
         -------
@@ -248,12 +263,13 @@ class MultiAgentReplayBuffer:
         """
         if batch_size is not None:
             whole("batch_size", batch_size, None)
+        delivery = Delivery(device, floats)
         with self._lock:
             for buffer in self.buffers.values():
                 check_window(buffer._table, n_step, gamma)
             drawn, count = self._draw(batch_size)
             rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
-        return MultiAgentBatch(rows, count)
+        return delivery.one(MultiAgentBatch(rows, count), MultiAgentBatch._to)
 
     def _draw(self, batch_size: int | None) -> tuple[dict[str, Ints], int]:
         """Draw the slots of rows of each policy, and return how many steps of the environment they stand for."""

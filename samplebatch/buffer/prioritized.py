@@ -19,6 +19,8 @@ from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, RingError, RowIndexError
 
 if TYPE_CHECKING:
+    import torch
+
     _Base = ReplayBuffer
 else:
     # At run time no base, so that no buffer derives from another along two ways.
@@ -44,7 +46,11 @@ class PrioritiesMixin(_Base):
         return SegmentTree.over(self._sampler.tree)
 
     def update_weight(
-        self, index: Any, new_weight: Any, *, generation: npt.NDArray[np.integer[Any]] | Sequence[int] | None = None
+        self,
+        index: Any,
+        new_weight: Any,
+        *,
+        generation: npt.NDArray[np.integer[Any]] | torch.Tensor | Sequence[int] | None = None,
     ) -> None:
         """Give rows new priorities.
 
@@ -83,7 +89,7 @@ class PrioritiesMixin(_Base):
         """
         slots = np.ascontiguousarray(self._slots(index)).reshape(-1)
         priorities = _numbers(new_weight, len(slots))
-        known = None if generation is None else np.asarray(generation).reshape(-1)
+        known = None if generation is None else _array(generation).reshape(-1)
         if known is not None and len(known) != len(slots):
             raise ColumnLengthError(f"column 'generation' must have {len(slots)} rows, one a row, got {len(known)}")
         with self._table.lock:
@@ -126,9 +132,14 @@ class PrioritiesMixin(_Base):
         self._sampler.beta = exponent("beta", beta)
 
 
+def _array(value: Any) -> npt.NDArray[Any]:
+    """Return an array, a tensor on any device, or numbers as an array."""
+    return array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+
+
 def _numbers(value: Any, n: int) -> npt.NDArray[np.float64]:
     """Return n priorities, shape (n,), of an array, a tensor or a number."""
-    array = array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+    array = _array(value)
     if array.dtype.kind not in "biuf" and array.size:
         raise ColumnTypeError(f"priorities must be numbers, got dtype {array.dtype}")
     flat = np.ascontiguousarray(array, np.float64).reshape(-1)

@@ -16,7 +16,7 @@ from samplebatch.batch.nested.values import complete_rows
 from samplebatch.buffer.gather import ORDER, rows_at
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.samplers import Sampler, Uniform
-from samplebatch.buffer.sampling import Sampling
+from samplebatch.buffer.sequence_sampling import SequenceSampling
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Journal, Table
 from samplebatch.buffer.writing import drop_empty, step_values
@@ -26,7 +26,7 @@ _INTP = np.dtype(np.intp)
 _zeros = np.zeros
 
 
-class ReplayBuffer(Sampling):
+class ReplayBuffer(SequenceSampling):
     """A ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,

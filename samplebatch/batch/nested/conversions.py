@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import whole
+from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.nested.distributions import dist_to_atleast_2d
 from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node, replace_leaves
-from samplebatch.batch.nested.rows import iterate, select, shortest
-from samplebatch.batch.nested.tensors import TorchTarget, tree_to_numpy, tree_to_torch
+from samplebatch.batch.nested.rows import iterate, select, shortest, split_rows
+from samplebatch.batch.nested.tensors import tree_to, tree_to_numpy
 from samplebatch.batch.nested.values import any_null, complete_rows, missing_value, narrow, nulls
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.targets import ArrayTarget, TorchTarget
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 from samplebatch.names import Words, rename
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+
+    from samplebatch.batch.delivery import Device
+    from samplebatch.batch.targets import Floats
 
 
 class Conversions(Node):
@@ -29,8 +37,9 @@ class Conversions(Node):
     def to_torch(
         self,
         dtype: torch.dtype | None = None,
-        device: str | int | torch.device = "cpu",
+        device: Device = "cpu",
         *,
+        floats: Floats | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
         keep_objects: bool = False,
@@ -46,6 +55,9 @@ class Conversions(Node):
             The dtype of all tensors; None leaves each as it is.
         device
             The device of all tensors.
+        floats
+            The dtype of floating-point tensors, torch's or NumPy's, or its name; integers, flags and images are left
+            alone.
         pin_memory
             Whether to page-lock the host memory that they lie in or are copied from.
         non_blocking
@@ -57,6 +69,8 @@ class Conversions(Node):
         ------
         ColumnTypeError
             If torch has no dtype for a leaf; names it.
+        ArgumentError
+            If `floats` is no floating-point dtype, or given beside `dtype`.
 
         Examples
         --------
@@ -67,33 +81,80 @@ class Conversions(Node):
             a: tensor([0., 0.]),
             b: tensor([1., 2.]),
         )
+        >>> Batch(a=np.zeros(2), b=[1, 2]).to_torch(floats="float32")
+        Batch(
+            a: tensor([0., 0.]),
+            b: tensor([1, 2]),
+        )
         """
-        target = TorchTarget(dtype, device, pin_memory=pin_memory, non_blocking=non_blocking, keep_objects=keep_objects)
-        return tree_to_torch(self, target)
+        how: dict[str, Any] = {"pin_memory": pin_memory, "non_blocking": non_blocking, "keep_objects": keep_objects}
+        return tree_to(self, TorchTarget(dtype, device, floats=floats, **how))
 
     def to_torch_(
         self,
         dtype: torch.dtype | None = None,
-        device: str | int | torch.device = "cpu",
+        device: Device = "cpu",
         *,
+        floats: Floats | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
         keep_objects: bool = False,
     ) -> None:
         """Convert the leaves to tensors in place, in this batch and the nested ones; see `to_torch`."""
-        target = TorchTarget(dtype, device, pin_memory=pin_memory, non_blocking=non_blocking, keep_objects=keep_objects)
-        replace_leaves(self, tree_to_torch(self, target))
+        how: dict[str, Any] = {"pin_memory": pin_memory, "non_blocking": non_blocking, "keep_objects": keep_objects}
+        replace_leaves(self, tree_to(self, TorchTarget(dtype, device, floats=floats, **how)))
 
-    def to_numpy(self) -> Self:
+    def to_numpy(self, *, floats: Floats | None = None) -> Self:
         """Return a batch of arrays, over the tensors' memory where that is on the host.
 
         bfloat16 becomes float32, which holds it exactly.
-        """
-        return tree_to_numpy(self)
 
-    def to_numpy_(self) -> None:
+        Parameters
+        ----------
+        floats
+            The dtype of floating-point arrays; None for their own.
+
+        Raises
+        ------
+        ArgumentError
+            If `floats` is no floating-point dtype of NumPy's.
+        """
+        arrays = tree_to_numpy(self)
+        return arrays if floats is None else tree_to(arrays, ArrayTarget(floats))
+
+    def to_numpy_(self, *, floats: Floats | None = None) -> None:
         """Convert the tensors to arrays in place, in this batch and the nested ones; see `to_numpy`."""
-        replace_leaves(self, tree_to_numpy(self))
+        replace_leaves(self, Conversions.to_numpy(self, floats=floats))
+
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        device: Device | None = None,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Iterator[Self]:
+        """Yield the rows in batches of a size, every row once an epoch; see `SampleBatch.minibatches`.
+
+        Raises
+        ------
+        ArgumentError
+            As that does.
+
+        Examples
+        --------
+        >>> from samplebatch import Batch
+        >>> [part.a for part in Batch(a=[0.5, 1.5, 2.5]).minibatches(2, shuffle=False, device="cpu", floats="float32")]
+        [tensor([0.5000, 1.5000]), tensor([2.5000])]
+        """
+        whole("size", size, 1)
+        order = np.random.default_rng(rng)
+        passes = (split_rows(self, size, shuffle, False, order) for _ in range(whole("epochs", epochs)))
+        parts = cast("Iterator[Self]", chain.from_iterable(passes))
+        return Delivery(device, floats, prefetch).each(parts, tree_to)
 
     def pin_memory(self, device: str | torch.device | None = None) -> Self:
         """Return a batch with its tensors in page-locked memory, as a torch `DataLoader` asks of it."""

@@ -9,9 +9,10 @@ import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR, node
-from samplebatch.batch.nested.tensors import TorchTarget, array_of, tree_to_numpy, tree_to_torch
+from samplebatch.batch.nested.tensors import array_of, tree_to, tree_to_numpy
 from samplebatch.batch.nested.values import parse
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.targets import TorchTarget
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnTypeError
 from samplebatch.names import Words, rename
@@ -70,7 +71,7 @@ def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch
     value, kind = _parse(x)
     target = TorchTarget(dtype, device)
     if kind == NODE:
-        return tree_to_torch(value, target)
+        return tree_to(value, target)
     if kind not in (ARRAY, TENSOR, NUMBER, FOREIGN) or (kind == ARRAY and value.dtype.kind not in "biufc"):
         raise ColumnTypeError(f"a value must be numbers to become a tensor, got {type(x).__name__}")
     return target.convert(value, kind)

@@ -1,0 +1,243 @@
+"""In and out of torch: tensors of a batch, arrays again, and minibatches on a device.
+
+One rule for all: a dtype is meant for floating-point numbers; integers, flags and images are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import Batch, MultiAgentBatch, SampleBatch
+from samplebatch.batch.delivery import Delivery
+from samplebatch.batch.nested.tensors import tree_to
+from samplebatch.errors import ArgumentError
+from tests.batch.every_kind import every_kind, in_sequences
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+FLOATS = [torch.float32, np.float32, np.dtype("f4"), "float32"]
+
+
+def columns() -> dict[str, Any]:
+    """Make a column of each kind that a cast may, and may not, concern."""
+    return {
+        "rewards": np.array([0.5, 1.5, 2.5]),
+        "half": np.array([0.5, 1.5, 2.5], np.float16),
+        "actions": np.array([0, 1, 2]),
+        "dones": np.array([False, False, True]),
+        "image": np.zeros((3, 2, 2), np.uint8),
+        "wave": np.array([1j, 2, 3]),
+    }
+
+
+def dtypes(values: Any) -> dict[str, str]:
+    return {name: str(values[name].dtype).removeprefix("torch.") for name in columns()}
+
+
+CAST = {
+    "rewards": "float32",
+    "half": "float32",
+    "actions": "int64",
+    "dones": "bool",
+    "image": "uint8",
+    "wave": "complex128",
+}
+
+
+def flat() -> SampleBatch:
+    return SampleBatch(columns())
+
+
+def nested() -> Batch:
+    return Batch(columns())
+
+
+def of_policies() -> MultiAgentBatch:
+    return MultiAgentBatch({"walker": flat()}, 3)
+
+
+BATCHES: list[Callable[[], Any]] = [flat, nested]
+each_batch = pytest.mark.parametrize("make", BATCHES, ids=lambda make: make.__name__)
+
+
+@each_batch
+@pytest.mark.parametrize("floats", FLOATS, ids=repr)
+def test_floating_point_columns_alone_are_cast(make: Callable[[], Any], floats: Any) -> None:
+    tensors = make().to_torch(floats=floats)
+    assert all(isinstance(tensors[name], torch.Tensor) for name in columns())
+    assert dtypes(tensors) == CAST
+    assert dtypes(make().to_numpy(floats=floats)) == CAST
+    assert dtypes(tensors.to_numpy(floats="float32")) == CAST
+    assert isinstance(tensors.to_numpy()["rewards"], np.ndarray)
+
+
+def test_dtype_is_another_name_for_floats_of_a_flat_batch() -> None:
+    assert dtypes(flat().to_torch(torch.float32)) == CAST
+    assert dtypes(flat().to_torch(dtype="float32")) == CAST
+    with pytest.raises(ArgumentError, match="one of dtype and floats"):
+        flat().to_torch("float32", floats="float32")
+
+
+def test_dtype_of_a_nested_batch_is_for_all_values() -> None:
+    tensors = Batch(a=[1, 2], b=[0.5, 1.5]).to_torch(dtype=torch.float32)
+    assert tensors.a.dtype == tensors.b.dtype == torch.float32
+    with pytest.raises(ArgumentError, match="one of dtype, for all values, and floats"):
+        Batch(a=[1]).to_torch(dtype=torch.float32, floats="float32")
+
+
+def test_policies_are_converted_one_by_one() -> None:
+    batch = of_policies()
+    tensors = batch.to_torch(floats="float32")
+    assert dtypes(tensors["walker"]) == CAST
+    assert tensors.count == 3
+    assert isinstance(batch["walker"]["rewards"], np.ndarray)
+    assert dtypes(tensors.to_numpy(floats="float32")["walker"]) == CAST
+    assert batch.to_dict()["walker"]["rewards"] is batch["walker"]["rewards"]
+
+
+@each_batch
+@pytest.mark.parametrize("floats", ["int64", "f32", np.int64, torch.int8, object(), 3], ids=repr)
+def test_other_dtypes_are_refused(make: Callable[[], Any], floats: Any) -> None:
+    for convert in (make().to_torch, make().to_numpy):
+        with pytest.raises(ArgumentError, match="floats must be one of 'float16', 'float32', 'float64', 'bfloat16'"):
+            convert(floats=floats)
+
+
+@each_batch
+def test_arrays_have_no_bfloat16(make: Callable[[], Any]) -> None:
+    assert make().to_torch(floats="bfloat16")["rewards"].dtype == torch.bfloat16
+    assert make().to_torch(floats="bfloat16").to_numpy()["rewards"].dtype == np.float32
+    with pytest.raises(ArgumentError, match="NumPy has no bfloat16"):
+        make().to_numpy(floats="bfloat16")
+
+
+@each_batch
+def test_memory_is_shared_where_nothing_changes(make: Callable[[], Any]) -> None:
+    batch = make()
+    tensors = batch.to_torch(floats="float64")
+    assert tensors is not batch
+    assert tensors["rewards"].data_ptr() == batch["rewards"].ctypes.data
+    assert isinstance(batch["rewards"], np.ndarray)
+    assert tensors.to_numpy(floats="float64")["rewards"].ctypes.data == batch["rewards"].ctypes.data
+
+
+def test_every_kind_of_column_goes_there_and_back() -> None:
+    batch = SampleBatch(every_kind(4), squeezed=np.zeros((4, 2))).compress(columns={"squeezed"})
+    there = batch.to_torch()
+    assert list(there) == list(batch)
+    assert there.column("squeezed") is batch.column("squeezed")
+    back = there.to_numpy()
+    for name in batch.column_names:
+        if batch.column(name).kind == "tensor":
+            assert back.column(name).equals(batch.column(name)), name
+
+
+def test_sequences_and_flags_are_kept() -> None:
+    batch = in_sequences(padded=True)
+    tensors = batch.to_torch(floats="float32")
+    assert tensors.zero_padded
+    assert tensors.num_grad_updates == batch.num_grad_updates
+    assert len(tensors) == len(batch)
+    assert tensors[2:]["a"].tolist() == batch[2:]["a"].tolist()
+    assert tensors.to_numpy()["seq_lens"].tolist() == batch["seq_lens"].tolist()
+
+
+def test_a_dict_has_nested_columns_nested() -> None:
+    batch = SampleBatch(obs={"x": [1, 2], "y": ([3, 4],)}, rewards=[0.5, 1.0])
+    found = batch.to_dict()
+    assert type(found) is dict
+    assert found["rewards"] is batch["rewards"]
+    assert found["obs"]["y"][0].tolist() == [3, 4]
+
+
+# -- minibatches -------------------------------------------------------------------------------------------------------
+
+
+@each_batch
+@pytest.mark.parametrize("prefetch", [0, 2, 9])
+def test_minibatches_come_as_tensors(make: Callable[[], Any], prefetch: int) -> None:
+    plain = list(make().minibatches(2, epochs=2, rng=0))
+    parts = list(make().minibatches(2, epochs=2, rng=0, device="cpu", floats="float32", prefetch=prefetch))
+    assert [len(part) for part in parts] == [2, 1, 2, 1]
+    assert all(dtypes(part) == CAST for part in parts)
+    assert [part["rewards"].tolist() for part in parts] == [part["rewards"].tolist() for part in plain]
+
+
+@each_batch
+def test_minibatches_of_arrays_are_cast_too(make: Callable[[], Any]) -> None:
+    (part,) = make().minibatches(3, shuffle=False, floats="float32")
+    assert dtypes(part) == CAST
+    assert isinstance(part["rewards"], np.ndarray)
+
+
+def test_minibatches_of_a_nested_batch_deal_out_every_row_once_an_epoch() -> None:
+    parts = list(Batch(a=np.arange(5)).minibatches(2, epochs=3, rng=1))
+    assert [len(part) for part in parts] == [2, 2, 1] * 3
+    for epoch in range(3):
+        assert sorted(np.concatenate([part.a for part in parts[3 * epoch : 3 * epoch + 3]])) == [0, 1, 2, 3, 4]
+    assert [part.a.tolist() for part in Batch(a=[1, 2, 3]).minibatches(2, shuffle=False)] == [[1, 2], [3]]
+    for wrong in ({"size": 0}, {"size": 2, "epochs": -1}):
+        with pytest.raises(ArgumentError, match="must be a whole number"):
+            Batch(a=[1]).minibatches(**wrong)
+
+
+@each_batch
+def test_wrong_arguments_of_minibatches_are_refused_at_once(make: Callable[[], Any]) -> None:
+    for wrong, words in (
+        ({"prefetch": 2}, "prefetch must come with the device"),
+        ({"prefetch": -1, "device": "cpu"}, "prefetch must be a whole number from 0"),
+        ({"floats": "int8"}, "floats must be one of"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            make().minibatches(2, **wrong)
+
+
+def test_objects_stay_in_minibatches() -> None:
+    batch = Batch(a=[0.5, 1.5], infos=np.array([{}, None], object))
+    (part,) = batch.minibatches(2, shuffle=False, device="cpu")
+    assert part.infos.tolist() == [{}, None]
+    (part,) = SampleBatch(a=[0.5, 1.5], infos=[{}, {"x": 1}]).minibatches(2, shuffle=False, device="cpu")
+    assert part["infos"].tolist() == [{}, {"x": 1}]
+
+
+def test_parts_are_made_ahead_and_no_further() -> None:
+    made = []
+
+    def parts() -> Iterator[Batch]:
+        for number in range(6):
+            made.append(number)
+            yield Batch(a=[float(number)])
+
+    brought = Delivery("cpu", None, 2).each(parts(), tree_to)
+    assert made == []
+    assert [next(brought).a.item(), made] == [0.0, [0, 1, 2]]
+    assert [next(brought).a.item(), made] == [1.0, [0, 1, 2, 3]]
+    assert [part.a.item() for part in brought] == [2, 3, 4, 5]
+
+
+@cuda
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_minibatches_on_a_gpu_are_those_of_the_host(prefetch: int, where: str) -> None:
+    values = np.random.default_rng(0).normal(size=(4096, 256))
+    batch = SampleBatch(a=values, i=np.arange(4096)).to_torch(device=where)
+    if where == "cpu":
+        batch = batch.to_numpy()
+    # A learner that is still busy with earlier parts, while later ones are copied and memory is reused.
+    weight = torch.randn(256, 256, device="cuda")
+    seen, sums = [], []
+    for part in batch.minibatches(64, epochs=3, rng=0, device="cuda", floats="float32", prefetch=prefetch):
+        assert part["a"].is_cuda
+        assert part["a"].dtype == torch.float32
+        busy = part["a"]
+        for _ in range(20):
+            busy = torch.tanh(busy @ weight)
+        sums.append(part["a"].double().sum(1))
+        seen.append(part["i"])
+    order = torch.cat(seen).cpu().numpy()
+    assert np.allclose(torch.cat(sums).cpu().numpy(), values.astype("f4").sum(1, dtype="f8")[order])
+    assert sorted(order[:4096]) == list(range(4096))

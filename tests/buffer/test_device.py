@@ -1,0 +1,143 @@
+"""Samples, minibatches and sequences of buffers as tensors, in the floats of a learner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import (
+    Batch,
+    HERReplayBuffer,
+    MultiAgentBatch,
+    MultiAgentReplayBuffer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    SampleBatch,
+    VectorReplayBuffer,
+)
+from samplebatch.errors import ArgumentError
+
+
+def fill(buffer: Any, steps: int = 6, **more: Any) -> Any:
+    for i in range(steps):
+        step = Batch(obs=np.full((2, 2), i, np.uint8), act=i, rew=i / 2, terminated=i == 3, truncated=False, **more)
+        step.obs_next = step.obs + 1
+        buffer.add(step if len(buffer.subbuffer_edges) == 2 else Batch.stack([step]), None)
+    return buffer
+
+
+def vector() -> VectorReplayBuffer:
+    buffer = VectorReplayBuffer(16, 2)
+    for i in range(4):
+        rows = {"obs": np.full((2, 2), i, np.uint8), "act": [i, i], "rew": [i / 2, i / 2]}
+        buffer.add(Batch(rows, terminated=[False, True], truncated=[False, False], obs_next=np.zeros((2, 2), np.uint8)))
+    return buffer
+
+
+@pytest.mark.parametrize("floats", [torch.float32, np.float32, "float32"], ids=repr)
+def test_a_sample_comes_as_tensors(floats: Any) -> None:
+    plain, where = fill(ReplayBuffer(8)).sample(5)
+    batch, indices = fill(ReplayBuffer(8)).sample(5, device="cpu", floats=floats)
+    assert isinstance(indices, np.ndarray)
+    assert indices.tolist() == where.tolist()
+    assert batch.rew.dtype == torch.float32
+    assert (batch.obs.dtype, batch.act.dtype, batch.done.dtype) == (torch.uint8, torch.int64, torch.bool)
+    assert batch.rew.tolist() == plain.rew.tolist()
+    assert batch.obs_next.tolist() == plain.obs_next.tolist()
+
+
+def test_floats_alone_leave_arrays() -> None:
+    batch, _ = fill(ReplayBuffer(8)).sample(5, floats="float32")
+    assert batch.rew.dtype == np.float32
+    assert batch.obs.dtype == np.uint8
+    targets, _ = fill(ReplayBuffer(8)).sample(5, n_step=3, floats="float32")
+    assert targets.returns.dtype == targets.discount.dtype == np.float32
+
+
+def test_objects_stay_as_they_are() -> None:
+    batch, _ = fill(ReplayBuffer(8), info={"note": "x", "lives": 3}).sample(2, device="cpu")
+    assert batch.info.note.tolist() == ["x", "x"]
+    assert batch.info.lives.tolist() == [3, 3]
+    assert isinstance(batch.info.lives, torch.Tensor)
+
+
+@pytest.mark.parametrize("wrong", [{"floats": "int8"}, {"device": "cpu", "floats": 7}], ids=str)
+def test_nothing_is_drawn_for_wrong_floats(wrong: Any) -> None:
+    buffer = fill(ReplayBuffer(8))
+    with pytest.raises(ArgumentError, match="floats must be one of"):
+        buffer.sample(2, **wrong)
+    with pytest.raises(ArgumentError, match="floats must be one of"):
+        buffer.sample_sequences(2, 2, **wrong)
+    assert buffer.sample(5)[1].tolist() == fill(ReplayBuffer(8)).sample(5)[1].tolist()
+
+
+def test_sequences_come_as_tensors() -> None:
+    batch, indices = fill(ReplayBuffer(8)).sample_sequences(4, 3, device="cpu", floats="float32")
+    assert (batch.rew.dtype, batch.mask.dtype, tuple(batch.obs.shape)) == (torch.float32, torch.bool, (4, 3, 2, 2))
+    assert isinstance(indices, np.ndarray)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_minibatches_come_as_tensors(prefetch: int) -> None:
+    plain = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2))
+    made = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2, device="cpu", floats="float32", prefetch=prefetch))
+    assert [(b.rew.tolist(), i.tolist()) for b, i in made] == [(b.rew.tolist(), i.tolist()) for b, i in plain]
+    assert {b.rew.dtype for b, _ in made} == {torch.float32}
+    with pytest.raises(ArgumentError, match="prefetch must come with the device"):
+        fill(ReplayBuffer(8)).minibatches(2, prefetch=2)
+
+
+def test_wrong_arguments_of_minibatches_are_refused_at_once() -> None:
+    with pytest.raises(ArgumentError, match="batch_size must be a whole number from 1"):
+        fill(ReplayBuffer(8)).minibatches(0)
+
+
+def test_buffers_of_several_rings_and_their_parts_too() -> None:
+    for buffer in (vector(), vector().buffers[1]):
+        batch, _ = buffer.sample(3, device="cpu", floats="float32")
+        assert batch.rew.dtype == torch.float32
+        assert batch.obs.dtype == torch.uint8
+
+
+def test_priorities_of_a_sample_of_tensors_are_given_back() -> None:
+    buffer = fill(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0))
+    batch, indices = buffer.sample(4, device="cpu", floats="float32")
+    assert batch.weight.dtype == torch.float32
+    assert batch.generation.dtype == torch.int64
+    buffer.update_weight(indices, batch.rew + 1, generation=batch.generation)
+    assert buffer.weight[indices].round(5).tolist() == (batch.rew + 1).double().numpy().round(5).tolist()
+
+
+def test_relabelled_samples_come_as_tensors() -> None:
+    buffer = HERReplayBuffer(8, lambda got, wanted: (got == wanted).all(-1).astype(float), horizon=4, future_k=4.0)
+    for n in range(4):
+        goals = {"observation": n, "achieved_goal": np.array([n]), "desired_goal": np.array([9])}
+        buffer.add(Batch(obs=goals, act=0, rew=0.0, terminated=False, truncated=n == 3, obs_next=goals))
+    batch, _ = buffer.sample(64, device="cpu", floats="float32")
+    assert batch.rew.dtype == torch.float32
+    assert batch.obs.desired_goal.dtype == torch.int64
+    assert bool((batch.obs.desired_goal != 9).any())
+
+
+def test_policies_come_as_tensors() -> None:
+    rows = {"obs": np.zeros((4, 2), np.float32), "actions": [0] * 4, "rewards": [0.5] * 4, "dones": [False] * 4}
+    buffer = MultiAgentReplayBuffer(8, kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0)
+    buffer.add(MultiAgentBatch({"walker": SampleBatch(rows)}, 4))
+    batch = buffer.sample(3, device="cpu", floats="float32")
+    assert batch["walker"]["rewards"].dtype == torch.float32
+    assert batch["walker"]["actions"].dtype == torch.int64
+    buffer.update_priorities(batch, {"walker": torch.full((3,), 7.0)})
+    with pytest.raises(ArgumentError, match="floats must be one of"):
+        buffer.sample(3, floats="int8")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_priorities_come_back_from_a_gpu() -> None:
+    buffer = fill(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0))
+    batch, indices = buffer.sample(4, device="cuda", floats="float32")
+    assert batch.rew.is_cuda
+    buffer.update_weight(indices, batch.rew + 1, generation=batch.generation)
+    assert [b.obs.is_cuda for b, _ in buffer.minibatches(4, device="cuda", prefetch=2)] == [True, True]
