@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,21 @@ sys.path.insert(0, str(Path(__file__).parent / "rollout"))
 settings.register_profile("local", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, max_examples=100, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+NEEDS = {
+    "samplebatch.convert.sb3": "stable_baselines3",
+    "samplebatch.convert.tensordict": "tensordict",
+}
+"""Modules to the package that the examples of their docstrings need."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip examples of docstrings whose packages are not installed."""
+    for item in items:
+        module = item.name.rpartition(".")[0]
+        if isinstance(item, pytest.DoctestItem) and module in NEEDS and find_spec(NEEDS[module]) is None:
+            item.add_marker(pytest.mark.skip(f"{NEEDS[module]} is not installed"))
 
 
 def pytest_sessionfinish() -> None:

@@ -14,6 +14,9 @@ _HOMES = {
     "from_minari": "samplebatch.convert.minari",
     "episodes_from_minari": "samplebatch.convert.minari",
     "to_minari": "samplebatch.convert.minari",
+    "from_sb3": "samplebatch.convert.sb3",
+    "to_sb3_replay": "samplebatch.convert.sb3",
+    "to_sb3_rollout": "samplebatch.convert.sb3",
     "from_tensordict": "samplebatch.convert.tensordict",
     "to_tensordict": "samplebatch.convert.tensordict",
 }
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari
+    from samplebatch.convert.sb3 import from_sb3 as from_sb3
+    from samplebatch.convert.sb3 import to_sb3_replay as to_sb3_replay
+    from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout
     from samplebatch.convert.tensordict import from_tensordict as from_tensordict
     from samplebatch.convert.tensordict import to_tensordict as to_tensordict
 
