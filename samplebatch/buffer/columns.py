@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +12,9 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, TENSOR, node, values_of
+from samplebatch.batch.nested.values import missing_value, narrow
 from samplebatch.buffer.dense_store import DenseStore
+from samplebatch.buffer.object_store import ObjectStore
 from samplebatch.buffer.store import Range, Slots, Store
 from samplebatch.buffer.stores import Stores
 from samplebatch.column import threads
@@ -141,12 +145,64 @@ class Columns:
             ready.new.append((tree, name, held))
         ready.rows.append((held, held.fit(rows, n)))
 
+    def fit_others(
+        self, ready: Ready, slots: npt.NDArray[np.intp], default: float | None
+    ) -> list[tuple[Store, npt.NDArray[Any]]]:
+        """Return the rows of all slots for new columns of which only some slots get values.
+
+        Parameters
+        ----------
+        ready, slots
+            The values, and their slots.
+        default
+            The value of all others; None for the missing value of the dtype.
+
+        Raises
+        ------
+        ColumnTypeError
+            If there is no default, and a dtype has no missing value.
+        SampleBatchError
+            If a column cannot hold the default.
+        """
+        if default is None and len(np.unique(slots)) == self.slots:
+            return []
+        new = {id(held) for _, _, held in ready.new}
+        found = []
+        for store, rows in ready.rows:
+            if id(store) in new:
+                shape = (self.slots, *np.shape(rows)[1:])
+                if default is None:
+                    dtype = getattr(rows, "dtype", np.dtype(object))
+                    every = np.full(shape, missing_value(dtype, store.name), dtype)
+                else:
+                    every = np.full(shape, default)
+                found.append((store, store.fit(every, self.slots)))
+        return found
+
     def write(self, ready: Ready, slots: Slots) -> None:
         """Write rows that `fit` returned."""
         for tree, name, held in ready.new:
             tree[name] = held
         for store, rows in ready.rows:
             store.write(slots, rows)
+
+    def narrow(self, slots: npt.NDArray[np.intp]) -> bool:
+        """Replace columns of objects that are numbers, in all slots that have rows, by columns of numbers.
+
+        Returns
+        -------
+        Whether there was one.
+        """
+        found = False
+        for path, store in list(self.leaves()):
+            if isinstance(store, ObjectStore) and len(slots):
+                values = narrow(store.values[slots])
+                if values.dtype.kind != "O":
+                    numbers = self.stores.make(store.name, values, self.slots)
+                    numbers.write(slots, numbers.fit(values, len(slots)))
+                    reduce(getitem, path[:-1], self.tree)[path[-1]] = numbers
+                    found = True
+        return found
 
     def leaves(self) -> Iterator[tuple[tuple[str, ...], Store]]:
         """Walk over the stores with their names from the root on."""

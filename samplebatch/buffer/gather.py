@@ -41,7 +41,7 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
     """
     tree = table.columns.tree
     if "obs" not in tree:
-        raise _nothing_added()
+        raise nothing_added()
     around = (slots, None, None) if stack == 1 and table.keeps_next else _around(table, slots, stack)
     held: dict[str, Any] = {}
     for name in ORDER:
@@ -65,7 +65,7 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
     """Copy all columns of the steps in ranges of slots, one range after the other; see `rows_at`."""
     tree = table.columns.tree
     if "obs" not in tree:
-        raise _nothing_added()
+        raise nothing_added()
     if stack > 1:
         return rows_at(table, slots_in(ranges), stack)
     held: dict[str, Any] = {}
@@ -184,7 +184,8 @@ def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...]
     return tuple(part[there] for part in cut), rows[there]
 
 
-def _nothing_added() -> ColumnNotFoundError:
+def nothing_added() -> ColumnNotFoundError:
+    """Word the error for a buffer without columns."""
     return ColumnNotFoundError("no column 'obs': nothing has been added to the buffer yet")
 
 

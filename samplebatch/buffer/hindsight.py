@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import positive, whole
+from samplebatch.arguments import fraction, positive, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.batch.nested.tensors import array_of
@@ -24,7 +25,14 @@ from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.column.casting import cast_exactly
-from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnMismatchError, ColumnNotFoundError, near_names
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    FormatError,
+    near_names,
+)
 
 if TYPE_CHECKING:
     _Base = ReplayBuffer
@@ -37,6 +45,8 @@ RewardFunction = Callable[[Any, Any], Any]
 
 ACHIEVED: Final = "achieved_goal"
 DESIRED: Final = "desired_goal"
+
+_GOAL_ATTRIBUTES = ("compute_reward_fn", "horizon", "future_k", "future_p")
 
 
 def relabel(
@@ -153,22 +163,57 @@ def _rewards(
 class HindsightMixin(_Base):
     """The goals of steps and their exchange, for hindsight buffers of one ring and of several."""
 
-    horizon: int
-    future_k: float
     compute_reward_fn: RewardFunction
 
     def _set_up_goals(self, compute_reward_fn: RewardFunction, horizon: int, future_k: float) -> None:
         """Set the reward function and the parameters of relabelling."""
         self.compute_reward_fn = compute_reward_fn
-        self.horizon = whole("horizon", horizon, 1)
-        if not positive("future_k", future_k) >= 1:
-            raise ArgumentError(f"future_k must be a number from 1, got {future_k}")
-        self.future_k = float(future_k)
+        self.horizon = horizon
+        self.future_k = future_k
+
+    def _take_goals(self, other: ReplayBuffer) -> None:
+        """Set the reward function and the parameters of relabelling to those of another buffer."""
+        held = other.__dict__
+        self.__dict__.update({name: held[name] for name in _GOAL_ATTRIBUTES if name in held})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        absent = {"compute_reward_fn", "horizon", "future_k"} - state.keys()
+        if absent:
+            raise FormatError(f"the state of a hindsight buffer must have {min(absent)!r}, it has not; it is damaged")
+        super().__setstate__(state)
+
+    @property
+    def horizon(self) -> int:
+        """The most steps of an episode, and of how many the goals are looked for; may be set."""
+        return self.__dict__["horizon"]  # type: ignore[no-any-return]
+
+    @horizon.setter
+    def horizon(self, value: int) -> None:
+        self.__dict__["horizon"] = whole("horizon", value, 1)
+
+    @property
+    def future_k(self) -> float:
+        """One in `future_k` steps keeps its goal, on average; may be set."""
+        return self.__dict__["future_k"]  # type: ignore[no-any-return]
+
+    @future_k.setter
+    def future_k(self, value: float) -> None:
+        if not positive("future_k", value) >= 1:
+            raise ArgumentError(f"future_k must be a number from 1, got {value}")
+        self.__dict__["future_k"] = float(value)
+        self.__dict__.pop("future_p", None)
 
     @property
     def future_p(self) -> float:
-        """How likely a sampled step is to be relabelled: 1 - 1 / future_k."""
-        return 1 - 1 / self.future_k
+        """How likely a sampled step is to be relabelled: 1 - 1 / future_k; may be set."""
+        found: float | None = self.__dict__.get("future_p")
+        return 1 - 1 / self.future_k if found is None else found
+
+    @future_p.setter
+    def future_p(self, value: float) -> None:
+        # Kept beside `future_k`, which rounding would not always lead back from.
+        chance = fraction("future_p", value)
+        self.__dict__.update(future_p=chance, future_k=inf if chance == 1 else 1 / (1 - chance))
 
     def _sample(self, batch_size: int | None, n_step: int | None, gamma: float) -> tuple[Batch, Ints]:
         """Draw rows, and relabel them; see `ReplayBuffer.sample` and `rewrite_transitions`.
@@ -315,15 +360,15 @@ class HERReplayBufferManager(HindsightMixin, ReplayBufferManager):
         for buffer in buffers:
             if not isinstance(buffer, HERReplayBuffer):
                 raise ColumnMismatchError(f"the parts must be hindsight buffers, got a {type(buffer).__name__}")
-            for name in ("horizon", "future_k", "compute_reward_fn"):
+            for name in ("horizon", "future_p", "compute_reward_fn"):
                 if getattr(buffer, name) != getattr(buffers[0], name):
                     raise ColumnMismatchError(f"the parts of a buffer must have the same {name!r}, they differ")
         super().__init__(buffers)
-        self._set_up_goals(buffers[0].compute_reward_fn, buffers[0].horizon, buffers[0].future_k)
+        self._take_goals(buffers[0])
 
     def _part(self, ring: int) -> ReplayBuffer:
         part: Any = super()._part(ring)
-        part._set_up_goals(self.compute_reward_fn, self.horizon, self.future_k)
+        part._take_goals(self)
         return part  # type: ignore[no-any-return]
 
 

@@ -13,6 +13,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.samplers import Prioritized, exponent
 from samplebatch.buffer.sum_tree import SegmentTree
 from samplebatch.buffer.vector import ReplayBufferManager
@@ -94,14 +95,43 @@ class PrioritiesMixin(_Base):
             raise ColumnLengthError(f"column 'generation' must have {len(slots)} rows, one a row, got {len(known)}")
         with self._table.lock:
             there = self._table.rings.holds(slots)
-            if known is not None:
+            if known is None:
+                self._check_written(slots, there)
+            else:
                 there &= self._table.rings.generation(slots) == known
-            if not there.all():
-                if known is None:
-                    missing = int(slots[~there][0]) - self._start
-                    raise RowIndexError(f"index {missing} must be of a row to be given a priority, its slot is empty")
-                slots, priorities = slots[there], priorities[there]
+                if not there.all():
+                    slots, priorities = slots[there], priorities[there]
             self._sampler.update(slots, priorities)
+
+    def init_weight(self, index: Any) -> None:
+        """Give rows the priority with which new ones enter, the largest so far.
+
+        Raises
+        ------
+        RowIndexError
+            If an index lies outside, or there is no row.
+
+        Examples
+        --------
+        >>> from samplebatch import Batch
+        >>> buf = PrioritizedReplayBuffer(2, alpha=1.0, beta=1.0)
+        >>> for i in range(2):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0.0, terminated=False, truncated=False))
+        >>> buf.update_weight([0, 1], [4.0, 0.5])
+        >>> buf.init_weight(1)
+        >>> buf.weight[:].round(6)
+        array([4., 4.])
+        """
+        slots = self._slots(index).reshape(-1)
+        with self._table.lock:
+            self._check_written(slots, self._table.rings.holds(slots))
+            self._sampler.on_add(slots)
+
+    def _check_written(self, slots: Ints, there: Flags) -> None:
+        """Raise RowIndexError if one of the slots has no row."""
+        if not there.all():
+            missing = int(slots[~there][0]) - self._start
+            raise RowIndexError(f"index {missing} must be of a row to be given a priority, its slot is empty")
 
     def get_weight(self, index: Any) -> Any:
         """Return the importance weights of rows, not divided by the largest: a number for one index, else an array.
@@ -137,16 +167,18 @@ def _array(value: Any) -> npt.NDArray[Any]:
     return array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
 
 
-def _numbers(value: Any, n: int) -> npt.NDArray[np.float64]:
-    """Return n priorities, shape (n,), of an array, a tensor or a number."""
+def _numbers(value: Any, n: int) -> npt.NDArray[np.floating[Any]]:
+    """Return n priorities, shape (n,), of an array, a tensor or a number: float32 where they are, float64 otherwise."""
     array = _array(value)
     if array.dtype.kind not in "biuf" and array.size:
         raise ColumnTypeError(f"priorities must be numbers, got dtype {array.dtype}")
-    flat = np.ascontiguousarray(array, np.float64).reshape(-1)
+    # As a float16, a small priority to the power of alpha could be 0.
+    single = array.dtype.kind == "f" and array.dtype.itemsize < 8
+    flat: npt.NDArray[Any] = np.ascontiguousarray(array, np.float32 if single else np.float64).reshape(-1)
     if len(flat) != n:
         if array.ndim:
             raise ColumnLengthError(f"column 'weight' must have {n} rows, one a row, got {len(flat)}")
-        flat = np.full(n, flat[0])
+        flat = np.full(n, flat[0], flat.dtype)
     return flat
 
 
@@ -246,7 +278,8 @@ class PrioritizedReplayBufferManager(PrioritiesMixin, ReplayBufferManager):
         for ring, buffer in enumerate(buffers):
             known: Any = buffer._sampler
             own.tree.set(self._table.rings.chronological(ring), known.tree.get(buffer._slots(slice(None))))
-            own.largest = max(own.largest, known.largest)
+            if known.largest > own.largest:
+                own.largest, own.new_weight = known.largest, known.new_weight
             own.smallest = min(own.smallest, known.smallest)
 
 

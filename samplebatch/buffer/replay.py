@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.values import complete_rows
 from samplebatch.buffer.gather import ORDER, rows_at
+from samplebatch.buffer.null_rows import drop_null_rows
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.samplers import Sampler, Uniform
 from samplebatch.buffer.sequence_sampling import SequenceSampling
@@ -278,12 +278,13 @@ class ReplayBuffer(SequenceSampling):
         index
             As between brackets; None for all slots.
         default_value
-            The value of the other slots of a new column; None for zeros.
+            The value of the other slots of a new column; None for the missing value of its dtype, NaN, False or None.
 
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If the column cannot take the values; names it. Nothing has changed then.
+            If the column cannot take the values, or there is no default and its dtype has no missing value; names it.
+            Nothing has changed then.
         RowIndexError
             If an index lies outside.
         """
@@ -332,26 +333,12 @@ class ReplayBuffer(SequenceSampling):
         return buffer
 
     def dropnull(self) -> None:
-        """Remove all rows in which anything is NaN, NaT or None; the others move together, in time order."""
-        with self._table.lock:
-            for ring in range(self._table.rings.n) if self._ring is None else (self._ring,):
-                self._drop_null_rows(ring)
+        """Remove all rows in which anything is NaN, NaT or None; the others move together, in time order.
 
-    def _drop_null_rows(self, ring: int) -> None:
-        slots = self._table.rings.chronological(ring)
-        if not len(slots):
-            return
-        rows = Batch(drop_empty(rows_at(self._table, slots, 1)))
-        whole = complete_rows(rows, len(slots))
-        if not whole.all():
-            kept = slots[whole]
-            known = self._sampler.state_dict(kept)
-            self._table.reset([ring], keep_statistics=True)
-            if len(kept):
-                places = np.flatnonzero(whole)
-                gaps = np.flatnonzero(np.diff(places) > 1)
-                moved = self._table.append(ring, rows[places].__dict__, len(kept), gaps)
-                self._sampler.on_move(moved, known)
+        Columns of objects that are numbers then become columns of numbers.
+        """
+        with self._table.lock:
+            drop_null_rows(self._table, self._sampler, self._ring)
 
     # Storage
 

@@ -13,10 +13,11 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, format_tree, node
 from samplebatch.batch.nested.values import any_null, nulls
 from samplebatch.buffer.columns import first_row
-from samplebatch.buffer.gather import column_at, nbytes_of, rows_at, rows_in, show_slots, slots_in
+from samplebatch.buffer.gather import column_at, nbytes_of, nothing_added, rows_at, rows_in, show_slots, slots_in
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Range
+from samplebatch.buffer.stored_batch import set_columns, stored_batch
 from samplebatch.buffer.table import Table
 from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, RingError, RowIndexError, no_such_column
 
@@ -100,6 +101,18 @@ class Rows:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: {found}") from None
 
     @property
+    def _meta(self) -> Batch:
+        """The memory of all columns as a batch, as Tianshou's algorithms know it: a column that is set is the buffer's.
+
+        Setting it sets all columns of a batch, and keeps those that it lacks.
+        """
+        return stored_batch(self._table, self._start, self._start + self.maxsize, settable=self._ring is None)
+
+    @_meta.setter
+    def _meta(self, batch: Batch) -> None:
+        set_columns(self._table if self._ring is None else None, batch)
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the slots of all columns occupy; of a part of a vector buffer, those of the whole."""
         return nbytes_of(self._table)
@@ -151,6 +164,9 @@ class Rows:
         with self._table.lock:
             if type(index) is _ndarray and index.dtype == _INTP and index.ndim:
                 return self._rows(self._normal(index))
+            if "obs" not in self._table.columns.tree:
+                # Before the index is looked at: NumPy tells a sequence by its IndexError.
+                raise nothing_added()
             if isinstance(index, slice):
                 return self._read_slice(index)
             slots = self._slots(index)

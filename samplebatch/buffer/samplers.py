@@ -121,6 +121,8 @@ Floats = npt.NDArray[np.float64]
 EPSILON: Final = float(np.finfo(np.float32).eps)
 """Added to every priority, so that a row whose error was 0 is drawn again some time."""
 
+_LOG_FLOAT32_MAX: Final = float(np.log(np.finfo(np.float32).max))
+
 
 class Prioritized(Sampler):
     r"""Prioritized experience replay (arXiv:1511.05952), proportional.
@@ -147,6 +149,8 @@ class Prioritized(Sampler):
     ----------
     largest, smallest
         The extremes of all priorities so far, of which 1 is the first. A new row enters with the largest.
+    new_weight
+        The weight of a new row: the largest priority to the power of alpha, in the dtype in which it was given.
     mirror
         An array of the capacity's length that gets every weight as well, such as one in a file; None for none.
 
@@ -165,7 +169,7 @@ class Prioritized(Sampler):
         self.beta = exponent("beta", beta)
         self.weight_norm = bool(weight_norm)
         self.stratified = bool(stratified)
-        self.largest = self.smallest = 1.0
+        self.largest = self.smallest = self.new_weight = 1.0
         self.tree = SumTree(capacity)
         self.mirror: Floats | None = None
 
@@ -187,7 +191,7 @@ class Prioritized(Sampler):
 
     def on_add(self, slots: Ints) -> None:
         """Give new rows the largest priority so far."""
-        self._set(slots, self.largest**self.alpha)
+        self._set(slots, self.new_weight)
 
     def on_remove(self, slots: Ints) -> None:
         """Set the weights of removed rows to zero."""
@@ -219,8 +223,10 @@ class Prioritized(Sampler):
             weights[missing] = 0.0
         return weights
 
-    def update(self, slots: Ints, priorities: Floats) -> None:
+    def update(self, slots: Ints, priorities: npt.NDArray[np.floating[Any]]) -> None:
         """Give rows new priorities, C-contiguous and shape (n,) both; on duplicate slots the last one wins.
+
+        They are raised to the power of alpha in their own dtype, float32 or float64.
 
         Raises
         ------
@@ -231,15 +237,19 @@ class Prioritized(Sampler):
             return
         sizes = np.abs(priorities)
         sizes += EPSILON
-        smallest, largest = float(sizes.min()), float(sizes.max())
+        peak = sizes.max()
+        smallest, largest = float(sizes.min()), float(peak)
         if not largest < np.inf or self.alpha * log(largest) > log(self.tree.limit):
             found = "NaN" if isnan(largest) else f"{largest:g}"
             raise PriorityError(
                 f"the sum of priorities to the power of alpha must be finite, got a priority of {found}"
             )
-        self.tree.put(slots, sizes**self.alpha)
+        if sizes.dtype != np.float64 and self.alpha * log(largest) > _LOG_FLOAT32_MAX:
+            sizes, peak = sizes.astype(np.float64), peak.astype(np.float64)
+        self.tree.put(slots, (sizes**self.alpha).astype(np.float64, copy=False))
         self._reflect(slots)
-        self.largest = max(self.largest, largest)
+        if largest > self.largest:
+            self.largest, self.new_weight = largest, float(peak**self.alpha)
         self.smallest = min(self.smallest, smallest)
 
     def state_dict(self, slots: Ints) -> dict[str, Any]:
@@ -251,6 +261,7 @@ class Prioritized(Sampler):
             "stratified": self.stratified,
             "largest": self.largest,
             "smallest": self.smallest,
+            "new_weight": self.new_weight,
             "weights": self.tree.get(slots),
         }
 
@@ -260,6 +271,8 @@ class Prioritized(Sampler):
         names = ("weight_norm", "stratified")
         sampler = cls(capacity, state["alpha"], state["beta"], **{name: state[name] for name in names})
         sampler.largest, sampler.smallest = float(state["largest"]), float(state["smallest"])
+        # States of older versions and Tianshou's have it not.
+        sampler.new_weight = float(state.get("new_weight", sampler.largest**sampler.alpha))
         sampler.tree.set(slots, state["weights"])
         return sampler
 

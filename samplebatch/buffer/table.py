@@ -299,12 +299,14 @@ class Table:
         self._commit()
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
-        """Put values into one column; the other slots of a new one get a default, zero for None.
+        """Put values into one column; the other slots of a new one get a default, the dtype's missing value for None.
 
         Raises
         ------
         ColumnMismatchError
             If the column is `done`, which follows from two others.
+        ColumnTypeError
+            If there is no default, and a new column's dtype has no missing value.
         SampleBatchError
             As `add_one` does.
         """
@@ -314,15 +316,11 @@ class Table:
         if name in ("rew", *FLAGS):
             value = numbers(value, name, (n,), np.float64 if name == "rew" else np.bool_)
         ready = self.columns.fit_only(name, value, n)
+        blanks = self.columns.fit_others(ready, slots, default)
         self._begin(slots, slice(0, 0), 0)
         self.forget_fast_add()
-        new = {id(held) for _, _, held in ready.new}
-        self.columns.write(Ready([], ready.new), slots)
-        for store, rows in ready.rows:
-            if default is not None and id(store) in new:
-                every = np.full((self.columns.slots, *np.shape(rows)[1:]), default)
-                store.write(slice(0, self.columns.slots), store.fit(every, self.columns.slots))
-            store.write(slots, rows)
+        self.columns.write(Ready(blanks, ready.new), slice(0, self.columns.slots))
+        self.columns.write(Ready(ready.rows, []), slots)
         if name in FLAGS and "done" in self.columns.tree:
             ended = [self.columns.tree[flag].values[slots] for flag in FLAGS]
             self.done[slots] = ended[0] | ended[1]

@@ -37,7 +37,9 @@ def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length
     if len(indices) < length:
         indices = _remaining(buffer, last, length)
     for name, values in _results(hook, buffer[indices], len(indices)):
-        buffer.set_array_at_key(values, name, index=indices)
+        # Other rows of a new column are missing, which integers cannot say.
+        whole = values.dtype.kind in "iu" and not hasattr(buffer, name)
+        buffer.set_array_at_key(values.astype(np.float64) if whole else values, name, index=indices)
 
 
 def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from math import inf
 from types import NoneType
 from typing import Any
 
@@ -134,9 +135,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "buffer_num": (int,),
     "cached_buffer_num": (int,),
     "horizon": (int,),
-    "future_k": (int, float),
 }
 """Types of attributes, where buffers have them."""
+
+_NUMBERS = {"future_k": (1.0, inf), "future_p": (0.0, 1.0)}
+"""Attributes that are numbers, where buffers have them, and the least and the largest."""
 
 _OPTIONS = frozenset(("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail"))
 
@@ -150,6 +153,7 @@ def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
             if name.startswith("Cached") or name.endswith(("Manager", "VectorReplayBuffer"))
             else set()
         )
+        needed |= {"horizon", "future_k"} if name.startswith("HER") else set()
         absent = needed - own.keys()
         if absent:
             raise FormatError(f"a {name} must have attribute {min(absent)!r}, it has not; it is damaged")
@@ -157,6 +161,12 @@ def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
         value = own.get(attribute, kinds[0]())
         if type(value) not in kinds or (int in kinds and value is not None and not 0 <= value < 1 << 63):
             raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
+    for attribute, (least, largest) in _NUMBERS.items():
+        value = own.get(attribute, least)
+        if type(value) not in (int, float) or not least <= value <= largest:
+            raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
+    if own.get("horizon", 1) < 1:
+        raise FormatError(f"attribute 'horizon' of a {name} must be at least 1, it is not; it is damaged")
     if not set_up and not own["options"].keys() >= _OPTIONS:
         raise FormatError(f"the options of a {name} must be those that it was made with, some are missing; damaged")
     order = own.get("_order", [])

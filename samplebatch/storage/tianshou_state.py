@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -181,7 +182,9 @@ def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: 
         count = int(found["cached_buffer_num"])
         attributes = {"cached_buffer_num": count, "_order": list(range(count))}
     if "horizon" in found:
-        attributes |= {"horizon": int(found["horizon"]), "future_k": 1.0 / (1.0 - found["future_p"])}
+        chance = float(found["future_p"])
+        future_k = inf if chance == 1.0 else 1.0 / (1.0 - chance)
+        attributes |= {"horizon": int(found["horizon"]), "future_k": future_k, "future_p": chance}
     known: State = {"kind": "uniform", "known": 1}
     if "weight" in children:
         settings = {name: found[f"_{name}"] for name in ("alpha", "beta")}

@@ -20,7 +20,7 @@ from samplebatch import (
     ReplayBuffer,
     ReplayBufferManager,
 )
-from samplebatch.errors import SampleBatchError, StorageError
+from samplebatch.errors import ArgumentError, FormatError, SampleBatchError, StorageError
 from tests.buffer.oracle import laid_out, step, steps
 
 NO_GOAL = -1.0
@@ -229,6 +229,36 @@ def test_carrying_on_elsewhere(kind: str, tmp_path: Path) -> None:
         (ours, indices), (theirs, others) = buf.sample(20), again.sample(20)
         assert ours == theirs
         assert indices.tolist() == others.tolist()
+
+
+@pytest.mark.parametrize("chance", [0.0, 1 / 3, 0.8, 1.0])
+def test_how_likely_a_step_is_relabelled_may_be_set(chance: float, tmp_path: Path) -> None:
+    buf, _ = made(12)
+    buf.future_p = chance
+    assert buf.future_p == chance
+    batch, _ = buf.sample(4000)
+    relabelled = batch.obs.desired_goal[:, 0] != NO_GOAL
+    assert abs(relabelled.mean() - chance) < 0.03
+    buf.save(tmp_path / "her.arrow")
+    again = HERReplayBuffer.load(tmp_path / "her.arrow", compute_reward_fn=distance)
+    assert again.future_p == pickle.loads(pickle.dumps(buf)).future_p == chance
+    assert HERReplayBufferManager([buf]).buffers[0].future_p == chance
+    buf.future_k = 4.0
+    assert buf.future_p == 0.75
+    buf.horizon = 1
+    for name, wrong in (("future_p", 1.5), ("future_p", np.nan), ("horizon", 0), ("future_k", 0.5)):
+        with pytest.raises(ArgumentError, match=f"{name} must be"):
+            setattr(buf, name, wrong)
+    assert (buf.horizon, buf.future_k) == (1, 4.0)
+
+
+@pytest.mark.parametrize("absent", ["horizon", "future_k", "compute_reward_fn"])
+def test_a_pickle_without_an_attribute_of_hindsight_is_refused(absent: str) -> None:
+    buf, _ = made()
+    state = buf.__getstate__()
+    del state[absent]
+    with pytest.raises(FormatError, match=f"must have '{absent}', it has not"):
+        HERReplayBuffer.__new__(HERReplayBuffer).__setstate__(state)
 
 
 def test_goals_of_other_kinds() -> None:

@@ -222,6 +222,39 @@ def test_a_new_row_enters_with_the_largest_priority_so_far() -> None:
     np.testing.assert_allclose(buf.weight[:2], [5.0, 0.0], rtol=1e-6)
 
 
+def test_priorities_are_raised_to_alpha_in_the_dtype_given() -> None:
+    given = np.random.default_rng(0).random(200).astype(np.float32) * 3
+    one, other = filled(200, 200, alpha=0.6), filled(200, 200, alpha=0.6)
+    one.update_weight(np.arange(200), torch.from_numpy(given))
+    other.update_weight(np.arange(200), given.astype(np.float64))
+    exact = (given + np.finfo(np.float32).eps.item()) ** 0.6
+    assert exact.dtype == np.float32
+    assert np.array_equal(one.weight[:], exact.astype(np.float64))
+    assert not np.array_equal(one.weight[:], other.weight[:])
+    # So does the priority that new rows enter with, also after the buffer has been carried elsewhere.
+    again = pickle.loads(pickle.dumps(one))
+    for buf in (one, again):
+        buf.add(step(0))
+        assert buf.weight[0] == np.float32(given.max() + np.finfo(np.float32).eps) ** 0.6
+
+
+def test_priorities_of_a_narrow_dtype_neither_vanish_nor_overflow() -> None:
+    buf = filled(2, alpha=2.0)
+    buf.update_weight([0, 1], np.array([0.0, 1.0], np.float16))
+    assert (buf.weight[:2] > 0).all()
+    buf.update_weight([0], np.array([1e30], np.float32))
+    np.testing.assert_allclose(buf.weight[0], 1e60, rtol=1e-5)
+
+
+def test_rows_can_be_given_the_priority_of_new_ones() -> None:
+    buf = filled(3, alpha=1.0)
+    buf.update_weight([0, 1], [4.0, 0.5])
+    buf.init_weight(np.array([1, 2]))
+    np.testing.assert_allclose(buf.weight[:4], [4.0, 4.0, 4.0, 0.0], rtol=1e-6)
+    with pytest.raises(IndexError, match="index 5 must be of a row"):
+        buf.init_weight([0, 5])
+
+
 @pytest.mark.parametrize(
     "given", [[-3.0], np.array([3], np.uint8), torch.tensor([-3.0]), torch.tensor([3.0], requires_grad=True), 3, -3.0]
 )

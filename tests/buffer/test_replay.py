@@ -340,6 +340,47 @@ def test_large_copies_take_both_cores() -> None:
 # All rows at once
 
 
+def test_a_new_column_misses_the_values_of_other_rows() -> None:
+    buf = ReplayBuffer(6)
+    for n in range(4):
+        buf.add(step(n))
+    buf.set_array_at_key(np.array([0.5, 1.5]), "advantage", index=[1, 3])
+    assert np.isnan(buf.advantage).tolist() == [True, False, True, False, True, True]
+    buf.set_array_at_key(np.array(["x"], object), "word", index=[1])
+    assert buf.word.tolist() == [None, "x", None, None, None, None]
+    assert buf.hasnull()
+    before = repr(buf)
+    with pytest.raises(ColumnTypeError, match="column 'n' must have a default for its other rows: int64"):
+        buf.set_array_at_key(np.array([1, 2]), "n", index=[1, 3])
+    assert repr(buf) == before
+    buf.set_array_at_key(np.array([1, 2]), "n", index=[1, 3], default_value=7)
+    assert buf.n.tolist() == [7, 1, 7, 2, 7, 7]
+    buf.dropnull()
+    assert buf[:].obs.tolist() == [1]
+    buf.add(step(9))
+    assert buf[:].advantage.tolist() == [0.5, 0.0]
+
+
+def test_objects_that_are_numbers_become_numbers_once_null_rows_are_gone() -> None:
+    buf = VectorReplayBuffer(8, 2)
+    for score in (None, 2):
+        buf.add(steps([0, 1], info={"score": np.array([score, score], object)}))
+    assert buf.info.score.dtype == object
+    buf.dropnull()
+    assert buf[:].info.score.dtype == np.int64
+    assert buf[:].to_torch().info.score.tolist() == [2, 2]
+    buf.add(steps([5, 6], info={"score": np.array([3, 4])}))
+    assert buf[:].info.score.tolist() == [2, 3, 2, 4]
+
+
+@pytest.mark.parametrize("buf", [ReplayBuffer(0), ReplayBuffer(3), VectorReplayBuffer(4, 2)], ids=repr)
+def test_an_empty_buffer_has_no_rows_to_numpy(buf: ReplayBuffer) -> None:
+    assert np.array([buf]).dtype == np.array([buf, buf]).dtype == object
+    for index in (0, 9, [0], slice(None), ...):
+        with pytest.raises(KeyError, match="nothing has been added"):
+            buf[index]
+
+
 def test_columns_can_be_set() -> None:
     buf = filled()
     buf.set_array_at_key(np.arange(10) * 2, "act")

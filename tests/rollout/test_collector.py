@@ -592,6 +592,17 @@ def test_the_episode_hook_adds_columns_to_buffers(mode: str) -> None:
             assert held.to_go[start : stop + 1].tolist() == expected
 
 
+def test_what_an_episode_hook_did_not_see_is_missing_in_the_buffer() -> None:
+    buffer = VectorReplayBuffer(16, 2)
+    hook = lambda episode: {"steps": np.full(len(episode), len(episode))}  # noqa: E731
+    Collector(stay, ladders([2, 5]), buffer, on_episode_done_hook=hook).collect(n_step=4)
+    short = buffer[:].obs[:, 0] == 0
+    assert buffer[:].steps[short].tolist() == [2.0] * 2
+    assert np.isnan(buffer[:].steps[~short]).all()
+    buffer.dropnull()
+    assert len(buffer) == 2
+
+
 def test_the_episode_hook_gets_what_the_buffer_still_has_and_nothing_of_what_was_cut_off() -> None:
     seen = []
     buffer = VectorReplayBuffer(8, 2)

@@ -115,7 +115,7 @@ def _restore_weights(sampler: Sampler, folder: BufferFolder, table: Table) -> No
     weights = folder.columns[WEIGHTS][stored]
     # A reset may have got as far as the weights; its rows are still there, and enter as new ones do.
     valid = (weights > 0.0) & (weights < sampler.tree.limit)
-    sampler.tree.set(stored, np.where(valid, weights, sampler.largest**sampler.alpha))
+    sampler.tree.set(stored, np.where(valid, weights, sampler.new_weight))
 
 
 def _attach_journal(buffer: ReplayBuffer, folder: BufferFolder) -> FolderJournal:
