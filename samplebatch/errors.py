@@ -173,7 +173,7 @@ class MissingExtraError(SampleBatchError, ImportError):
     """An optional dependency is not installed."""
 
 
-def near_names(name: object, known: Iterable[str]) -> str:
+def near_names(name: object, known: Iterable[object]) -> str:
     """Word a hint for a name that is not there: the near ones, else the ones there are.
 
     >>> near_names("reward", ["obs", "rewards"])
@@ -181,13 +181,14 @@ def near_names(name: object, known: Iterable[str]) -> str:
     >>> near_names("x", ["obs", "rewards"])
     "there are 'obs', 'rewards'"
     """
-    names = [str(n) for n in known]
+    # Ids of policies may be integers.
+    names = {str(n): repr(n) for n in known}
     if not names:
         return "there are none"
     near = difflib.get_close_matches(str(name), names, n=3)
     if near:
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    shown = ", ".join(map(repr, names[:12]))
+        return f"did you mean {' or '.join(map(names.__getitem__, near))}?"
+    shown = ", ".join([*names.values()][:12])
     return f"there are {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 

@@ -6,8 +6,9 @@ other library's names, dots standing for nesting; `TO_NESTED` and `TO_FLAT` are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Literal, TypeVar
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from samplebatch.arguments import choice
 from samplebatch.errors import ColumnMismatchError
@@ -59,6 +60,12 @@ STATE_IN: Final = "state_in"
 STATE_OUT: Final = "state_out"
 
 DEFAULT_POLICY_ID: Final = "default_policy"
+
+PolicyID: TypeAlias = Any
+"""Id of a policy: a string or an integer, kept as it is given; 1 and "1" are two policies.
+
+It is `Any` to type checkers, as a dict with strings for keys is none of strings or integers to them.
+"""
 
 Words = Literal["kept", "rllib", "tianshou"]
 """The words that `names=` takes: columns keep their names, or get RLlib's or Tianshou's where both have one."""
@@ -201,3 +208,39 @@ def is_per_sequence(name: str) -> bool:
     ['seq_lens', 'state_in_0']
     """
     return name == SEQ_LENS or is_state_in(name)
+
+
+def is_policy_id(value: object) -> bool:
+    """Tell whether a value can be the id of a policy.
+
+    >>> is_policy_id("walker"), is_policy_id(0), is_policy_id(True), is_policy_id(None)
+    (True, True, False, False)
+    """
+    return isinstance(value, str | Integral) and not isinstance(value, bool)
+
+
+def policy_seed(policy: PolicyID) -> bytes:
+    r"""Return the bytes that set the generators of a policy apart from those of others.
+
+    >>> policy_seed("1"), policy_seed(1)
+    (b'1', b'\x001')
+    """
+    return policy.encode() if isinstance(policy, str) else b"\0%d" % policy
+
+
+def label_policies(policies: Iterable[PolicyID]) -> dict[PolicyID, str]:
+    """Give every policy a string of its own, for places that hold nothing else: its id, if that is one.
+
+    >>> label_policies(["walker", 0, 1, "1"])
+    {'walker': 'walker', 0: '0', 1: '1_', '1': '1'}
+    """
+    policies = list(policies)
+    taken = {policy for policy in policies if isinstance(policy, str)}
+    labels: dict[PolicyID, str] = {}
+    for policy in policies:
+        label = str(policy)
+        while label in taken and label != policy:
+            label += "_"
+        taken.add(label)
+        labels[policy] = label
+    return labels

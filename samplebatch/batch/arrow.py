@@ -23,6 +23,7 @@ from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError, SampleBatchError, SequenceError
+from samplebatch.names import PolicyID
 
 METADATA_KEY = b"samplebatch"
 _VERSION = 1
@@ -87,30 +88,40 @@ def from_table(source: Any, *, allow_pickle: bool = False, bound: MemoryBound | 
     return _read(table, about, bound or bound_of(table), allow_pickle=allow_pickle)
 
 
-def to_policy_table(policies: dict[str, Parts], env_steps: int) -> pa.Table:
-    """Lay the tables of several policies one under the other, with a column `policy_id`."""
-    tables = {policy: to_table(*parts) for policy, parts in policies.items()}
+def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table:
+    """Lay the tables of several policies one under the other, with a column `policy_id`.
+
+    Ids that are integers stand there as strings, and as themselves in the metadata.
+    """
+    labels = names.label_policies(policies)
+    tables = {labels[policy]: to_table(*parts) for policy, parts in policies.items()}
     placed = _place(tables)
     fields: dict[str, pa.Field] = {}
-    for policy, table in tables.items():
+    for label, table in tables.items():
         for field in table.schema:
-            name = placed[policy][field.name]
+            name = placed[label][field.name]
             fields[name] = field.with_name(name)
     chunks: dict[str, list[pa.Array]] = {name: [] for name in fields}
-    for policy, table in tables.items():
-        own = {placed[policy][name]: table.column(name) for name in table.column_names}
+    for label, table in tables.items():
+        own = {placed[label][name]: table.column(name) for name in table.column_names}
         for name, field in fields.items():
             chunks[name] += own[name].chunks if name in own else [pa.nulls(table.num_rows, field.type)]
-    everywhere = {name for name in fields if all(name in placed[policy].values() for policy in tables)}
+    everywhere = {name for name in fields if all(name in placed[label].values() for label in tables)}
     schema = [pa.field(_POLICY, pa.dictionary(pa.int32(), pa.string()), nullable=False)]
     schema += [field.with_nullable(field.nullable or name not in everywhere) for name, field in fields.items()]
+    numbers = {label: {"id": int(policy)} for policy, label in labels.items() if not isinstance(policy, str)}
     about = {
         "type": "MultiAgentBatch",
         "version": _VERSION,
         "env_steps": env_steps,
         "policies": {
-            policy: {**(metadata_of(table.schema) or {}), "rows": table.num_rows, "columns": placed[policy]}
-            for policy, table in tables.items()
+            label: {
+                **(metadata_of(table.schema) or {}),
+                "rows": table.num_rows,
+                "columns": placed[label],
+                **numbers.get(label, {}),
+            }
+            for label, table in tables.items()
         },
     }
     columns = [_policy_ids(tables)]
@@ -150,7 +161,7 @@ def bound_of(table: pa.Table, max_nbytes: int | None = None) -> MemoryBound:
 
 def from_policy_table(
     source: Any, *, allow_pickle: bool = False, bound: MemoryBound | None = None
-) -> tuple[dict[str, Parts], int]:
+) -> tuple[dict[PolicyID, Parts], int]:
     """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
 
     Raises
@@ -165,10 +176,13 @@ def from_policy_table(
             f"the table must hold a MultiAgentBatch, got {about.get('type', 'one without the metadata of a batch')!r}"
         )
     bound = bound or bound_of(table)
-    policies: dict[str, Parts] = {}
+    policies: dict[PolicyID, Parts] = {}
     start = 0
     try:
-        for policy, part in about["policies"].items():
+        for label, part in about["policies"].items():
+            policy = part.get("id", label)
+            if policy in policies or type(policy) not in (str, int):
+                raise FormatError(f"policy {label!r} must have an id of its own, a string or an integer, it has not")
             rows = table.slice(start, _count(part["rows"]))
             start += rows.num_rows
             columns = [rows.column(placed) for placed in part["columns"].values()]

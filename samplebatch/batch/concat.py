@@ -8,6 +8,7 @@ from samplebatch import names
 from samplebatch.batch import joining
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch, require_flat
+from samplebatch.names import PolicyID
 
 SampleBatchType = SampleBatch | MultiAgentBatch
 
@@ -54,7 +55,7 @@ def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType]) -> MultiAge
     >>> list(joined.policy_batches), joined.count
     (['default_policy', 'p'], 3)
     """
-    by_policy: dict[str, list[SampleBatch]] = {}
+    by_policy: dict[PolicyID, list[SampleBatch]] = {}
     env_steps = 0
     for sample in samples:
         if isinstance(sample, MultiAgentBatch):

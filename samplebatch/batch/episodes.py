@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch
@@ -110,7 +111,7 @@ class EpisodeEnds(NamedTuple):
     finished: npt.NDArray[np.bool_]
 
 
-def episode_ends(policies: Mapping[str, SampleBatch]) -> EpisodeEnds | None:
+def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None:
     """Tell which episodes ended.
 
     Those with a step that is marked by `eps_done`; without that column, those in whose last step every agent that acts

@@ -9,12 +9,13 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.batch.episodes import number_env_steps
+from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch
 
 
-def lockstep(policy_batches: Mapping[str, SampleBatch], k: int) -> Iterator[tuple[dict[str, SampleBatch], int]]:
+def lockstep(policy_batches: Mapping[PolicyID, SampleBatch], k: int) -> Iterator[tuple[dict[PolicyID, SampleBatch], int]]:
     """Yield the rows of every k consecutive environment steps by policy, and their number of steps.
 
     Raises

@@ -12,6 +12,7 @@ from samplebatch.batch.column_map import OBSERVATIONS
 from samplebatch.batch.lockstep import lockstep
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
+from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +28,7 @@ class MultiAgentBatch:
     Parameters
     ----------
     policy_batches
-        Batch of each policy, by policy id. The dict is kept as it is.
+        Batch of each policy, by policy id: strings or integers, kept as they are. So is the dict.
     env_steps
         Steps of the environment that the batch stands for; there is at least one agent step per environment step.
 
@@ -41,7 +42,7 @@ class MultiAgentBatch:
     Raises
     ------
     ColumnTypeError
-        If a policy id is not a string, or its batch is not a `SampleBatch`.
+        If a policy id is neither a string nor an integer, or its batch is not a `SampleBatch`.
     ArgumentError
         If `env_steps` is no whole number from 0 on.
 
@@ -52,10 +53,10 @@ class MultiAgentBatch:
     ([1, 2], 2, 3)
     """
 
-    def __init__(self, policy_batches: dict[str, SampleBatch], env_steps: int) -> None:
+    def __init__(self, policy_batches: dict[PolicyID, SampleBatch], env_steps: int) -> None:
         for policy, batch in policy_batches.items():
-            if not isinstance(policy, str):
-                raise ColumnTypeError(f"a policy id must be a string, got a {type(policy).__name__}")
+            if not names.is_policy_id(policy):
+                raise ColumnTypeError(f"a policy id must be a string or an integer, got a {type(policy).__name__}")
             if not isinstance(batch, SampleBatch):
                 raise ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
         self.policy_batches = policy_batches
@@ -72,23 +73,23 @@ class MultiAgentBatch:
         """Return the number of steps of all agents together."""
         return sum([batch.count for batch in self.policy_batches.values()])
 
-    def __getitem__(self, policy: str) -> SampleBatch:
+    def __getitem__(self, policy: PolicyID) -> SampleBatch:
         try:
             return self.policy_batches[policy]
         except KeyError:
             raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.policy_batches)}") from None
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[PolicyID]:
         return iter(self.policy_batches)
 
     def __contains__(self, policy: object) -> bool:
         return policy in self.policy_batches
 
-    def keys(self) -> Set[str]:
+    def keys(self) -> Set[PolicyID]:
         """Return the policy ids."""
         return self.policy_batches.keys()
 
-    def items(self) -> Iterable[tuple[str, SampleBatch]]:
+    def items(self) -> Iterable[tuple[PolicyID, SampleBatch]]:
         """Return the pairs of policy id and batch."""
         return self.policy_batches.items()
 
@@ -131,7 +132,7 @@ class MultiAgentBatch:
         return [MultiAgentBatch._of(parts, steps) for parts, steps in lockstep(self.policy_batches, k)]
 
     @classmethod
-    def _of(cls, policy_batches: dict[str, SampleBatch], env_steps: int) -> MultiAgentBatch:
+    def _of(cls, policy_batches: dict[PolicyID, SampleBatch], env_steps: int) -> MultiAgentBatch:
         """Make a batch of parts that are known to be sound."""
         new = cls.__new__(cls)
         new.policy_batches = policy_batches
@@ -139,7 +140,7 @@ class MultiAgentBatch:
         return new
 
     @staticmethod
-    def wrap_as_needed(policy_batches: dict[str, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
+    def wrap_as_needed(policy_batches: dict[PolicyID, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
         """Return the default policy's batch itself if there is no other, else a `MultiAgentBatch` of all of them.
 
         >>> MultiAgentBatch.wrap_as_needed({"default_policy": SampleBatch(a=[1, 2])}, env_steps=2)

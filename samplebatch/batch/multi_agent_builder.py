@@ -13,8 +13,9 @@ from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import PolicyNotFoundError, near_names
+from samplebatch.names import PolicyID
 
-PolicyMapping = Mapping[Any, str] | Callable[[Any], str]
+PolicyMapping = Mapping[Any, PolicyID] | Callable[[Any], PolicyID]
 """Policy that acts for an agent: a mapping from agent id to policy id, or a function of the agent id."""
 
 
@@ -62,7 +63,7 @@ class MultiAgentBatchBuilder:
         self._policy_mapping = policy_mapping
         self._dtypes = dtypes
         self._ragged = ragged
-        self._agents: dict[Any, tuple[str, SampleBatchBuilder]] = {}
+        self._agents: dict[Any, tuple[PolicyID, SampleBatchBuilder]] = {}
         self._capacities: dict[Any, int] = {}
         self.count = 0
 
@@ -105,7 +106,7 @@ class MultiAgentBatchBuilder:
         ColumnMismatchError
             If agents of one policy differ in their columns, dtypes or row shapes. The builder then keeps its steps.
         """
-        policies: dict[str, list[SampleBatch]] = {}
+        policies: dict[PolicyID, list[SampleBatch]] = {}
         for policy_id, builder in self._agents.values():
             if builder.count:
                 policies.setdefault(policy_id, []).append(builder._build())
@@ -124,7 +125,7 @@ class MultiAgentBatchBuilder:
         self._agents[agent_id] = (self._policy_of(agent_id), builder)
         return builder
 
-    def _policy_of(self, agent_id: Any) -> str:
+    def _policy_of(self, agent_id: Any) -> PolicyID:
         mapping = self._policy_mapping
         if mapping is None:
             return names.DEFAULT_POLICY_ID

@@ -13,6 +13,7 @@ from samplebatch.batch.episodes import number_env_steps
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.ring import Ints
 from samplebatch.errors import EmptyBufferError, FormatError, SequenceError
+from samplebatch.names import PolicyID
 
 _SPARE = 64
 """Excess of incomplete steps over complete ones at which the incomplete ones are dropped together."""
@@ -88,14 +89,14 @@ class EnvSteps:
     def __init__(self) -> None:
         self._numbers = _Run(np.intp)
         self._whole = _Run(np.bool_)
-        self._buffers: dict[str, _Rows] = {}
+        self._buffers: dict[PolicyID, _Rows] = {}
         self._alive = 0
         self._begun = 0
 
     def __len__(self) -> int:
         return self._alive
 
-    def lose(self, buffer: str, slots: Ints) -> None:
+    def lose(self, buffer: PolicyID, slots: Ints) -> None:
         """Mark the steps of rows that are overwritten or removed as incomplete."""
         if buffer in self._buffers:
             self._lose(self._buffers[buffer].of_slot[slots])
@@ -112,7 +113,7 @@ class EnvSteps:
         self._alive -= int(np.count_nonzero(whole[places]))
         whole[places] = False
 
-    def add(self, count: int, rows: dict[str, tuple[Ints, Ints, int]]) -> None:
+    def add(self, count: int, rows: dict[PolicyID, tuple[Ints, Ints, int]]) -> None:
         """Add steps, in order.
 
         Parameters
@@ -224,13 +225,13 @@ class EnvSteps:
             found = np.concatenate([found, picked[whole[picked]]])
         return found[:count]
 
-    def rows(self, buffer: str, places: Ints) -> Ints:
+    def rows(self, buffer: PolicyID, places: Ints) -> Ints:
         """Return the slots of the rows that a buffer has of steps, step by step."""
         own = self._buffers.get(buffer)
         return np.zeros(0, np.intp) if own is None else own.at(places)
 
 
-def env_steps_of(parts: dict[str, SampleBatch], env_steps: int) -> tuple[int, dict[str, Ints]]:
+def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[int, dict[PolicyID, Ints]]:
     """Number the steps of the environment of a multi-agent batch.
 
     Parameters

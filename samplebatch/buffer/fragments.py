@@ -16,6 +16,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.column.casting import as_flags
 from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, SequenceError, near_names
+from samplebatch.names import PolicyID
 
 FRAGMENT_END: Final = "fragment_end"
 """The column that tells the steps that count as truncated because a fragment ended with them."""
@@ -46,7 +47,7 @@ class Fragment:
 
 
 def prepare_fragment(
-    policy: str, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
+    policy: PolicyID, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
 ) -> Fragment:
     """Lay out the rows of a policy stream by stream, and check that a buffer can take them; nothing is changed.
 

@@ -28,6 +28,7 @@ from samplebatch.errors import (
     StorageError,
     near_names,
 )
+from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
     from samplebatch.batch.delivery import Device
@@ -85,7 +86,7 @@ class MultiAgentReplayBuffer:
 
     def __init__(
         self,
-        size: int | Mapping[str, int],
+        size: int | Mapping[PolicyID, int],
         *,
         lockstep: bool = False,
         kind: type[ReplayBuffer] = ReplayBuffer,
@@ -94,15 +95,15 @@ class MultiAgentReplayBuffer:
     ) -> None:
         if options.get("storage") is not None:
             raise StorageError("the buffers of several policies cannot share a folder; leave out 'storage'")
-        self.buffers: dict[str, ReplayBuffer] = {}
+        self.buffers: dict[PolicyID, ReplayBuffer] = {}
         self.lockstep = lockstep
         self._size = dict(size) if isinstance(size, Mapping) else size
         self._kind = kind
         self._options = options
         self._seed = random_seed
         self._rng = np.random.default_rng(random_seed)
-        self._forms: dict[str, Form] = {}
-        self._tails: dict[str, Tail] = {}
+        self._forms: dict[PolicyID, Form] = {}
+        self._tails: dict[PolicyID, Tail] = {}
         self._steps = EnvSteps()
         self._lock = new_lock()
         for policy in self._size if isinstance(self._size, dict) else [""]:
@@ -120,7 +121,7 @@ class MultiAgentReplayBuffer:
     def __contains__(self, policy: object) -> bool:
         return policy in self.buffers
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[PolicyID]:
         return iter(list(self.buffers))
 
     @property
@@ -129,14 +130,14 @@ class MultiAgentReplayBuffer:
         with self._lock:
             return sum(buffer.nbytes for buffer in self.buffers.values())
 
-    def _new(self, policy: str) -> ReplayBuffer:
+    def _new(self, policy: PolicyID) -> ReplayBuffer:
         size = self._size
         if isinstance(size, dict):
             if policy not in size:
                 raise PolicyNotFoundError(f"no size was given for policy {policy!r}; {near_names(policy, size)}")
             size = size[policy]
         # The order in which policies turn up decides nothing.
-        seed = int(np.random.SeedSequence([self._seed, crc32(policy.encode())]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([self._seed, crc32(names.policy_seed(policy))]).generate_state(1)[0])
         buffer = self._kind(size, random_seed=seed, **self._options)
         if not isinstance(buffer, ReplayBuffer) or len(buffer.subbuffer_edges) != 2:
             raise ColumnTypeError(f"the buffer of a policy must have one ring, a {self._kind.__name__} has not")
@@ -171,7 +172,7 @@ class MultiAgentReplayBuffer:
         with self._lock:
             self._add(parts, batch.env_steps())
 
-    def _add(self, parts: dict[str, SampleBatch], env_steps: int) -> None:
+    def _add(self, parts: dict[PolicyID, SampleBatch], env_steps: int) -> None:
         count, steps = env_steps_of(parts, env_steps) if self.lockstep else (0, {})
         fragments = {
             policy: prepare_fragment(
@@ -183,7 +184,7 @@ class MultiAgentReplayBuffer:
             )
             for policy, part in parts.items()
         }
-        rows: dict[str, tuple[Ints, Ints, int]] = {}
+        rows: dict[PolicyID, tuple[Ints, Ints, int]] = {}
         for policy, fragment in fragments.items():
             slots = self._write(policy, fragment)
             if self.lockstep:
@@ -193,7 +194,7 @@ class MultiAgentReplayBuffer:
         if self.lockstep:
             self._steps.add(count, rows)
 
-    def _write(self, policy: str, fragment: Fragment) -> Ints:
+    def _write(self, policy: PolicyID, fragment: Fragment) -> Ints:
         """Add rows that are ready; return the slots that they went to."""
         buffer, streams = fragment.buffer, fragment.streams
         self.buffers[policy] = buffer
@@ -271,7 +272,7 @@ class MultiAgentReplayBuffer:
             rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
         return delivery.one(MultiAgentBatch(rows, count), MultiAgentBatch._to)
 
-    def _draw(self, batch_size: int | None) -> tuple[dict[str, Ints], int]:
+    def _draw(self, batch_size: int | None) -> tuple[dict[PolicyID, Ints], int]:
         """Draw the slots of rows of each policy, and return how many steps of the environment they stand for."""
         if self.lockstep:
             places = self._places(batch_size)
@@ -291,7 +292,7 @@ class MultiAgentReplayBuffer:
             return self._rng.permutation(every)
         return every if batch_size == 0 else every[:0]
 
-    def _rows(self, policy: str, slots: Ints, n_step: int | None, gamma: float) -> SampleBatch:
+    def _rows(self, policy: PolicyID, slots: Ints, n_step: int | None, gamma: float) -> SampleBatch:
         """Read rows of a policy, as they were added."""
         buffer = self.buffers[policy]
         held = dict(buffer._rows(slots).__dict__)
@@ -302,7 +303,7 @@ class MultiAgentReplayBuffer:
             held[names.BATCH_INDEXES] = slots
         return rows_as_added(held, self._forms[policy])
 
-    def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[str, npt.ArrayLike]) -> None:
+    def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[PolicyID, npt.ArrayLike]) -> None:
         """Give rows that were sampled new priorities; those written over since keep theirs.
 
         Parameters

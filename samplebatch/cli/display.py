@@ -70,7 +70,7 @@ def show_episodes(statistics: EpisodeStatistics | None) -> None:
         returns = found.returns
         spread = (returns.std(), returns.min(), returns.max()) if returns.size else (float("nan"),) * 3
         numbers = map(number, (found.mean_return, *map(float, spread), found.mean_length))
-        table.add_row(policy, str(found.episodes), str(len(found.lengths)), *numbers)
+        table.add_row(str(policy), str(found.episodes), str(len(found.lengths)), *numbers)
     console().print(table)
 
 

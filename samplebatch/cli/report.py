@@ -17,6 +17,7 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import as_html
 from samplebatch.errors import FormatError, require
+from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
 from samplebatch.storage.arrow_file import replacing
 
@@ -133,7 +134,7 @@ def _figure(statistics: EpisodeStatistics) -> Figure:
     return figure
 
 
-def _draw_returns(axes: Axes, policy: str, returns: npt.NDArray[Any]) -> None:
+def _draw_returns(axes: Axes, policy: PolicyID, returns: npt.NDArray[Any]) -> None:
     axes.set_title(f"{policy}: return of each episode", loc="left", fontsize="medium")
     axes.set_xlabel("episode")
     # Rewards of several parts have a line each.
@@ -229,7 +230,7 @@ def _episodes(statistics: EpisodeStatistics) -> str:
         returns = found.returns
         spread = (returns.std(), returns.min(), returns.max()) if returns.size else (float("nan"),) * 3
         numbers = [_number(float(value)) for value in (found.mean_return, *spread, found.mean_length)]
-        cells = [policy, str(found.episodes), str(len(found.lengths)), *numbers]
+        cells = [str(policy), str(found.episodes), str(len(found.lengths)), *numbers]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     caption = f"{statistics.episodes} episodes ended, {statistics.unfinished} did not"
     return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

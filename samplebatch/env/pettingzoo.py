@@ -22,6 +22,7 @@ from samplebatch.column.exact import BOOL, BOOLS, FLOAT, FLOATS, Refuse, exact_n
 from samplebatch.env.agents import agent_positions
 from samplebatch.env.registry import AECEnvironment, ParallelEnvironment, environment_kind
 from samplebatch.errors import EnvironmentSpecError
+from samplebatch.names import PolicyID
 
 Ints = npt.NDArray[np.int64]
 
@@ -65,7 +66,7 @@ class AgentGroup:
         "policy_id",
     )
 
-    def __init__(self, adapter: MultiAgentAdapter, policy_id: str, agents: list[Any], indices: list[int]) -> None:
+    def __init__(self, adapter: MultiAgentAdapter, policy_id: PolicyID, agents: list[Any], indices: list[int]) -> None:
         self.adapter = adapter
         self.policy_id = policy_id
         self.agents = agents
@@ -116,7 +117,7 @@ class MultiAgentAdapter(ABC):
     together: bool
     """Whether agents act at once, rather than take turns."""
 
-    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> None:
+    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> None:
         self.environment = environment
         self.env_id = env_id
         self.groups: list[AgentGroup] = []
@@ -124,7 +125,7 @@ class MultiAgentAdapter(ABC):
         self._seed: int | None = seed
         self._positions = agent_positions(environment)
         self._policy_of = policy_of
-        self._policies: dict[Any, str] = {}
+        self._policies: dict[Any, PolicyID] = {}
 
     @property
     def agents(self) -> list[Any]:
@@ -198,7 +199,7 @@ class MultiAgentAdapter(ABC):
     ) -> list[AgentGroup]:
         """Group agents by policy; those that are not going on begin."""
         policies, positions = self._policies, self._positions
-        by_policy: dict[str, list[Any]] = {}
+        by_policy: dict[PolicyID, list[Any]] = {}
         for agent in agents:
             policy_id = policies.get(agent)
             if policy_id is None:
@@ -325,7 +326,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
     environment: AECEnvironment
     together = False
 
-    def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> None:
+    def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> None:
         super().__init__(environment, env_id, seed, policy_of)
         self._acted: dict[Any, None] = {}
         """Agents that have not seen the outcome of their last action."""
@@ -393,7 +394,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
         return outcomes
 
 
-def adapt(environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], str]) -> MultiAgentAdapter:
+def adapt(environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> MultiAgentAdapter:
     """Make the adapter of an environment of several agents.
 
     Raises

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from samplebatch.errors import PolicySpecError, near_names
+from samplebatch.names import label_policies
 from samplebatch.policy.as_policy import own_policy
 
 RANDOM = "random"
@@ -137,7 +138,8 @@ def check_policy(policy: Any) -> None:
 def load_weights(policy: Any, weights: Any) -> None:
     """Give a policy, or each of a mapping's policies, new weights.
 
-    By its method `load_state_dict`, as torch modules have, or else `set_weights`. A random policy takes none.
+    By its method `load_state_dict`, as torch modules have, or else `set_weights`. A random policy takes none. A
+    mapping's policies have theirs by id, or by `label_policies`, as names of weights are strings.
 
     Raises
     ------
@@ -145,7 +147,9 @@ def load_weights(policy: Any, weights: Any) -> None:
         If it has neither method, or there are weights for a policy that is not there.
     """
     if isinstance(policy, Mapping):
-        for policy_id, own in weights.items():
+        ids = {label: policy_id for policy_id, label in label_policies(policy).items()}
+        for label, own in weights.items():
+            policy_id = ids.get(label, label)
             if policy_id not in policy:
                 raise PolicySpecError(
                     f"weights must be given by the ids of policies, got {policy_id!r}; {near_names(policy_id, policy)}"

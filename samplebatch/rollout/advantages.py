@@ -14,6 +14,7 @@ from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError
+from samplebatch.names import PolicyID
 from samplebatch.returns.arrays import gae, nstep
 from samplebatch.rollout.postprocessing import TrajectoryColumns
 
@@ -56,9 +57,9 @@ class GAE(TrajectoryColumns):
 
     def __init__(
         self,
-        values: Values | Mapping[str, Values] = names.VF_PREDS,
+        values: Values | Mapping[PolicyID, Values] = names.VF_PREDS,
         *,
-        bootstrap: Values | Mapping[str, Values] | None = None,
+        bootstrap: Values | Mapping[PolicyID, Values] | None = None,
         gamma: float = 0.99,
         lambda_: float = 0.95,
     ) -> None:
@@ -67,7 +68,7 @@ class GAE(TrajectoryColumns):
         self._gamma = fraction("gamma", gamma)
         self._lambda = fraction("lambda_", lambda_)
 
-    def columns(self, policy_id: str, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
+    def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
         """Work the two columns out, in the dtype of the estimates.
 
         Raises
@@ -146,7 +147,7 @@ class NStepReturns(TrajectoryColumns):
         self._n_step = whole("n_step", n_step, 1)
         self._gamma = fraction("gamma", gamma)
 
-    def columns(self, policy_id: str, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
+    def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
         """Work the columns out."""
         ended = (np.asarray(steps[names.TRUNCATEDS]) != 0) | last
         found = nstep(steps[names.REWARDS], steps[names.TERMINATEDS], ended, self._n_step, self._gamma)
@@ -156,7 +157,7 @@ class NStepReturns(TrajectoryColumns):
         return columns
 
 
-def _of_policy(source: Values | Mapping[str, Values] | None, policy_id: str) -> Values | None:
+def _of_policy(source: Values | Mapping[PolicyID, Values] | None, policy_id: PolicyID) -> Values | None:
     return source.get(policy_id) if isinstance(source, Mapping) else source
 
 

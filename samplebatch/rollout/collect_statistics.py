@@ -13,6 +13,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ArgumentError
+from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import EpisodeStatistics
 
 BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
@@ -86,7 +87,7 @@ class CollectStats(Generic[BatchT]):
     returns_stat: SequenceSummaryStats | None = None
     lens_stat: SequenceSummaryStats | None = None
     batch: BatchT | None = None
-    policies: Mapping[str, CollectStats[Any]] = field(default_factory=dict)
+    policies: Mapping[PolicyID, CollectStats[Any]] = field(default_factory=dict)
 
     @classmethod
     def from_counts(
@@ -98,7 +99,7 @@ class CollectStats(Generic[BatchT]):
         lens: npt.NDArray[np.int64],
         episodes: int | None = None,
         batch: BatchT | None = None,
-        policies: Mapping[str, CollectStats[Any]] | None = None,
+        policies: Mapping[PolicyID, CollectStats[Any]] | None = None,
     ) -> Self:
         """Make a report from counts.
 

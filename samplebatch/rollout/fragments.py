@@ -12,6 +12,7 @@ from samplebatch import names
 from samplebatch.batch.episodes import episode_ends, number_env_steps
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.names import PolicyID
 
 Counts = npt.NDArray[np.int64]
 Parts = list[tuple[str, SampleBatch]]
@@ -111,12 +112,12 @@ class NumberedSteps(NamedTuple):
         The `eps_id` of each episode.
     """
 
-    units: dict[str, Counts]
+    units: dict[PolicyID, Counts]
     episode: Counts
     ids: npt.NDArray[Any]
 
 
-def number_steps(policies: Mapping[str, SampleBatch]) -> NumberedSteps | None:
+def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | None:
     """Number the environment steps of some policies' rows; None if they do not tell."""
     batches = list(policies.values())
     if not batches or any(names.EPS_ID not in steps or names.T not in steps for steps in batches):
@@ -133,7 +134,7 @@ def number_steps(policies: Mapping[str, SampleBatch]) -> NumberedSteps | None:
     )
 
 
-def policies_of(fragment: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
+def policies_of(fragment: SampleBatch | MultiAgentBatch) -> dict[PolicyID, SampleBatch]:
     """Return the batches of a fragment that have rows."""
     return {policy: steps for policy, steps in fragment.as_multi_agent().policy_batches.items() if steps.count}
 

@@ -18,6 +18,7 @@ from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdap
 from samplebatch.env.registry import make_environment
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, PolicySpecError, near_names
+from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAgents
 from samplebatch.rollout.agent_steps import PolicyStep, lay_end_to_end
@@ -116,8 +117,8 @@ class MultiAgentCollector:
         *,
         policy_mapping: PolicyMapping | None = None,
         num_envs: int = 1,
-        exploration_noise: Noise | Mapping[str, Noise] = False,
-        map_action: ActionMap | Mapping[str, ActionMap] | None = None,
+        exploration_noise: Noise | Mapping[PolicyID, Noise] = False,
+        map_action: ActionMap | Mapping[PolicyID, ActionMap] | None = None,
         hooks: Sequence[Hook] = (),
         seed: int | np.random.SeedSequence | None = None,
         first_unroll_id: int = 0,
@@ -143,10 +144,10 @@ class MultiAgentCollector:
         self._map_action = _check_options("map_action", map_action, policy)
         self._open = OpenReturns()
         self._closed = False
-        self._actors: dict[str, AgentActor] = {}
+        self._actors: dict[PolicyID, AgentActor] = {}
         self._recorder = Recorder()
         self._recorded = 0
-        self._steps: dict[str, PolicyStep] = {}
+        self._steps: dict[PolicyID, PolicyStep] = {}
         self._hooks = tuple(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
@@ -278,7 +279,7 @@ class MultiAgentCollector:
 
     def _step(self, adapters: Sequence[MultiAgentAdapter]) -> None:
         """Ask every policy once for all agents that act next, let these act, and record the step."""
-        by_policy: dict[str, list[AgentGroup]] = {}
+        by_policy: dict[PolicyID, list[AgentGroup]] = {}
         for adapter in adapters:
             for group in adapter.groups:
                 by_policy.setdefault(group.policy_id, []).append(group)
@@ -309,7 +310,7 @@ class MultiAgentCollector:
                 self._turns[adapter.env_id].break_off()
             raise
 
-    def _act(self, policy_id: str, groups: list[AgentGroup]) -> PolicyStep:
+    def _act(self, policy_id: PolicyID, groups: list[AgentGroup]) -> PolicyStep:
         """Ask a policy for the actions of all of its agents."""
         step = self._steps.get(policy_id)
         if step is None or step.groups != groups:
@@ -320,7 +321,7 @@ class MultiAgentCollector:
         step.columns[names.OBS] = seen
         return step
 
-    def _record(self, steps: Mapping[str, PolicyStep], outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
+    def _record(self, steps: Mapping[PolicyID, PolicyStep], outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
         """Record the rows of all policies, or of none if those of one do not fit: then the episodes are over."""
         adapters = {group.adapter for group in outcomes}
         try:
@@ -337,8 +338,8 @@ class MultiAgentCollector:
         self._recorded += len(adapters)
 
     def _rows_of(
-        self, policy_id: str, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]
-    ) -> tuple[str, Mapping[str, Block], Streams, Any, Sequence[Any]] | None:
+        self, policy_id: PolicyID, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]
+    ) -> tuple[PolicyID, Mapping[str, Block], Streams, Any, Sequence[Any]] | None:
         """Put together the rows of agents that acted at once, and whose outcomes are there; None for none."""
         groups = step.groups
         columns, streams, t = step.columns, step.streams, step.t
@@ -380,7 +381,7 @@ class MultiAgentCollector:
                 self._recorded += 1
                 limit = None if limit is None else limit - 1
 
-    def _policy_of(self, agent: Any) -> str:
+    def _policy_of(self, agent: Any) -> PolicyID:
         mapping = self._mapping
         if not isinstance(mapping, Mapping):
             return mapping(agent)
@@ -390,7 +391,7 @@ class MultiAgentCollector:
             )
         return mapping[agent]
 
-    def _make_actor(self, policy_id: str) -> AgentActor:
+    def _make_actor(self, policy_id: PolicyID) -> AgentActor:
         policy = self.policy
         if isinstance(policy, Mapping):
             if policy_id not in policy:
@@ -403,7 +404,7 @@ class MultiAgentCollector:
             mapped = self._map_action
             actor = PolicyAgents(
                 policy,
-                seeds_at(self._policy_seeds, *policy_id.encode()),
+                seeds_at(self._policy_seeds, *names.policy_seed(policy_id)),
                 exploration_noise=noise,
                 map_action=mapped.get(policy_id) if isinstance(mapped, Mapping) else mapped,
             )

@@ -13,6 +13,7 @@ from samplebatch.batch.episodes import episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError, SequenceError
+from samplebatch.names import PolicyID
 from samplebatch.rollout.fragments import FragmentView, keep_together, number_steps, policies_of, runs
 
 
@@ -20,7 +21,7 @@ from samplebatch.rollout.fragments import FragmentView, keep_together, number_st
 class _Episode:
     """The steps of one episode so far."""
 
-    parts: list[tuple[int, str, SampleBatch]] = field(default_factory=list)
+    parts: list[tuple[int, PolicyID, SampleBatch]] = field(default_factory=list)
     """Runs of steps: the agent's index, the policy, and the rows."""
     env_id: int | None = None
     env_steps: int = 0
@@ -108,7 +109,7 @@ class OpenEpisodes:
         self.nbytes -= sum([view.nbytes for view in found])
         return found
 
-    def _cut(self, policy: str, steps: SampleBatch) -> None:
+    def _cut(self, policy: PolicyID, steps: SampleBatch) -> None:
         """Give each episode its rows."""
         eps_id = np.asarray(steps[names.EPS_ID])
         env_id = np.asarray(steps[names.ENV_ID]) if names.ENV_ID in steps else None
@@ -125,7 +126,7 @@ class OpenEpisodes:
                 self.nbytes += part.size_bytes()
 
 
-def _check(policies: dict[str, SampleBatch], *, flat: bool) -> None:
+def _check(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> None:
     for policy, steps in policies.items():
         if steps.zero_padded or steps.time_major:
             raise SequenceError(
@@ -139,7 +140,7 @@ def _check(policies: dict[str, SampleBatch], *, flat: bool) -> None:
                 )
 
 
-def _env_steps(policies: dict[str, SampleBatch], *, flat: bool) -> dict[Any, int]:
+def _env_steps(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> dict[Any, int]:
     """Count the environment steps of each episode, in the order in which they appear."""
     numbered = None if flat else number_steps(policies)
     if numbered is not None:

@@ -18,6 +18,7 @@ from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnTypeError
+from samplebatch.names import PolicyID
 from samplebatch.rollout.trajectories import Trajectory, cut, in_order
 
 Hook = Callable[[Trajectory, Mapping[Any, Trajectory]], SampleBatch | None]
@@ -32,7 +33,7 @@ class TrajectoryColumns(ABC):
     """Works out columns for all trajectories of a policy at once; it can also be called on one, as any hook."""
 
     @abstractmethod
-    def columns(self, policy_id: str, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
+    def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
         """Work out columns, new ones or others in the place of those that are there.
 
         Parameters

@@ -22,6 +22,7 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.env.infos import empty_infos
 from samplebatch.env.spaces import Leaf
 from samplebatch.errors import ColumnMismatchError
+from samplebatch.names import PolicyID
 from samplebatch.rollout.stacking import NestedRows, join_blocks, stack_rows
 
 Ints = npt.NDArray[np.int64]
@@ -64,11 +65,11 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._policies: dict[str, _PolicyRows] = {}
+        self._policies: dict[PolicyID, _PolicyRows] = {}
 
     def append(
         self,
-        policy_id: str,
+        policy_id: PolicyID,
         columns: Mapping[str, Block],
         streams: Streams,
         t: Ints,
@@ -100,13 +101,13 @@ class Recorder:
             rows = self._policies[policy_id] = _PolicyRows(columns)
         rows.append(columns, streams, t, infos)
 
-    def check(self, policy_id: str, columns: Mapping[str, Block]) -> None:
+    def check(self, policy_id: PolicyID, columns: Mapping[str, Block]) -> None:
         """Raise ColumnMismatchError if `append` would; nothing is written."""
         rows = self._policies.get(policy_id)
         if rows is not None:
             rows.fit(columns)
 
-    def take(self, constants: Mapping[str, int] | None = None) -> dict[str, SampleBatch]:
+    def take(self, constants: Mapping[str, int] | None = None) -> dict[PolicyID, SampleBatch]:
         """Hand out all rows as a batch for each policy, and start afresh.
 
         Parameters

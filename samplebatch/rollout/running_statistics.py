@@ -11,6 +11,7 @@ from samplebatch import names
 from samplebatch.batch.episodes import by_stream, episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.names import PolicyID
 from samplebatch.rollout.fragments import policies_of
 from samplebatch.rollout.statistics import EpisodeStatistics, PolicyStatistics
 
@@ -34,7 +35,7 @@ class OpenReturns:
     """
 
     def __init__(self) -> None:
-        self._episodes: dict[Any, dict[tuple[str, Any], list[Any]]] = {}
+        self._episodes: dict[Any, dict[tuple[PolicyID, Any], list[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -55,7 +56,7 @@ class OpenReturns:
             return EpisodeStatistics(0, len(self), {})
         for policy, steps in policies.items():
             self._add(policy, steps)
-        ended: dict[str, _Ended] = {}
+        ended: dict[PolicyID, _Ended] = {}
         for eps_id in ends.ids[ends.finished].tolist():
             trajectories = self._episodes.pop(eps_id)
             for policy in dict.fromkeys(policy for policy, _ in trajectories):
@@ -67,7 +68,7 @@ class OpenReturns:
             int(ends.finished.sum()), len(self), {policy: found.statistics() for policy, found in ended.items()}
         )
 
-    def _add(self, policy: str, steps: SampleBatch) -> None:
+    def _add(self, policy: PolicyID, steps: SampleBatch) -> None:
         eps_id, agent, rewards = (np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX, names.REWARDS))
         order = by_stream(eps_id, agent)
         eps_id, agent = eps_id[order], agent[order]
@@ -108,7 +109,7 @@ class RunningStatistics:
     def __init__(self) -> None:
         self.episodes = 0
         self._open = OpenReturns()
-        self._ended: dict[str, _Ended] = {}
+        self._ended: dict[PolicyID, _Ended] = {}
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
         """Take a fragment in, and return the statistics of the episodes that ended with it.

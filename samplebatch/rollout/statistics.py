@@ -13,6 +13,7 @@ from samplebatch import names
 from samplebatch.batch.episodes import by_stream, episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.names import PolicyID
 
 _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
 
@@ -62,7 +63,7 @@ class EpisodeStatistics:
 
     episodes: int
     unfinished: int
-    policies: dict[str, PolicyStatistics]
+    policies: dict[PolicyID, PolicyStatistics]
 
 
 def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistics | None:
@@ -117,7 +118,7 @@ def finished_episodes(batch: MultiAgentBatch | SampleBatch) -> npt.NDArray[Any]:
     return np.empty(0, np.int64) if ends is None else ends.ids[ends.finished]
 
 
-def _policies(batch: MultiAgentBatch | SampleBatch) -> Mapping[str, SampleBatch]:
+def _policies(batch: MultiAgentBatch | SampleBatch) -> Mapping[PolicyID, SampleBatch]:
     policies = {names.DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
     return {policy: steps for policy, steps in policies.items() if len(steps)}
 

@@ -13,6 +13,7 @@ from samplebatch import names
 from samplebatch.batch.episodes import by_stream, run_starts
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError, SequenceError
+from samplebatch.names import PolicyID
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Trajectory:
     """
 
     agent: Any
-    policy_id: str
+    policy_id: PolicyID
     eps_id: Any
     steps: SampleBatch
 
@@ -90,7 +91,7 @@ def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
 
 
 def cut(
-    policy_id: str, steps: SampleBatch, starts: npt.NDArray[np.intp], agents: Mapping[tuple[int, int], Any]
+    policy_id: PolicyID, steps: SampleBatch, starts: npt.NDArray[np.intp], agents: Mapping[tuple[int, int], Any]
 ) -> list[Trajectory]:
     """View the trajectories of a batch in their order; `agents` has their ids by `env_id` and `agent_index`."""
     eps_id = np.asarray(steps[names.EPS_ID])

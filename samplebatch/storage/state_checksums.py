@@ -25,7 +25,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 def with_checksums(state: State) -> State:
     """Add the checksums of all parts to a state."""
-    return {**state, CHECKSUMS: {name: _digest(value) for name, value in _parts(state)}}
+    return {**state, CHECKSUMS: _digest_parts(state)}
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -41,13 +41,21 @@ def check_state(state: Mapping[str, Any]) -> None:
         return
     if not isinstance(expected, Mapping):
         raise FormatError("the checksums of a buffer's state must be a dict, they are not; it is damaged")
-    found = {name: value for name, value in _parts(state) if name != CHECKSUMS}
+    found = _digest_parts(state)
     missing = sorted(map(str, expected.keys() ^ found.keys()))
     if missing:
         raise FormatError(f"the state of a buffer must have a checksum for each part, {missing[0]!r} is there alone")
-    for name, value in found.items():
-        if type(expected[name]) is not int or _digest(value) != expected[name]:
+    for name, digest in found.items():
+        if type(expected[name]) is not int or digest != expected[name]:
             raise FormatError(f"the state of a buffer must be as it was, and {_describe_part(name, state)} has changed")
+
+
+def _digest_parts(state: Mapping[str, Any]) -> dict[str, int]:
+    """Compute the checksum of each part; parts of one name, such as policies 1 and "1", have one together."""
+    found: dict[str, int] = {}
+    for name, value in _parts(state):
+        found[name] = _digest(value, found.get(name, 0))
+    return found
 
 
 def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

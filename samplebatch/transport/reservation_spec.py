@@ -20,6 +20,7 @@ from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError
+from samplebatch.names import PolicyID
 from samplebatch.transport.encode import PartEncoder, take_tree
 from samplebatch.transport.schema import MULTI_AGENT_BATCH, NESTED_BATCH, SAMPLE_BATCH, SCALAR, WHOLE, freeze
 
@@ -48,7 +49,7 @@ class PartSpec(NamedTuple):
         Of a `Batch`.
     """
 
-    label: str
+    label: PolicyID
     key: tuple[tuple[Any, ...], ...]
     given: tuple[str, ...]
     nested: dict[str, Structure]
@@ -171,7 +172,7 @@ def _are_same(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
     )
 
 
-def _part(label: str, batch: SampleBatch) -> PartSpec:
+def _part(label: PolicyID, batch: SampleBatch) -> PartSpec:
     key: list[tuple[Any, ...]] = []
     given = []
     for name, column in batch._all().items():
@@ -249,7 +250,7 @@ class CompletePart(NamedTuple):
         What the columns beside those in the block are, and their bytes.
     """
 
-    schema: tuple[str, tuple[Any, ...], Any]
+    schema: tuple[PolicyID, tuple[Any, ...], Any]
     flags: Flags
     variable: list[Any]
     buffers: list[npt.NDArray[np.uint8]]

@@ -20,6 +20,7 @@ from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import FormatError, SampleBatchError
+from samplebatch.names import PolicyID
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -106,14 +107,14 @@ class Part(NamedTuple):
         Whether a column is variable.
     """
 
-    label: str
+    label: PolicyID
     columns: tuple[Fixed | Variable, ...]
     structure: Any
     nested: dict[str, Structure]
     has_variable: bool
 
     @classmethod
-    def of(cls, label: str, columns: tuple[Fixed | Variable, ...], structure: Any) -> Part:
+    def of(cls, label: PolicyID, columns: tuple[Fixed | Variable, ...], structure: Any) -> Part:
         """Complete a part.
 
         Raises
@@ -264,7 +265,10 @@ class Schema:
         """Describe the schema in values that JSON can hold; `read` is the inverse."""
         return {
             "kind": self.kind,
-            "parts": [[part.label, [_plain(column) for column in part.columns], part.structure] for part in self.parts],
+            "parts": [
+                [_plain_label(part.label), [_plain(column) for column in part.columns], part.structure]
+                for part in self.parts
+            ],
         }
 
     @classmethod
@@ -279,7 +283,7 @@ class Schema:
         try:
             kind = described["kind"]
             parts = [
-                Part.of(_string(label), tuple(map(_column, columns)), structure)
+                Part.of(_label(label), tuple(map(_column, columns)), structure)
                 for label, columns, structure in described["parts"]
             ]
             if kind == NESTED_BATCH:
@@ -324,6 +328,15 @@ def _column(plain: Any) -> Fixed | Variable:
     if torch is not None:
         _string(torch)
     return Fixed(_string(name), named_dtype(_string(dtype)), tuple(row_shape), torch, _string(form))
+
+
+def _plain_label(label: PolicyID) -> str | int:
+    """Return a policy's id as JSON has it: NumPy's integers as Python's."""
+    return label if isinstance(label, str) else int(label)
+
+
+def _label(value: Any) -> PolicyID:
+    return value if type(value) is int else _string(value)
 
 
 def _string(value: Any) -> str:

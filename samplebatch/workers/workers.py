@@ -17,6 +17,7 @@ from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.env.registry import Environment, environment_factory
 from samplebatch.env.seeds import RESTART, seeds_at
 from samplebatch.errors import ArgumentError, WorkerError
+from samplebatch.names import label_policies
 from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.transport.broadcast import broadcast
@@ -192,6 +193,7 @@ class RolloutWorkers:
         ]
         least = max(_MIN_ARENA_NBYTES, min(_MAX_ARENA_NBYTES, _ALL_ARENAS_NBYTES // num_workers))
         self._capacity_bytes = least if capacity_bytes is None else capacity_bytes
+        self._labels = label_policies(policy) if isinstance(policy, Mapping) else {}
         self._weights_nbytes = max(_weights_nbytes(policy), capacity_bytes or 0)
         self._ends: tuple[Publisher, Subscription] | None = None
         self._board: WorkerCounters | None = None
@@ -237,6 +239,8 @@ class RolloutWorkers:
         ChannelClosedError
             If the workers have been stopped.
         """
+        if self._labels and isinstance(weights, Mapping):
+            weights = {self._labels.get(policy, policy): own for policy, own in weights.items()}
         return self._broadcast()[0].publish(weights)
 
     def _broadcast(self) -> tuple[Publisher, Subscription]:

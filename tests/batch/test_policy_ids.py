@@ -1,0 +1,193 @@
+"""Policy ids are strings or integers, and stay what they are wherever a batch of several agents goes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from samplebatch import (
+    MultiAgentBatch,
+    MultiAgentBatchBuilder,
+    MultiAgentReplayBuffer,
+    SampleBatch,
+    channel,
+    concat_samples,
+    read_arrow,
+    read_parquet,
+    write_arrow,
+    write_parquet,
+)
+from samplebatch.errors import ColumnTypeError, FormatError, PolicyNotFoundError
+from tests.batch.arrow_tables import through_ipc
+
+IDS = (1, "1", "walker", 0, -3, "")
+
+
+@pytest.fixture
+def batch() -> MultiAgentBatch:
+    """Return policies of both types, two of which look alike; the rows of each tell which it is."""
+    steps = np.arange(2)
+    return MultiAgentBatch(
+        {
+            policy: SampleBatch(
+                obs=steps + 10.0 * number,
+                actions=steps,
+                rewards=steps * 1.0,
+                terminateds=np.zeros(2, bool),
+                eps_id=np.full(2, 7),
+                agent_index=np.full(2, number),
+                t=steps,
+            )
+            for number, policy in enumerate(IDS)
+        },
+        env_steps=2,
+    )
+
+
+def in_file(write: Callable[..., Any], read: Callable[..., Any]) -> Callable[[MultiAgentBatch, Path], Any]:
+    def through(batch: MultiAgentBatch, folder: Path) -> Any:
+        write(batch, folder / "batch")
+        return read(folder / "batch")
+
+    return through
+
+
+def through_channel(batch: MultiAgentBatch, folder: Path) -> Any:
+    producer, consumer = channel(1 << 20)
+    with producer, consumer:
+        # The second message refers to the schema of the first.
+        producer.send(batch)
+        producer.send(batch)
+        consumer.recv()
+        return consumer.recv().copy()
+
+
+def through_reservation(batch: MultiAgentBatch, folder: Path) -> Any:
+    producer, consumer = channel(1 << 20)
+    with producer, consumer:
+        with producer.reserve(batch, rows={policy: 2 for policy in IDS}) as block:
+            assert list(block.rows) == list(IDS)
+            for policy, part in batch.items():
+                for name, values in part.items():
+                    block[policy][name][:] = values
+            block.commit(env_steps=2)
+        return consumer.recv().copy()
+
+
+def through_buffer(batch: MultiAgentBatch, folder: Path) -> Any:
+    buffer = MultiAgentReplayBuffer(4)
+    buffer.add(batch)
+    return buffer.sample(0)
+
+
+WAYS: dict[str, Callable[[MultiAgentBatch, Path], Any]] = {
+    "copy": lambda batch, _: batch.copy(),
+    "pickle": lambda batch, _: pickle.loads(pickle.dumps(batch)),
+    "concat": lambda batch, _: concat_samples([batch]),
+    "timeslices": lambda batch, _: batch.timeslices(2)[0],
+    "arrow": lambda batch, _: MultiAgentBatch.from_arrow(batch.to_arrow()),
+    "ipc": lambda batch, _: MultiAgentBatch.from_arrow(through_ipc(batch.to_arrow())),
+    "arrow file": in_file(write_arrow, read_arrow),
+    "parquet file": in_file(write_parquet, read_parquet),
+    "channel": through_channel,
+    "reservation": through_reservation,
+    "replay buffer": through_buffer,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ids_are_kept(way: str, batch: MultiAgentBatch, tmp_path: Path) -> None:
+    found = WAYS[way](batch, tmp_path)
+    assert [(type(policy), policy) for policy in found] == [(type(policy), policy) for policy in IDS]
+    assert all(found[policy]["obs"].tolist() == batch[policy]["obs"].tolist() for policy in IDS)
+
+
+def test_integers_of_numpy_are_found_by_those_of_python(tmp_path: Path) -> None:
+    batch = MultiAgentBatch({np.int64(3): SampleBatch(a=[1, 2])}, 2)
+    assert batch[3]["a"].tolist() == [1, 2]
+    for way in ("arrow file", "parquet file", "channel"):
+        assert WAYS[way](batch, tmp_path)[3]["a"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("policy", [None, True, 1.5, ("a", 1), b"a"], ids=repr)
+def test_other_ids_are_refused(policy: Any) -> None:
+    with pytest.raises(ColumnTypeError, match="a policy id must be a string or an integer, got a"):
+        MultiAgentBatch({policy: SampleBatch(a=[1])}, 1)
+
+
+def test_a_missing_id_is_named_as_it_was_given(batch: MultiAgentBatch) -> None:
+    with pytest.raises(PolicyNotFoundError, match="no policy 11; did you mean"):
+        batch[11]
+    with pytest.raises(PolicyNotFoundError, match=r"no policy '7'; did you mean 7\?"):
+        MultiAgentBatch({7: SampleBatch(a=[1])}, 1)["7"]
+
+
+def test_tables_show_integers_as_strings_of_their_own(batch: MultiAgentBatch) -> None:
+    shown = batch.to_arrow()["policy_id"].to_pylist()
+    assert shown[::2] == ["1_", "1", "walker", "0", "-3", ""]
+
+
+def changed(table: pa.Table, change: Callable[[dict[str, Any]], None]) -> pa.Table:
+    about = json.loads(table.schema.metadata[b"samplebatch"])
+    change(about["policies"])
+    return table.replace_schema_metadata({b"samplebatch": json.dumps(about).encode()})
+
+
+@pytest.mark.parametrize("number", ["1", True, 1.0, None, [1]], ids=repr)
+def test_an_id_that_is_no_other_policys_integer_is_refused(batch: MultiAgentBatch, number: Any) -> None:
+    def rename(policies: dict[str, Any]) -> None:
+        policies["walker"]["id"] = number
+
+    with pytest.raises(FormatError):
+        MultiAgentBatch.from_arrow(changed(batch.to_arrow(), rename))
+
+
+def test_builders_take_integers_for_policies() -> None:
+    builder = MultiAgentBatchBuilder(lambda agent: agent % 2)
+    for agent in range(3):
+        builder.add_values(agent, obs=agent)
+    builder.end_env_step()
+    built = builder.build_and_reset()
+    assert {policy: part["obs"].tolist() for policy, part in built.items()} == {0: [0, 2], 1: [1]}
+
+
+@pytest.fixture(params=[False, True], ids=["by policy", "lockstep"])
+def buffer(request: pytest.FixtureRequest, batch: MultiAgentBatch) -> Iterator[MultiAgentReplayBuffer]:
+    buffer = MultiAgentReplayBuffer({policy: 4 for policy in IDS}, lockstep=request.param)
+    buffer.add(batch)
+    return buffer
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_a_buffers_state_keeps_ids(buffer: MultiAgentReplayBuffer, change: Callable[[Any], Any]) -> None:
+    found = change(buffer)
+    assert list(found) == list(IDS)
+    expected = buffer.sample(8)
+    drawn = found.sample(8)
+    for policy in IDS:
+        assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
+
+
+def test_policies_that_look_alike_draw_apart(batch: MultiAgentBatch) -> None:
+    buffer = MultiAgentReplayBuffer(4)
+    buffer.add(batch)
+    drawn = buffer.sample(32)
+    assert (drawn[1]["obs"] - 10 * IDS.index(1)).tolist() != (drawn["1"]["obs"] - 10 * IDS.index("1")).tolist()
+
+
+def test_damage_to_policies_that_look_alike_is_seen(buffer: MultiAgentReplayBuffer) -> None:
+    for policy in (1, "1"):
+        state = pickle.loads(pickle.dumps(buffer.state_dict()))
+        form, dtype = state["forms"][policy]
+        state["forms"][policy] = form, dtype + "x"
+        with pytest.raises(FormatError, match="has changed"):
+            buffer.load_state_dict(state)
