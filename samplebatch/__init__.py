@@ -17,6 +17,8 @@ _HOMES = {
     "ViewRequirement": "samplebatch.batch.view_requirement",
     "concat_samples": "samplebatch.batch.concat",
     "concat_samples_into_ma_batch": "samplebatch.batch.concat",
+    "attempt_count_timesteps": "samplebatch.batch.rllib",
+    "convert_ma_batch_to_sample_batch": "samplebatch.batch.rllib",
     "SampleBatchBuilder": "samplebatch.batch.builder",
     "MultiAgentBatchBuilder": "samplebatch.batch.multi_agent_builder",
     "Batch": "samplebatch.batch.nested.batch",
@@ -83,6 +85,8 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.functions import to_numpy as to_numpy
     from samplebatch.batch.nested.functions import to_torch as to_torch
     from samplebatch.batch.nested.functions import to_torch_as as to_torch_as
+    from samplebatch.batch.rllib import attempt_count_timesteps as attempt_count_timesteps
+    from samplebatch.batch.rllib import convert_ma_batch_to_sample_batch as convert_ma_batch_to_sample_batch
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
     from samplebatch.buffer.cached import CachedReplayBuffer as CachedReplayBuffer

@@ -59,6 +59,9 @@ BURN_IN: Final = "burn_in"
 STATE_IN: Final = "state_in"
 STATE_OUT: Final = "state_out"
 
+_UNCOUNTED = ("infos", "state")
+"""How the names of columns begin that do not count steps."""
+
 DEFAULT_POLICY_ID: Final = "default_policy"
 
 PolicyID: TypeAlias = Any
@@ -208,6 +211,17 @@ def is_per_sequence(name: str) -> bool:
     ['seq_lens', 'state_in_0']
     """
     return name == SEQ_LENS or is_state_in(name)
+
+
+def counts_steps(name: str) -> bool:
+    """Tell whether the rows of a column are as many as its batch has steps, or, of infos and states, may be.
+
+    >>> [n for n in ("obs", "infos", "state_in_0", "state_out_0") if counts_steps(n)]
+    ['obs']
+    """
+    return name[:5] not in _UNCOUNTED or not (
+        name.partition(".")[0] == INFOS or is_state_in(name) or is_state_out(name)
+    )
 
 
 def is_policy_id(value: object) -> bool:

@@ -83,6 +83,7 @@ ONE_IMPORTER = {
     "takes one concern off the class that the only importer has": {
         "samplebatch.batch.column_map",
         "samplebatch.batch.device_batch",
+        "samplebatch.batch.episode_batch",
         "samplebatch.batch.nested.arithmetic",
         "samplebatch.batch.nested.conversions",
         "samplebatch.batch.row_batch",

@@ -16,6 +16,8 @@ _HOMES = {
     "Flags": "samplebatch.batch.flags",
     "concat_samples": "samplebatch.batch.concat",
     "concat_samples_into_ma_batch": "samplebatch.batch.concat",
+    "attempt_count_timesteps": "samplebatch.batch.rllib",
+    "convert_ma_batch_to_sample_batch": "samplebatch.batch.rllib",
     "SampleBatchBuilder": "samplebatch.batch.builder",
     "MultiAgentBatchBuilder": "samplebatch.batch.multi_agent_builder",
     "Batch": "samplebatch.batch.nested.batch",
@@ -71,6 +73,8 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.typed import RecurrentStateBatch as RecurrentStateBatch
     from samplebatch.batch.nested.typed import ReturnsBatch as ReturnsBatch
     from samplebatch.batch.nested.typed import RolloutBatch as RolloutBatch
+    from samplebatch.batch.rllib import attempt_count_timesteps as attempt_count_timesteps
+    from samplebatch.batch.rllib import convert_ma_batch_to_sample_batch as convert_ma_batch_to_sample_batch
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
 

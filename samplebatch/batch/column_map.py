@@ -413,10 +413,7 @@ def _cut(window: Window, name: str) -> Column:
 
 def counted_column(columns: dict[str, Column]) -> str:
     """Name the column that counts the steps: not infos or states, unless there is nothing else."""
-    for name in columns:
-        if name.partition(".")[0] != names.INFOS and not (names.is_state_in(name) or names.is_state_out(name)):
-            return name
-    return next(iter(columns))
+    return next(filter(names.counts_steps, columns), next(iter(columns)))
 
 
 def check_length(name: str, column: Column, rows: int, why: str) -> None:

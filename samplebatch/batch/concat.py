@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from samplebatch import names
+from samplebatch.arguments import choice
 from samplebatch.batch import joining
+from samplebatch.batch.missing import Missing
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch, require_flat
 from samplebatch.names import PolicyID
@@ -13,41 +16,53 @@ from samplebatch.names import PolicyID
 SampleBatchType = SampleBatch | MultiAgentBatch
 
 
-def concat_samples(samples: Iterable[SampleBatchType]) -> SampleBatchType:
+def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> SampleBatchType:
     """Join batches into a new one, one copy of every byte.
 
     Empty batches are ignored. The result is a `SampleBatch` if all of them are; one `MultiAgentBatch` among them makes
-    it one, in which flat batches belong to the default policy.
+    it one, in which flat batches belong to the default policy. RLlib's own batches are taken as well.
 
-    Columns must have the same names in all batches, in any order, and the same row shapes; dtypes may differ where
-    one of them holds all the others without loss. `num_grad_updates` is averaged by steps over the batches that know
-    theirs.
+    Columns must have the same row shapes in all batches; dtypes may differ where one of them holds all the others
+    without loss. `num_grad_updates` is averaged by steps over the batches that know theirs.
+
+    Parameters
+    ----------
+    samples
+        The batches.
+    missing
+        What becomes of columns that only some batches have: `"error"` refuses them, `"drop"` leaves them out, `"zero"`
+        fills them up with zeros (None for objects).
 
     Raises
     ------
     ColumnMismatchError
-        If a column is missing from some of them, or has row shapes or dtypes that cannot be joined; names it.
+        If a column is missing from some of them and `missing` is `"error"`, or has row shapes or dtypes that cannot be
+        joined; names it.
     SequenceError
         If some have sequences and some not, or `zero_padded`, `time_major` or, when padded, `max_seq_len` differ.
     ColumnTypeError
         If one is neither type of batch.
+    ArgumentError
+        If `missing` is another word.
 
     Examples
     --------
     >>> concat_samples([SampleBatch(a=[1, 2]), SampleBatch(), SampleBatch(a=[3])])["a"].tolist()
     [1, 2, 3]
+    >>> concat_samples([SampleBatch(a=[1], b=[2]), SampleBatch(a=[3])], missing="zero")["b"].tolist()
+    [2, 0]
     """
     samples = list(samples)
     flat = [sample for sample in samples if type(sample) is SampleBatch]
     if len(flat) == len(samples):
-        return join(flat)
-    if any(isinstance(sample, MultiAgentBatch) for sample in samples):
-        return concat_samples_into_ma_batch(samples)
-    return join([require_flat(sample) for sample in samples])
+        return join(flat, missing)
+    if any(hasattr(sample, "policy_batches") for sample in samples):
+        return concat_samples_into_ma_batch(samples, missing=missing)
+    return join([require_flat(sample) for sample in samples], missing)
 
 
-def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType]) -> MultiAgentBatch:
-    """Join batches like `concat_samples`, into a `MultiAgentBatch` in any case.
+def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> MultiAgentBatch:
+    """Join batches like `concat_samples`, into a `MultiAgentBatch` in any case; raises as it does.
 
     Examples
     --------
@@ -58,18 +73,20 @@ def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType]) -> MultiAge
     by_policy: dict[PolicyID, list[SampleBatch]] = {}
     env_steps = 0
     for sample in samples:
-        if isinstance(sample, MultiAgentBatch):
-            parts = sample.policy_batches
+        if hasattr(sample, "policy_batches"):
+            parts = {policy: require_flat(part) for policy, part in sample.policy_batches.items()}
         elif len(require_flat(sample)):
-            parts = {names.DEFAULT_POLICY_ID: sample}
+            parts = {names.DEFAULT_POLICY_ID: require_flat(sample)}
         else:
             continue
         for policy, part in parts.items():
             by_policy.setdefault(policy, []).append(part)
         env_steps += sample.env_steps()
-    return MultiAgentBatch({policy: join(parts) for policy, parts in by_policy.items()}, env_steps)
+    return MultiAgentBatch({policy: join(parts, missing) for policy, parts in by_policy.items()}, env_steps)
 
 
-def join(samples: Sequence[SampleBatch]) -> SampleBatch:
+def join(samples: Sequence[SampleBatch], missing: Missing = "error") -> SampleBatch:
     """Join flat batches; see `concat_samples`."""
-    return joining.join(samples, SampleBatch)
+    if missing != "error":
+        choice("missing", missing, get_args(Missing))
+    return joining.join(samples, SampleBatch, missing)

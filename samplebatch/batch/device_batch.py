@@ -10,8 +10,8 @@ import numpy as np
 
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.delivery import Delivery
+from samplebatch.batch.episode_batch import EpisodeBatch
 from samplebatch.batch.nested.tensors import array_of
-from samplebatch.batch.sequence_batch import SequenceBatch
 from samplebatch.batch.targets import ArrayTarget, Target, TorchTarget
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.targets import Floats
 
 
-class DeviceBatch(SequenceBatch):
+class DeviceBatch(EpisodeBatch):
     """Columns in and out of torch: the part of `SampleBatch` that learners meet."""
 
     def to_torch(

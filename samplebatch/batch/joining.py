@@ -9,6 +9,7 @@ from typing import TypeVar
 from samplebatch import names
 from samplebatch.batch import bulk
 from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.missing import Missing, level
 from samplebatch.batch.sequence_batch import SequenceBatch
 from samplebatch.column import threads
 from samplebatch.column.convert import as_column
@@ -22,8 +23,10 @@ _MIN_SHARED_NBYTES = 1 << 19
 """Bytes of each batch from which two threads join faster than one: they take turns after every piece."""
 
 
-def join(samples: Sequence[B], empty: Callable[[], B]) -> B:
+def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
     """Join flat batches, without the empty ones, into a new one; make one by `empty` where all are.
+
+    Columns that only some of them have are refused, dropped, or filled with zeros.
 
     Raises
     ------
@@ -35,13 +38,15 @@ def join(samples: Sequence[B], empty: Callable[[], B]) -> B:
     parts = [sample for sample in samples if sample.count]
     if not parts:
         return empty()
-    first = parts[0]
     flags = _merge_flags(parts)
     groups = [part._all() for part in parts]
     order = list(groups[0])
     for group in groups:
         if list(group) != order and group.keys() != groups[0].keys():
-            raise _columns_differ(groups)
+            parts = level(parts, missing)
+            groups = [part._all() for part in parts]
+            break
+    first = parts[0]
     for part in parts:
         if part._nested is not first._nested and part._nested != first._nested:
             raise ColumnMismatchError("nested columns must be put together alike to be joined, and they are not")
@@ -126,11 +131,3 @@ def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
     swapped = [as_column(column.to_numpy().swapaxes(0, 1), name) for column in columns]
     joined = type(swapped[0]).concat(swapped, name)
     return as_column(joined.to_numpy().swapaxes(0, 1), name)
-
-
-def _columns_differ(groups: Sequence[dict[str, Column]]) -> ColumnMismatchError:
-    """Make the error for batches with different columns."""
-    everywhere = set(groups[0]).intersection(*groups)
-    somewhere = {name for group in groups for name in group}
-    missing = ", ".join(map(repr, sorted(somewhere - everywhere)))
-    return ColumnMismatchError(f"batches to be joined must have the same columns; only some of them have {missing}")

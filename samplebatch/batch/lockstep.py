@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch
 
 
-def lockstep(policy_batches: Mapping[PolicyID, SampleBatch], k: int) -> Iterator[tuple[dict[PolicyID, SampleBatch], int]]:
+def lockstep(
+    policy_batches: Mapping[PolicyID, SampleBatch], k: int
+) -> Iterator[tuple[dict[PolicyID, SampleBatch], int]]:
     """Yield the rows of every k consecutive environment steps by policy, and their number of steps.
 
     Raises

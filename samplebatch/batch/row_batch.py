@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch import bulk
 from samplebatch.batch.column_map import ColumnMap, check_length, counted_column
@@ -18,10 +19,7 @@ from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column, Indices
 from samplebatch.column.row_keys import resolve
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import (
-    ArgumentError,
-    RowIndexError,
-)
+from samplebatch.errors import ArgumentError, RowIndexError
 
 
 class RowBatch(ColumnMap):
@@ -56,7 +54,7 @@ class RowBatch(ColumnMap):
         return self.count
 
     def _count_rows(self) -> None:
-        """Find the number of steps, and check that every column has that many rows."""
+        """Find the number of steps, none of infos and states alone, and check that every column has that many rows."""
         # len() of the arrays themselves: a column's own is a Python call each.
         lengths = [len(column.values) for column in self._columns.values()]
         self.count = lengths[0] if lengths else 0
@@ -65,6 +63,12 @@ class RowBatch(ColumnMap):
             self.count = len(self._columns[counted])
             for name, column in self._columns.items():
                 check_length(name, column, self.count, f"as {counted!r} has")
+        if (
+            self.count
+            and not names.counts_steps(next(iter(self._columns)))
+            and not any(map(names.counts_steps, self._columns))
+        ):
+            self.count = 0
 
     # -- changing the columns ------------------------------------------------------------------------------------------
 
@@ -72,7 +76,7 @@ class RowBatch(ColumnMap):
         if (
             is_plain(values)
             and name in self._columns
-            and len(values) == self.count
+            and len(values) == self.count > 0
             and self._window is None
             and not (self._lent or self._has_sequences)
         ):
@@ -102,7 +106,8 @@ class RowBatch(ColumnMap):
             self._with(columns)._count_rows()
             return
         for path, column in columns.items():
-            check_length(path, column, self.count, f"as {counted_column(others)!r} has")
+            counted = counted_column(others)
+            check_length(path, column, len(others[counted]), f"as {counted!r} has")
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
@@ -249,7 +254,8 @@ class RowBatch(ColumnMap):
         1 3.0
         2 4.0
         """
-        columns = self._rowwise()
+        # Infos and states alone have rows, but count no steps.
+        columns = self._rowwise() if self.count else {}
         keys = list(columns)
         for row in zip(*(column.values for column in columns.values()), strict=True):
             flat = dict(zip(keys, row, strict=True))
@@ -296,6 +302,8 @@ class RowBatch(ColumnMap):
 
     def _shuffle(self, rng: np.random.Generator) -> Self:
         """Gather all rows in random order."""
+        if not self.count:
+            return self.copy(shallow=True)
         return self._gather(rng.permutation(self.count))
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:

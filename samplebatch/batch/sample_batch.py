@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch import arrow, frame, summary
 from samplebatch.batch.device_batch import DeviceBatch
-from samplebatch.batch.episodes import ends_by_change, ends_by_flag
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.joining import join
 from samplebatch.batch.sequences import as_lengths
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
     from samplebatch.batch.multi_agent import MultiAgentBatch
     from samplebatch.batch.nested.batch import Batch
-
-_FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
 
 
 class SampleBatch(DeviceBatch):
@@ -141,46 +137,6 @@ class SampleBatch(DeviceBatch):
             columns.update(built)
         return columns
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def _derive(self, name: str) -> Any:
-        if name != names.DONES:
-            return None
-        known = [self[flag] for flag in (names.TERMINATEDS, names.TRUNCATEDS) if flag in self]
-        if len(known) < 2:
-            return known[0] if known else None
-        terminated, truncated = known if type(known[0]) is type(known[1]) else map(np.asarray, known)
-        return (terminated != 0) | (truncated != 0)
-
-    def is_terminated_or_truncated(self) -> bool:
-        """Tell whether the last step ends its episode.
-
-        Raises
-        ------
-        RowIndexError
-            If there are no steps.
-        ColumnNotFoundError
-            If the batch has no column that says so.
-        """
-        if not self.count:
-            raise RowIndexError("a batch without steps has no last one")
-        return bool(self._done_flags()[-1])
-
-    def is_single_trajectory(self) -> bool:
-        """Tell whether no step but the last ends an episode.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If the batch has no column that says so.
-        """
-        return not self._done_flags()[:-1].any()
-
-    def _done_flags(self) -> Any:
-        """Return one flag per step, padding left out: whether the step ends its episode."""
-        batch = self._unpad() if self._flags.zero_padded else self
-        return np.asarray(batch[names.DONES])
-
     # -- copies and parts ---------------------------------------------------------------------------------------------
 
     def concat(self, other: SampleBatch) -> SampleBatch:
@@ -233,35 +189,6 @@ class SampleBatch(DeviceBatch):
         from samplebatch.batch.nested.functions import as_batch
 
         return as_batch(self, names)
-
-    def split_by_episode(self, key: str | None = None) -> list[Self]:
-        """Split into one view per episode, the last one even if it has not ended.
-
-        Parameters
-        ----------
-        key
-            Column to split by: after each true flag for `dones`, `terminateds` and `truncateds`, else wherever the
-            value changes. By default `eps_id`, or `dones` where there is none.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If the column is not there.
-
-        Examples
-        --------
-        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3], eps_id=[0, 0, 1]).split_by_episode()]
-        [[1, 2], [3]]
-        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5], dones=[0, 0, 1, 0, 0]).split_by_episode()]
-        [[1, 2, 3], [4, 5]]
-        """
-        if key is None:
-            key = names.EPS_ID if names.EPS_ID in self else names.DONES
-        batch = self._unpad() if self._flags.zero_padded else self
-        values = np.asarray(batch[key])
-        ends = ends_by_flag(values) if key in _FLAG_COLUMNS else ends_by_change(values)
-        part = self.slice if self._has_sequences else self._view
-        return [part(start, stop) for start, stop in pairwise([0, *ends])]
 
     # -- other forms --------------------------------------------------------------------------------------------------
 
@@ -391,8 +318,13 @@ def _multi_agent_batch() -> type[MultiAgentBatch]:
     return MultiAgentBatch
 
 
-def require_flat(sample: object) -> SampleBatch:
-    """Return a `SampleBatch`, and refuse anything else."""
-    if not isinstance(sample, SampleBatch):
-        raise ColumnTypeError(f"only SampleBatch and MultiAgentBatch can be joined, got {type(sample).__name__}")
-    return sample
+_RLLIB_FLAGS = ("time_major", "zero_padded", "max_seq_len", "num_grad_updates", "is_training")
+
+
+def require_flat(sample: Any) -> SampleBatch:
+    """Return a `SampleBatch`, make one of RLlib's over the same arrays, and refuse anything else."""
+    if isinstance(sample, SampleBatch):
+        return sample
+    if isinstance(sample, Mapping) and all(hasattr(sample, name) for name in _RLLIB_FLAGS):
+        return SampleBatch(dict(sample), **{f"_{name}": getattr(sample, name) for name in _RLLIB_FLAGS})
+    raise ColumnTypeError(f"only SampleBatch and MultiAgentBatch can be joined, got {type(sample).__name__}")

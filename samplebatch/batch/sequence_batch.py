@@ -75,8 +75,8 @@ class SequenceBatch(RowBatch):
                     f"got {(len(column), *column.row_shape)}"
                 )
             return
-        padding = f": {self._flags.max_seq_len} for each of {s} sequences," if self._flags.zero_padded else ""
-        check_length(name, column, self._stored_rows(s), f"{padding} as {names.SEQ_LENS!r} says".lstrip())
+        padding = f"({self._flags.max_seq_len} for each of {s} sequences) " if self._flags.zero_padded else ""
+        check_length(name, column, self._stored_rows(s), f"{padding}as {names.SEQ_LENS!r} says")
 
     def _stored_rows(self, s: int) -> int:
         """Return the rows of a column of steps, padding counted, where there are s sequences."""

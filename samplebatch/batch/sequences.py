@@ -113,6 +113,30 @@ def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
     return np.arange(wanted.sum()) + np.repeat(shift, wanted)
 
 
+def chop(starts: npt.NDArray[np.intp], count: int, max_seq_len: int) -> Lengths:
+    """Cut runs of steps into sequences of at most `max_seq_len`, and return the lengths of these, shape (s,).
+
+    Parameters
+    ----------
+    starts
+        The first step of each run, ascending from 0.
+    count
+        Steps of all runs.
+    max_seq_len
+        Steps in a sequence at the most.
+
+    Examples
+    --------
+    >>> chop(np.array([0, 5]), 7, 3)
+    array([3, 2, 2])
+    """
+    runs = np.diff(starts, append=count)
+    pieces = -(-runs // max_seq_len)
+    lengths = np.full(int(pieces.sum()), max_seq_len, np.int64)
+    lengths[pieces.cumsum() - 1] = runs - (pieces - 1) * max_seq_len
+    return lengths
+
+
 def padded_rows(lengths: Lengths, max_seq_len: int) -> Indices:
     """List the rows at which the steps of sequences lie once each occupies `max_seq_len` rows.
 

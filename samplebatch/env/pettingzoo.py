@@ -326,7 +326,9 @@ class TurnBasedAdapter(MultiAgentAdapter):
     environment: AECEnvironment
     together = False
 
-    def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> None:
+    def __init__(
+        self, environment: AECEnvironment, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]
+    ) -> None:
         super().__init__(environment, env_id, seed, policy_of)
         self._acted: dict[Any, None] = {}
         """Agents that have not seen the outcome of their last action."""

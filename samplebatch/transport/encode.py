@@ -205,7 +205,7 @@ class Encoder:
 
     def _plain(self, batch: SampleBatch, columns: dict[str, Column]) -> Frame | None:
         """Take a batch apart that has nothing but arrays of as many rows; None if it has more."""
-        if batch._nested or batch._flags is not DEFAULT or batch._has_sequences:
+        if batch._nested or batch._flags is not DEFAULT or batch._has_sequences or not batch.count:
             return None
         schema, checks = self._recent
         if schema is not None and len(columns) == len(checks):

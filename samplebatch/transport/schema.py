@@ -210,6 +210,9 @@ class Schema:
             isinstance(column, Fixed) and column.torch is None and column.name != names.SEQ_LENS
             for column in self.parts[0].columns
         )
+        if self.is_plain:
+            # Infos and states alone have rows, but count no steps.
+            self.is_plain = any(names.counts_steps(column.name) for column in self.parts[0].columns)
         self._plans: dict[tuple[Rows, Rows], Plan] = {}
         self._simple_plans: dict[int, Plan] = {}
 
@@ -282,8 +285,9 @@ class Schema:
         """
         try:
             kind = described["kind"]
+            label_of = _policy if kind == MULTI_AGENT_BATCH else _string
             parts = [
-                Part.of(_label(label), tuple(map(_column, columns)), structure)
+                Part.of(label_of(label), tuple(map(_column, columns)), structure)
                 for label, columns, structure in described["parts"]
             ]
             if kind == NESTED_BATCH:
@@ -335,7 +339,7 @@ def _plain_label(label: PolicyID) -> str | int:
     return label if isinstance(label, str) else int(label)
 
 
-def _label(value: Any) -> PolicyID:
+def _policy(value: Any) -> PolicyID:
     return value if type(value) is int else _string(value)
 
 

@@ -49,8 +49,6 @@ def test_a_misspelt_policy_lists_the_near_ones() -> None:
 def test_only_batches_are_taken(value: Any) -> None:
     with pytest.raises(ColumnTypeError, match=f"policy 'p' must have a SampleBatch, got a {type(value).__name__}"):
         MultiAgentBatch({"p": value}, 1)
-    with pytest.raises(ColumnTypeError, match="a policy id must be a string, got a int"):
-        MultiAgentBatch({3: SampleBatch(a=[1])}, 1)  # type: ignore[dict-item]
 
 
 def test_steps_count_environment_steps_and_agent_steps() -> None:

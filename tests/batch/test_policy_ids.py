@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
-import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from samplebatch import (
@@ -27,7 +24,7 @@ from samplebatch import (
     write_parquet,
 )
 from samplebatch.errors import ColumnTypeError, FormatError, PolicyNotFoundError
-from tests.batch.arrow_tables import through_ipc
+from tests.batch.arrow_tables import tampered, through_ipc
 
 IDS = (1, "1", "walker", 0, -3, "")
 
@@ -74,7 +71,7 @@ def through_channel(batch: MultiAgentBatch, folder: Path) -> Any:
 def through_reservation(batch: MultiAgentBatch, folder: Path) -> Any:
     producer, consumer = channel(1 << 20)
     with producer, consumer:
-        with producer.reserve(batch, rows={policy: 2 for policy in IDS}) as block:
+        with producer.reserve(batch, rows=dict.fromkeys(IDS, 2)) as block:
             assert list(block.rows) == list(IDS)
             for policy, part in batch.items():
                 for name, values in part.items():
@@ -136,19 +133,11 @@ def test_tables_show_integers_as_strings_of_their_own(batch: MultiAgentBatch) ->
     assert shown[::2] == ["1_", "1", "walker", "0", "-3", ""]
 
 
-def changed(table: pa.Table, change: Callable[[dict[str, Any]], None]) -> pa.Table:
-    about = json.loads(table.schema.metadata[b"samplebatch"])
-    change(about["policies"])
-    return table.replace_schema_metadata({b"samplebatch": json.dumps(about).encode()})
-
-
 @pytest.mark.parametrize("number", ["1", True, 1.0, None, [1]], ids=repr)
 def test_an_id_that_is_no_other_policys_integer_is_refused(batch: MultiAgentBatch, number: Any) -> None:
-    def rename(policies: dict[str, Any]) -> None:
-        policies["walker"]["id"] = number
-
-    with pytest.raises(FormatError):
-        MultiAgentBatch.from_arrow(changed(batch.to_arrow(), rename))
+    table = tampered(batch.to_arrow(), lambda about: about["policies"]["walker"].update(id=number))
+    with pytest.raises(FormatError, match=r"'walker' must have an id|not whole"):
+        MultiAgentBatch.from_arrow(table)
 
 
 def test_builders_take_integers_for_policies() -> None:
@@ -162,7 +151,7 @@ def test_builders_take_integers_for_policies() -> None:
 
 @pytest.fixture(params=[False, True], ids=["by policy", "lockstep"])
 def buffer(request: pytest.FixtureRequest, batch: MultiAgentBatch) -> Iterator[MultiAgentReplayBuffer]:
-    buffer = MultiAgentReplayBuffer({policy: 4 for policy in IDS}, lockstep=request.param)
+    buffer = MultiAgentReplayBuffer(dict.fromkeys(IDS, 4), lockstep=request.param)
     buffer.add(batch)
     return buffer
 

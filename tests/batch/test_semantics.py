@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
+from samplebatch import MultiAgentBatch, SampleBatch, channel, concat_samples
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, SequenceError
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -89,7 +89,33 @@ def test_the_length_comes_from_the_first_countable_column() -> None:
         SampleBatch(infos=[{}, {}, {}], a=[1, 2])
     with pytest.raises(ColumnLengthError, match="'state_in_0' must have 2 rows as 'a' has, got 3"):
         SampleBatch(state_in_0=[1.0, 2.0, 3.0], state_out_0=[1.0, 2.0], a=[1, 2])
-    assert len(SampleBatch(infos=[{}, {}, {}])) == 3
+
+
+def test_infos_and_states_alone_count_no_steps() -> None:
+    batch = SampleBatch(infos=[{"i": 0}, {"i": 1}], state_in_0=np.zeros((2, 3)))
+    assert len(batch) == len(SampleBatch(infos=[{}, {}])) == 0
+    assert list(batch.rows()) == batch.timeslices(1) == []
+    assert len(batch[0:2]["infos"]) == 0
+    assert batch.copy() == batch.shuffle(rng=0) == batch
+    assert [info["i"] for info in batch["infos"]] == [0, 1]
+    with pytest.raises(ColumnLengthError, match="'obs' must have 2 rows as 'infos' has, got 3"):
+        batch["obs"] = np.zeros(3)
+    batch["obs"] = np.zeros(2)
+    assert len(batch) == 2
+    del batch["obs"]
+    assert len(batch) == len(SampleBatch(obs=[1, 2], infos=[{}, {}]).drop("obs")) == 0
+
+
+def test_columns_that_count_no_steps_travel_whole() -> None:
+    state = SampleBatch(state_in_0=np.arange(6.0).reshape(2, 3))
+    producer, consumer = channel(1 << 16)
+    with producer, consumer:
+        for _ in range(2):
+            producer.send(state)
+            received = consumer.recv()
+            assert (len(received), received["state_in_0"].tolist()) == (0, [[0, 1, 2], [3, 4, 5]])
+            del received
+    assert pickle.loads(pickle.dumps(state)) == state == SampleBatch.from_arrow(state.to_arrow())
 
 
 def test_every_column_must_agree_with_the_length() -> None:
