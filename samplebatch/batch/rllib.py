@@ -33,10 +33,10 @@ def attempt_count_timesteps(tensor_dict: Mapping[str, Any]) -> int:
     for name, value in tensor_dict.items():
         if name == names.SEQ_LENS or not names.counts_steps(name):
             continue
-        first = next((leaf for _, leaf in flatten(name, value)[1]), None) if is_nested(value) else value
-        rows = len(first) if hasattr(first, "__len__") and getattr(first, "ndim", 1) else 0
-        if rows and not isinstance(first, str | bytes):
-            return rows
+        first: Any = next((leaf for _, leaf in flatten(name, value)[1]), None) if is_nested(value) else value
+        single = getattr(first, "ndim", 1) == 0 or isinstance(first, str | bytes)
+        if hasattr(first, "__len__") and not single and len(first):
+            return len(first)
     return 0
 
 
