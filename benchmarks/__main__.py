@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -29,6 +30,13 @@ def _progress(line: str) -> None:
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
+def _start_on_one_core() -> None:
+    """Start this process again, pinned to one core, unless it is: libraries count cores while they are imported."""
+    if len(os.sched_getaffinity(0)) > 1:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.execv(sys.executable, sys.orig_argv)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure the rows asked for, and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=benchmarks.__doc__)
@@ -36,11 +44,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one call each: shows that it runs, not how fast")
     parser.add_argument("--filter", default="*", metavar="PATTERN", help="only rows whose name matches, such as 'sb.*'")
     parser.add_argument("--only", metavar="NAMES", help="only these contestants, such as 'ours,bare'")
+    parser.add_argument("--one-core", action="store_true", help="pin everything to one core, as on a busy machine")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every median to a file")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
     if unknown := set(options.layers) - set(LAYERS):
         parser.error(f"no layer {', '.join(sorted(unknown))}; there are {', '.join(LAYERS)}")
+
+    if options.one_core:
+        if not hasattr(os, "sched_setaffinity"):
+            parser.error("--one-core needs a system that pins processes to cores, such as Linux")
+        _start_on_one_core()
 
     rows = rows_of(options.layers or LAYERS, options.filter)
     if not rows:

@@ -69,7 +69,8 @@ def setting() -> str:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return f"Python {platform.python_version()}, {', '.join(found)}; {os.cpu_count()} cores"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"Python {platform.python_version()}, {', '.join(found)}; {cores} {'core' if cores == 1 else 'cores'}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -102,6 +103,13 @@ def test_command_line_refuses_what_is_not_there(capsys) -> None:
         with pytest.raises(SystemExit):
             main(arguments)
     assert "there are" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are pinned to cores on Linux")
+def test_everything_can_be_pinned_to_one_core() -> None:
+    command = [sys.executable, "-m", "benchmarks", "batch", "--quick", "--one-core", "--filter", "sb.slice"]
+    done = subprocess.run([*command, "--only", "ours,bare", "--markdown"], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("; 1 core.")
 
 
 def test_missing_peer_is_left_out_and_named() -> None:
