@@ -101,6 +101,7 @@ ONE_IMPORTER = {
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
         "samplebatch.env.processes",
+        "samplebatch.env.rllib",
         "samplebatch.env.stepper",
         "samplebatch.env.sync_vector",
         "samplebatch.policy.agents",
@@ -119,6 +120,7 @@ ONE_IMPORTER = {
     },
     "is a layer's door to the only layer above that needs it": {
         "samplebatch.env.async_vector",
+        "samplebatch.env.multi_agent",
         "samplebatch.env.gymnasium",
         "samplebatch.policy.random_by_environment",
     },

@@ -18,7 +18,7 @@ def policy_by_kind(environment: Any) -> Callable[[Any], str]:
     Parameters
     ----------
     environment
-        A PettingZoo environment, of either interface.
+        A PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib's.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def policy_by_kind(environment: Any) -> Callable[[Any], str]:
     spaces: dict[str, Any] = {}
     mixed = set()
     for agent in getattr(environment, "possible_agents", ()):
-        own = _spaces(environment, agent)
+        own = (observation_space_of(environment, agent), action_space_of(environment, agent))
         if spaces.setdefault(kind_of(agent), own) != own:
             mixed.add(kind_of(agent))
     return partial(_policy_of, mixed=frozenset(mixed))
@@ -53,9 +53,22 @@ def kind_of(agent: Any) -> str:
     return found["kind"] if found else str(agent)
 
 
-def _spaces(environment: Any, agent: Any) -> tuple[Any, Any]:
-    observation_space = getattr(environment, "observation_space", None)
-    return (observation_space(agent) if observation_space else None, environment.action_space(agent))
+def observation_space_of(environment: Any, agent: Any) -> Any:
+    """Return the space of an agent's observations; None where the environment does not tell.
+
+    >>> from samplebatch.env.registry import make_environment
+    >>> observation_space_of(make_environment("mpe2/simple_spread_v3"), "agent_0").shape
+    (18,)
+    """
+    # RLlib's environments have the same names for their spaces, but no function.
+    space_of = getattr(environment, "get_observation_space", None) or getattr(environment, "observation_space", None)
+    return None if space_of is None else space_of(agent)
+
+
+def action_space_of(environment: Any, agent: Any) -> Any:
+    """Return the space of an agent's actions."""
+    space_of = getattr(environment, "get_action_space", None) or environment.action_space
+    return space_of(agent)
 
 
 def agent_positions(environment: Any) -> dict[Any, int]:

@@ -73,7 +73,7 @@ def _adapt_made(env: Any) -> Environments:
             "env must be a Gymnasium environment or vector environment, a list of environments, a function or an id, "
             f"got a {type(env).__name__}"
         ) from None
-    if kind in ("parallel", "aec"):
+    if kind in ("parallel", "aec", "rllib"):
         raise EnvironmentSpecError(
             f"env must be a Gymnasium environment, got a {type(env).__name__} of several agents; "
             "use a MultiAgentCollector"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.column.exact import BOOL, BOOLS, FLOAT, FLOATS, Refuse, exact_number
 from samplebatch.env.agents import agent_positions
-from samplebatch.env.registry import AECEnvironment, ParallelEnvironment, environment_kind
+from samplebatch.env.registry import AECEnvironment, ParallelEnvironment
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.names import PolicyID
 
@@ -394,25 +394,6 @@ class TurnBasedAdapter(MultiAgentAdapter):
                 f"not let {next(iter(self._acted))!r}"
             )
         return outcomes
-
-
-def adapt(environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> MultiAgentAdapter:
-    """Make the adapter of an environment of several agents.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If it is none.
-    """
-    kind = environment_kind(environment)
-    if kind == "parallel":
-        return ParallelAdapter(environment, env_id, seed, policy_of)
-    if kind == "aec":
-        return TurnBasedAdapter(environment, env_id, seed, policy_of)
-    raise EnvironmentSpecError(
-        f"an environment of several agents must have one of PettingZoo's interfaces, got a "
-        f"{type(environment).__name__}, which Collector steps"
-    )
 
 
 def copy_observation(value: Any) -> Any:

@@ -15,8 +15,9 @@ from samplebatch.errors import EnvironmentSpecError, near_names, require
 
 DEFAULT_ENVIRONMENT = "mpe2/simple_spread_v3"
 
-Kind = Literal["gymnasium", "vector", "parallel", "aec"]
-"""How an environment is stepped: by one agent; many of that kind at once; by all of its agents at once; in turns."""
+Kind = Literal["gymnasium", "vector", "parallel", "aec", "rllib"]
+"""How an environment is stepped: by one agent; many of that kind at once; by all of its agents at once; in turns; by
+those agents that it gave an observation."""
 
 _REGISTERED = re.compile(r"-v\d+$")
 _VERSION = re.compile(r"[-_]v\d+$")
@@ -161,12 +162,14 @@ def environment_kind(made: Any) -> Kind:
             return "aec"
         if hasattr(made, "num_envs") and hasattr(made, "single_action_space"):
             return "vector"
+        if hasattr(made, "get_observation_space") and hasattr(made, "get_action_space"):
+            return "rllib"
         # A space is no function: PettingZoo's agents have one each, Gymnasium's environments have one.
         space = getattr(made, "action_space", None)
         if space is not None:
             return "parallel" if callable(space) else "gymnasium"
     raise EnvironmentSpecError(
-        f"it must have Gymnasium's or one of PettingZoo's interfaces, got a {type(made).__name__}"
+        f"it must have Gymnasium's or one of PettingZoo's interfaces, or RLlib's, got a {type(made).__name__}"
     )
 
 

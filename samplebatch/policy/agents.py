@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samplebatch import names
+from samplebatch.env.agents import action_space_of, observation_space_of
 from samplebatch.env.pettingzoo import AgentGroup
 from samplebatch.env.seeds import seed_number
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
@@ -91,7 +92,7 @@ class RandomAgents(AgentActor):
 
     def _space(self, group: AgentGroup, agent: Any) -> Any:
         # A copy: agents may share the space, and the environment may draw from it too.
-        space = copy.deepcopy(group.adapter.environment.action_space(agent))
+        space = copy.deepcopy(action_space_of(group.adapter.environment, agent))
         space.seed(seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
         return space
 
@@ -160,14 +161,14 @@ class PolicyAgents(AgentActor):
 
     def _make_actor(self, first: AgentGroup) -> Actor:
         environment, agent = first.adapter.environment, first.agents[0]
-        space_of = getattr(environment, "observation_space", None)
-        if space_of is None:
+        observation_space = observation_space_of(environment, agent)
+        if observation_space is None:
             raise EnvironmentSpecError(
                 f"an environment must tell the observation space of an agent that a policy acts for, and {agent!r} has "
                 "none"
             )
-        self._observations = observations = SpaceLayout(space_of(agent))
-        action_space = environment.action_space(agent)
+        self._observations = observations = SpaceLayout(observation_space)
+        action_space = action_space_of(environment, agent)
         self._actions = actions = SpaceLayout(action_space)
         self._action_names = column_names(names.ACTIONS, actions)
         self._seen_names = column_names(names.OBS, observations)

@@ -14,7 +14,8 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.agents import policy_by_kind
-from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter, adapt
+from samplebatch.env.multi_agent import adapt_agents
+from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter
 from samplebatch.env.registry import make_environment
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, PolicySpecError, near_names
@@ -56,8 +57,9 @@ class MultiAgentCollector:
     Parameters
     ----------
     env
-        A PettingZoo environment of either interface, several, or the name of one or a function that makes one (see
-        `environment_factory`). They are not closed, unless by `close`.
+        A PettingZoo environment of either interface, a `MultiAgentEnv` of RLlib's, the name of one or a function that
+        makes one (see `environment_factory`); or a list of these, in which they may be mixed. Environments are not
+        closed, unless by `close`.
     policy
         Anything that `as_policy` takes, or `"random"`, which honours an `action_mask` among the observations or infos;
         or a mapping of policy ids to one of these each.
@@ -134,7 +136,7 @@ class MultiAgentCollector:
         numbers = range(first_env_id, first_env_id + len(made))
         self._mapping = policy_by_kind(made[0]) if policy_mapping is None else policy_mapping
         self._adapters = [
-            adapt(one, number, seed_number(seeds_at(environment_seeds, number)), self._policy_of)
+            adapt_agents(one, number, seed_number(seeds_at(environment_seeds, number)), self._policy_of)
             for one, number in zip(made, numbers, strict=True)
         ]
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
@@ -294,7 +296,7 @@ class MultiAgentCollector:
                 if adapter.together:
                     outcomes.update(zip(groups, found, strict=True))
                 else:
-                    self._queue_turn(adapter, groups[0], steps[groups[0].policy_id], found)
+                    self._queue_turns(adapter, groups, steps, found)
         finally:
             # Steps that were made are recorded, even if another environment has failed.
             self._record(steps, outcomes)
@@ -359,13 +361,21 @@ class MultiAgentCollector:
         step.advance(new_obs)
         return policy_id, columns, streams, t, infos
 
-    def _queue_turn(
-        self, adapter: MultiAgentAdapter, group: AgentGroup, step: PolicyStep, outcomes: Sequence[AgentOutcomes]
+    def _queue_turns(
+        self,
+        adapter: MultiAgentAdapter,
+        groups: Sequence[AgentGroup],
+        steps: Mapping[str, PolicyStep],
+        outcomes: Sequence[AgentOutcomes],
     ) -> None:
-        """Let a turn wait for its outcome, and complete those that have one by now."""
-        turns, row = self._turns[adapter.env_id], step.starts[group]
-        columns = {name: rows_of_block(block, [row]) for name, block in step.columns.items()}
-        turns.begin(group.agents[0], Turn(group, columns, int(step.t[row])))
+        """Let the turns of a step wait for their outcomes, and complete those that have one by now."""
+        turns = self._turns[adapter.env_id]
+        for group in groups:
+            step = steps[group.policy_id]
+            start = step.starts[group]
+            for place, agent in enumerate(group.agents):
+                columns = {name: rows_of_block(block, [start + place]) for name, block in step.columns.items()}
+                turns.begin(agent, Turn(group, place, columns, int(step.t[start])))
         turns.finish(outcomes)
         if not adapter.in_episode:
             turns.end()
@@ -376,8 +386,9 @@ class MultiAgentCollector:
             turns = self._turns.get(adapter.env_id)
             if turns is None or (limit is not None and limit <= 0):
                 continue
-            for turn in turns.complete(limit):
-                self._recorder.append(turn.policy_id, turn.columns, turn.streams, turn.t, turn.infos)
+            for step in turns.complete(limit):
+                for turn in step:
+                    self._recorder.append(turn.policy_id, turn.columns, turn.streams, turn.t, turn.infos)
                 self._recorded += 1
                 limit = None if limit is None else limit - 1
 

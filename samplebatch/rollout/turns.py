@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain, takewhile
 from typing import Any
+
+import numpy as np
 
 from samplebatch import names
 from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes
@@ -22,18 +25,22 @@ class Turn:
     columns
         What the row has by now: arrays of shape (1, ...), or lists of one value.
     streams, t
-        Its episode, stream and time.
+        Its episode, stream and time, shape (1,).
+    step
+        The environment step that it is part of: the episode and the time.
     infos
         Its info, in a list; None until the outcome is there.
     """
 
-    __slots__ = ("columns", "infos", "policy_id", "streams", "t")
+    __slots__ = ("columns", "infos", "policy_id", "step", "streams", "t")
 
-    def __init__(self, group: AgentGroup, columns: dict[str, Block], t: int) -> None:
+    def __init__(self, group: AgentGroup, place: int, columns: dict[str, Block], t: int) -> None:
         self.policy_id = group.policy_id
         self.columns: dict[str, Block] = {**columns, names.EPS_DONE: [False]}
-        self.streams = Streams(group.eps_ids, group.env_ids, group.indices)
-        self.t = 0 * group.indices + t
+        own = slice(place, place + 1)
+        self.streams = Streams(group.eps_ids[own], group.env_ids[own], group.indices[own])
+        self.t = np.array([t])
+        self.step = (group.adapter.eps_id, t)
         self.infos: list[Any] | None = None
 
 
@@ -41,7 +48,8 @@ class TurnQueue:
     """Turns of one environment that are not recorded, oldest first.
 
     An agent may see the outcome of its action after others have seen those of later ones. A fragment takes complete
-    environment steps only: turns leave the queue in order, each once all outcomes up to its own are there.
+    environment steps only: turns leave the queue in order, those of a step together, once all outcomes up to theirs are
+    there.
     """
 
     def __init__(self) -> None:
@@ -55,9 +63,9 @@ class TurnQueue:
 
     def break_off(self) -> None:
         """Drop turns that will never be complete."""
-        complete = self.complete(None)
+        steps = self.complete(None)
         self.clear()
-        self._turns += complete
+        self._turns += chain.from_iterable(steps)
 
     def begin(self, agent: Any, turn: Turn) -> None:
         """Let a turn wait for its outcome."""
@@ -77,14 +85,19 @@ class TurnQueue:
             turn.infos = list(infos)
 
     def end(self) -> None:
-        """Mark the newest turn as the last of its episode."""
-        if self._turns:
-            self._turns[-1].columns[names.EPS_DONE] = [True]
+        """Mark the turns of the newest step as the last of their episode."""
+        newest = self._turns[-1].step if self._turns else None
+        for turn in takewhile(lambda turn: turn.step == newest, reversed(self._turns)):
+            turn.columns[names.EPS_DONE] = [True]
 
-    def complete(self, limit: int | None) -> list[Turn]:
-        """Take turns that are complete off the queue, at most `limit`."""
-        found: list[Turn] = []
+    def complete(self, limit: int | None) -> list[list[Turn]]:
+        """Take the turns of complete environment steps off the queue, step by step, at most `limit`."""
+        found: list[list[Turn]] = []
         turns = self._turns
-        while turns and turns[0].infos is not None and len(found) != limit:
-            found.append(turns.popleft())
+        while turns and len(found) != limit:
+            first = turns[0].step
+            step = [*takewhile(lambda turn, first=first: turn.step == first, turns)]  # type: ignore[misc]
+            if any(turn.infos is None for turn in step):
+                break
+            found.append([turns.popleft() for _ in step])
         return found

@@ -14,7 +14,7 @@ from samplebatch import names
 from samplebatch.batch.episodes import run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.agents import policy_by_kind
+from samplebatch.env.agents import action_space_of, observation_space_of, policy_by_kind
 from samplebatch.env.as_environments import as_environments, make_all
 from samplebatch.env.base import Environments
 from samplebatch.env.environment_list import EnvironmentList
@@ -232,8 +232,7 @@ def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any,
     for agent in getattr(environment, "possible_agents", ()):
         own = mapping.get(agent) if isinstance(mapping, Mapping) else mapping(agent)
         if policy_id in (None, own):
-            space_of = getattr(environment, "observation_space", None)
-            return None if space_of is None else space_of(agent), environment.action_space(agent)
+            return observation_space_of(environment, agent), action_space_of(environment, agent)
     return None, None
 
 
