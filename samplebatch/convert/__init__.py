@@ -14,6 +14,8 @@ _HOMES = {
     "from_minari": "samplebatch.convert.minari",
     "episodes_from_minari": "samplebatch.convert.minari",
     "to_minari": "samplebatch.convert.minari",
+    "from_rllib_episodes": "samplebatch.convert.rllib_episodes",
+    "to_rllib_episodes": "samplebatch.convert.rllib_episodes",
     "from_sb3": "samplebatch.convert.sb3",
     "to_sb3_replay": "samplebatch.convert.sb3",
     "to_sb3_rollout": "samplebatch.convert.sb3",
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari
+    from samplebatch.convert.rllib_episodes import from_rllib_episodes as from_rllib_episodes
+    from samplebatch.convert.rllib_episodes import to_rllib_episodes as to_rllib_episodes
     from samplebatch.convert.sb3 import from_sb3 as from_sb3
     from samplebatch.convert.sb3 import to_sb3_replay as to_sb3_replay
     from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplebatch import names
-from samplebatch.batch.concat import join
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.convert.steps import (
     Source,
     arrays_of,
     as_steps,
     flags_of,
+    join_episodes,
     make_episode,
     map_leaves,
     observations_of,
@@ -38,7 +38,7 @@ def from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = 
     >>> dataset = minari.load_dataset("D4RL/door/human-v2")  # doctest: +SKIP
     >>> batch = from_minari(dataset, episodes=range(5))  # doctest: +SKIP
     """
-    return join(list(episodes_from_minari(dataset, episodes)))
+    return join_episodes(list(episodes_from_minari(dataset, episodes)))
 
 
 def episodes_from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = None) -> Iterator[SampleBatch]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.concat import concat_samples, join
 from samplebatch.batch.episodes import by_stream, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
@@ -217,7 +217,9 @@ def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
 
 
 def observations_of(episode: SampleBatch) -> Any:
-    """Return the observations of an episode, and the final one: arrays of shape (n + 1, ...), copied once.
+    """Return the observations of an episode, and the final one: arrays of shape (n + 1, ...).
+
+    They are copied once, unless `obs` and `new_obs` are views of the same ones, as `make_episode` lays them.
 
     Raises
     ------
@@ -227,12 +229,19 @@ def observations_of(episode: SampleBatch) -> Any:
         If rows vary in shape.
     """
     require_columns(episode, names.OBS, names.NEXT_OBS)
-    last = episode[-1:]
     return map_leaves(
-        lambda path, _: np.concatenate([_array_of(episode, names.OBS + path), _array_of(last, names.NEXT_OBS + path)]),
+        lambda path, _: _with_final(_array_of(episode, names.OBS + path), _array_of(episode, names.NEXT_OBS + path)),
         episode[names.OBS],
         "",
     )
+
+
+def _with_final(obs: npt.NDArray[Any], following: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    alike = obs.dtype == following.dtype and obs.strides == following.strides and obs.dtype.kind != "O"
+    if alike and obs.shape == following.shape and following.ctypes.data == obs.ctypes.data + obs.strides[0]:
+        # The last row of the one is the row behind the last of the other.
+        return np.lib.stride_tricks.as_strided(obs, (len(obs) + 1, *obs.shape[1:]), obs.strides)
+    return np.concatenate([obs, following[-1:]])
 
 
 def make_episode(
@@ -267,6 +276,17 @@ def make_episode(
     batch[names.TERMINATEDS], batch[names.TRUNCATEDS] = ends & terminated, ends & truncated
     batch[names.EPS_ID], batch[names.T] = np.full(batch.count, number), np.arange(batch.count)
     return batch
+
+
+def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
+    """Join episodes with one copy; a single one is returned itself.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If they differ in their columns, or these cannot be joined.
+    """
+    return episodes[0] if len(episodes) == 1 else join(episodes)
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
