@@ -57,6 +57,7 @@ STRANGERS = {frozenset({"buffer", "transport"})}
 """Layers that know nothing of each other, whatever their order."""
 
 HAND_OVERS = {
+    ("samplebatch.batch.packed", "_unpack"): {"samplebatch.storage.inert_pickle"},
     ("samplebatch.batch.sample_batch", "_multi_agent_batch"): {"samplebatch.batch.multi_agent"},
     ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.functions"},
     ("samplebatch.buffer.multi_agent", "load_state_dict"): {"samplebatch.storage.multi_agent_state"},
@@ -86,6 +87,8 @@ ONE_IMPORTER = {
         "samplebatch.batch.episode_batch",
         "samplebatch.batch.nested.arithmetic",
         "samplebatch.batch.nested.conversions",
+        "samplebatch.batch.packed",
+        "samplebatch.batch.space_dict",
         "samplebatch.batch.row_batch",
         "samplebatch.batch.sequence_batch",
         "samplebatch.buffer.cursors",

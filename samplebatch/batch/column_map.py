@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from samplebatch import names
 from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.packed import is_packed, unpack_column
 from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names, unflatten
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.convert import as_column
@@ -379,22 +380,40 @@ class ColumnMap(MutableMapping[str, Any]):
         )
         return self
 
-    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
+    def decompress_if_needed(
+        self, columns: Set[str] | Iterable[str] = OBSERVATIONS, *, allow_pickle: bool = False
+    ) -> Self:
         """Decompress columns, in place; missing and uncompressed ones are left alone.
+
+        Columns that RLlib packed, a string or bytes a row, are unpacked.
 
         Parameters
         ----------
         columns
             The columns, by name or by dotted name.
+        allow_pickle
+            Whether what RLlib packed may be unpickled if it is more than arrays, numbers and strings. Only for data
+            that you trust.
 
         Returns
         -------
         SampleBatch
             This very batch.
+
+        Raises
+        ------
+        FormatError
+            If a packed row is damaged; names the column.
+        UntrustedPickleError
+            If a packed row is more than arrays, numbers and strings and `allow_pickle` is false; names the column.
         """
-        self._own().update(
-            {path: c.decompress() for path, c in self._choose(columns) if isinstance(c, CompressedColumn)}
-        )
+        found: dict[str, Column] = {}
+        for path, column in self._choose(columns):
+            if isinstance(column, CompressedColumn):
+                found[path] = column.decompress()
+            elif is_packed(column):
+                found[path] = unpack_column(column, path, allow_pickle=allow_pickle)
+        self._own().update(found)
         return self
 
     def _choose(self, wanted: Iterable[str]) -> list[tuple[str, Column]]:

@@ -216,10 +216,12 @@ class MultiAgentBatch:
         for batch in self.policy_batches.values():
             batch.compress(bulk, columns)
 
-    def decompress_if_needed(self, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
-        """Decompress columns of every policy, in place, and return this very batch."""
+    def decompress_if_needed(
+        self, columns: Set[str] | Iterable[str] = OBSERVATIONS, *, allow_pickle: bool = False
+    ) -> Self:
+        """Decompress columns of every policy, in place; see `SampleBatch.decompress_if_needed`."""
         for batch in self.policy_batches.values():
-            batch.decompress_if_needed(columns)
+            batch.decompress_if_needed(columns, allow_pickle=allow_pickle)
         return self
 
     def to_arrow(self) -> pa.Table:

@@ -16,7 +16,7 @@ from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.joining import join
 from samplebatch.batch.sequences import as_lengths
 from samplebatch.batch.tree import Structure
-from samplebatch.batch.view_requirement import ViewRequirement, view_step
+from samplebatch.batch.view_requirement import view_step
 from samplebatch.column.convert import plain_columns
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError
@@ -193,14 +193,15 @@ class SampleBatch(DeviceBatch):
     # -- other forms --------------------------------------------------------------------------------------------------
 
     def get_single_step_input_dict(
-        self, view_requirements: Mapping[str, ViewRequirement], index: int | Literal["last"] = "last"
+        self, view_requirements: Mapping[str, Any], index: int | Literal["last"] = "last"
     ) -> SampleBatch:
         """Gather a model's inputs at one step into a batch of that step.
 
         Parameters
         ----------
         view_requirements
-            The model's views by name; those not used for computing actions are left out.
+            The model's views by name, a `ViewRequirement` or RLlib's own each; those not used for computing actions
+            are left out.
         index
             The step, negative ones from the end; or `"last"` for the step *after* the last, as for estimating its
             value: there `obs` is the last row of `new_obs`, `prev_actions` that of `actions`, `prev_rewards` that of

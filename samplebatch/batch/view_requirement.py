@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch.sequence_batch import SequenceBatch
+from samplebatch.batch.space_dict import space_from_dict, space_to_dict
 from samplebatch.batch.tree import unflatten
 from samplebatch.column.interface import Column
-from samplebatch.errors import RowIndexError
+from samplebatch.errors import ColumnTypeError, RowIndexError
 
 _AFTER_LAST = {names.OBS: names.NEXT_OBS, names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
 """Columns whose row at step t + 1 stands in row t of another: so the step after the last can be seen too."""
@@ -58,10 +59,10 @@ class ViewRequirement:
     batch_repeat_value: int = 1
     used_for_compute_actions: bool = True
     used_for_training: bool = True
-    shift_from: int | None = field(init=False, default=None)
-    shift_to: int | None = field(init=False, default=None)
-    shift_step: int | None = field(init=False, default=None)
-    shift_arr: npt.NDArray[np.int64] = field(init=False)
+    shift_from: int | None = field(init=False, default=None, compare=False)
+    shift_to: int | None = field(init=False, default=None, compare=False)
+    shift_step: int | None = field(init=False, default=None, compare=False)
+    shift_arr: npt.NDArray[np.int64] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.shift, str):
@@ -74,6 +75,55 @@ class ViewRequirement:
             self.shift_arr = np.arange(self.shift_from, self.shift_to + 1, self.shift_step)
         else:
             self.shift_arr = np.atleast_1d(np.asarray(self.shift, np.int64))
+
+    @classmethod
+    def of(cls, requirement: Any) -> ViewRequirement:
+        """Return a view requirement, and make one of RLlib's own objects, or anything that has their attributes.
+
+        Raises
+        ------
+        ColumnTypeError
+            If it has no attribute `shift`.
+
+        Examples
+        --------
+        >>> from types import SimpleNamespace
+        >>> ViewRequirement.of(SimpleNamespace(data_col="actions", shift=-1)).shift_arr
+        array([-1])
+        """
+        if isinstance(requirement, cls):
+            return requirement
+        if not hasattr(requirement, "shift"):
+            raise ColumnTypeError(f"a view must be a ViewRequirement or RLlib's, got a {type(requirement).__name__}")
+        given = [own.name for own in fields(cls) if own.init and hasattr(requirement, own.name)]
+        return cls(**{name: getattr(requirement, name) for name in given})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments as values that JSON can hold, spaces of Gymnasium included, as RLlib lays them out.
+
+        Raises
+        ------
+        ArgumentError
+            If the space is of a kind that has no description.
+
+        Examples
+        --------
+        >>> ViewRequirement.from_dict(ViewRequirement("obs", shift="-2:0").to_dict()).shift
+        '-2:0'
+        """
+        plain = {own.name: getattr(self, own.name) for own in fields(self) if own.init}
+        return {**plain, "space": space_to_dict(self.space)}
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> Self:
+        """Make a view requirement of what `to_dict` returned, ours or RLlib's.
+
+        Raises
+        ------
+        FormatError
+            If the space cannot be made.
+        """
+        return cls(**{**d, "space": space_from_dict(d.get("space"))})
 
     def source(self, name: str, index: int | None, count: int) -> tuple[str, npt.NDArray[np.int64]]:
         """Find the column and the rows of it that the view shows at a step.
@@ -126,7 +176,7 @@ class ViewRequirement:
         return values if isinstance(self.shift, (int, np.integer)) else values[None]
 
 
-def view_step(batch: SequenceBatch, requirements: Mapping[str, ViewRequirement], step: int | None) -> dict[str, Any]:
+def view_step(batch: SequenceBatch, requirements: Mapping[str, Any], step: int | None) -> dict[str, Any]:
     """Gather the views of one step that computing actions needs, nested where their columns are.
 
     Parameters
@@ -134,7 +184,7 @@ def view_step(batch: SequenceBatch, requirements: Mapping[str, ViewRequirement],
     batch
         The steps to look at.
     requirements
-        The views by name.
+        The views by name, ours or RLlib's.
     step
         The step in [0, n), or None for the step after the last.
 
@@ -147,7 +197,8 @@ def view_step(batch: SequenceBatch, requirements: Mapping[str, ViewRequirement],
     """
     columns = batch._rowwise()
     views = {}
-    for name, requirement in requirements.items():
+    for name, given in requirements.items():
+        requirement = ViewRequirement.of(given)
         if requirement.used_for_compute_actions:
             source, steps = requirement.source(name, step, batch.count)
             rows = {path: requirement.rows(columns[path], steps) for path in batch._leaves(source)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from samplebatch import SampleBatch, ViewRequirement
-from samplebatch.errors import ColumnNotFoundError, RowIndexError
+from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError, FormatError, RowIndexError
 from tests.batch.every_kind import in_sequences, with_every_kind
 
 
@@ -227,3 +228,59 @@ def test_what_a_view_requirement_carries() -> None:
     assert default.data_col is None
     assert default.used_for_compute_actions
     assert default.used_for_training
+
+
+def space_of_every_kind() -> Any:
+    spaces = pytest.importorskip("gymnasium").spaces
+    return spaces.Dict(
+        {
+            "box": spaces.Box(-1.0, np.array([1.0, np.inf], np.float32)),
+            "pair": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2, start=-1)]),
+            "many": spaces.MultiDiscrete([2, 3]),
+            "bits": spaces.MultiBinary([2, 2]),
+            "word": spaces.Text(5, min_length=2, charset="abc"),
+        }
+    )
+
+
+def test_requirements_come_back_from_json() -> None:
+    requirement = ViewRequirement("obs", space_of_every_kind(), "-4:0:2", used_for_training=False, batch_repeat_value=4)
+    found = ViewRequirement.from_dict(json.loads(json.dumps(requirement.to_dict())))
+    assert found.space == requirement.space
+    assert found.shift_arr.tolist() == [-4, -2, 0]
+    assert (found.data_col, found.used_for_training, found.batch_repeat_value) == ("obs", False, 4)
+    assert ViewRequirement.from_dict(ViewRequirement().to_dict()) == ViewRequirement()
+
+
+def test_a_space_that_cannot_be_described_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"a space must be one of Gymnasium's Box, .*, got a str"):
+        ViewRequirement("obs", "box").to_dict()
+    good = ViewRequirement("obs", space_of_every_kind()).to_dict()
+    for damage in ({"space": "boxx"}, {"space": "discrete"}, {"space": "box", "low": "?"}, 3, {}):
+        with pytest.raises(FormatError, match="a space must be described"):
+            ViewRequirement.from_dict({**good, "space": damage})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_requirements_of_rllib_are_read(batch: SampleBatch) -> None:
+    theirs = pytest.importorskip("ray.rllib.policy.view_requirement", exc_type=ImportError).ViewRequirement
+    made = batch.get_single_step_input_dict(
+        {
+            "obs": theirs(),
+            "prev_actions": theirs("actions", shift=-1),
+            "window": theirs("obs", shift="-2:0"),
+            "advantages": theirs(used_for_compute_actions=False),
+        },
+        index=2,
+    )
+    assert {name: made[name].tolist() for name in made} == {
+        "obs": [3],
+        "prev_actions": [10],
+        "window": [[1, 2, 3]],
+        "seq_lens": [1],
+    }
+    original = theirs("obs", space_of_every_kind(), shift=[-1, 0])
+    assert ViewRequirement.from_dict(original.to_dict()) == ViewRequirement("obs", original.space, [-1, 0])
+    assert theirs.from_dict(ViewRequirement.of(original).to_dict()).space == original.space
+    with pytest.raises(ColumnTypeError, match="a view must be a ViewRequirement or RLlib's, got a str"):
+        batch.get_single_step_input_dict({"obs": "obs"})

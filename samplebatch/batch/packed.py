@@ -1,0 +1,63 @@
+"""Columns that RLlib packed, row by row: pickles in LZ4 frames, as bytes or in base64."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+import pyarrow as pa
+
+from samplebatch.column.convert import as_column
+from samplebatch.column.interface import Column
+from samplebatch.column.unpickling import unpickle
+from samplebatch.errors import FormatError
+
+_MAGIC: Final = b"\x04\x22\x4d\x18"
+_MAGIC_BASE64: Final = b"BCJNG"
+"""The beginning of an LZ4 frame, and of its base64."""
+
+
+def is_packed(column: Column) -> bool:
+    """Tell whether a column holds what RLlib's `pack` returns, by its first row.
+
+    >>> is_packed(as_column(["BCJNGGBA"], "obs")), is_packed(as_column(["north"], "obs"))
+    (True, False)
+    """
+    return (
+        column.dtype.kind in "USO" and len(column) > 0 and _encode(column.values[0]).startswith((_MAGIC, _MAGIC_BASE64))
+    )
+
+
+def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> Column:
+    """Unpack the rows of a packed column, without running any code unless that is allowed.
+
+    Raises
+    ------
+    FormatError
+        If a row is damaged, or not packed as the first one is; names the column.
+    UntrustedPickleError
+        If a row is more than arrays, numbers and strings and `allow_pickle` is false; names the column.
+    """
+    subject = f"column {name!r}"
+    return as_column([_unpack(row, subject, allow_pickle=allow_pickle) for row in column.values.tolist()], name)
+
+
+def _unpack(row: Any, subject: str, *, allow_pickle: bool) -> Any:
+    from samplebatch.storage.inert_pickle import is_plain, read_pickle
+
+    data = _encode(row)
+    try:
+        frame = data if data.startswith(_MAGIC) else base64.b64decode(data, validate=True)
+        with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as stream:
+            pickled = stream.read()
+        if not allow_pickle and is_plain(value := read_pickle(pickled)):
+            return value
+    except (ValueError, OSError, EOFError) as error:
+        raise FormatError(f"{subject} must have rows as RLlib packs them, one is damaged: {error}") from error
+    return unpickle([pickled], subject, allow_pickle=allow_pickle)[0]
+
+
+def _encode(row: Any) -> bytes:
+    if isinstance(row, str):
+        return row.encode()
+    return row if isinstance(row, bytes) else b""
