@@ -48,7 +48,10 @@ class SequenceBatch(RowBatch):
         self.count = int(lengths.sum())
         flags = self._flags
         if flags.max_seq_len is None:
-            self._flags = flags = replace(flags, max_seq_len=int(lengths.max()) if len(lengths) else 0)
+            # Columns that came padded tell how far.
+            steps = (len(column) for name, column in self._columns.items() if not names.is_per_sequence(name))
+            width = next(steps, 0) // max(len(lengths), 1) if flags.zero_padded else 0
+            self._flags = flags = replace(flags, max_seq_len=max(width, int(lengths.max(initial=0))))
         elif flags.zero_padded:
             sequences.check_fit(lengths, flags.max_seq_len)
         for name, column in self._columns.items():
@@ -75,6 +78,8 @@ class SequenceBatch(RowBatch):
                     f"got {(len(column), *column.row_shape)}"
                 )
             return
+        if names.is_state_in(name) and not self._flags.zero_padded:
+            check_length(name, column, s, f"for as many sequences as {names.SEQ_LENS!r} has")
         padding = f"({self._flags.max_seq_len} for each of {s} sequences) " if self._flags.zero_padded else ""
         check_length(name, column, self._stored_rows(s), f"{padding}as {names.SEQ_LENS!r} says")
 
@@ -386,8 +391,6 @@ class SequenceBatch(RowBatch):
                 columns[name] = column
             elif source._is_per_sequence(name):
                 columns[name] = column.spread(length, np.arange(len(lengths)) * max_seq_len)
-            elif exclude_states and names.is_state_in(name):
-                raise SequenceError(f"column {name!r} has a row for each step; pad it too: exclude_states=False")
             else:
                 columns[name] = column.spread(length, rows)
         self._columns, self._window, self._lent = columns, None, False
@@ -397,9 +400,13 @@ class SequenceBatch(RowBatch):
     def _unpad(self) -> Self:
         """Copy a padded batch into one without padding."""
         lengths = self._lengths()
-        rows = sequences.padded_rows(lengths, self._width())
+        width, numbers = self._width(), np.arange(len(lengths))
+        columns = self._all()
+        # States that were padded as well stand in the first row of each sequence.
+        states = [name for name in filter(names.is_state_in, columns) if not self._is_per_sequence(name)]
+        batch = self._with({**columns, **{name: columns[name].take(numbers * width) for name in states}})
         flags = replace(self._flags, zero_padded=False, max_seq_len=None)
-        return self._gather_sequences(np.arange(len(lengths)), lengths, rows, flags)
+        return batch._gather_sequences(numbers, lengths, sequences.padded_rows(lengths, width), flags)
 
     def _width(self) -> int:
         """Return the rows that each sequence of a padded batch occupies."""

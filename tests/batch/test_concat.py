@@ -140,18 +140,16 @@ def test_concat_with_a_multi_agent_batch_needs_concat_samples() -> None:
         SampleBatch(a=[1]).concat(MultiAgentBatch({"p": SampleBatch(a=[1])}, 1))  # type: ignore[arg-type]
 
 
-def test_states_per_step_and_states_per_sequence_are_not_joined() -> None:
-    per_step = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0, 3.0], seq_lens=[1, 2])
-    per_sequence = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2])
-    for pair in ([per_step, per_sequence], [per_sequence, per_step]):
+def test_padded_states_and_states_per_sequence_are_not_joined() -> None:
+    def padded(*, states: bool) -> SampleBatch:
+        batch = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2])
+        return batch.right_zero_pad(2, exclude_states=not states)
+
+    for pair in ([padded(states=True), padded(states=False)], [padded(states=False), padded(states=True)]):
         with pytest.raises(SampleBatchError, match="'state_in_0'"):
             concat_samples(pair)
-    assert concat_samples([per_step, per_step])["state_in_0"].tolist() == [1, 2, 3, 1, 2, 3]
-    # Where every sequence has one step, a state per sequence is one per step.
-    short = SampleBatch(a=[4, 5], state_in_0=[4.0, 5.0], seq_lens=[1, 1])
-    assert concat_samples([short, per_step])["state_in_0"].tolist() == [4, 5, 1, 2, 3]
-    assert concat_samples([per_sequence, short])["state_in_0"].tolist() == [1, 2, 4, 5]
-    assert concat_samples([per_step.slice(0, 1), per_step.slice(1, 3)])["state_in_0"].tolist() == [1, 2, 3]
+    assert concat_samples([padded(states=True)] * 2)["state_in_0"].tolist() == [1, 0, 2, 0] * 2
+    assert concat_samples([padded(states=False)] * 2)["state_in_0"].tolist() == [1, 2] * 2
 
 
 def test_time_major_batches_of_unequal_time_are_refused() -> None:

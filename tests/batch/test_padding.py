@@ -51,13 +51,22 @@ def test_padding_states_as_well() -> None:
     part = batch[1:]
     assert part["a"].tolist() == [2, 3, 0]
     assert part["state_in_0"].tolist() == [[8], [0], [0]]
+    assert batch.slice(0, 3)["state_in_0"].tolist() == [[7], [8]]
+    assert batch.take([2, 0])["state_in_0"].tolist() == [[8], [7]]
+    assert batch.right_zero_pad(4)["state_in_0"].tolist() == [[7], [8]]
 
 
-def test_padding_leaves_states_that_have_a_row_per_step_to_the_caller() -> None:
-    batch = SampleBatch(a=[1, 2, 3], state_in_0=[7.0, 8.0, 9.0], seq_lens=[1, 2])
-    with pytest.raises(SequenceError, match="'state_in_0' has a row for each step"):
-        batch.right_zero_pad(2)
-    assert batch.right_zero_pad(2, exclude_states=False)["state_in_0"].tolist() == [7, 0, 8, 9]
+def test_columns_may_come_padded_before_their_lengths() -> None:
+    batch = SampleBatch(_zero_padded=True)
+    batch["a"] = [1, 0, 0, 2, 3, 0]
+    batch["seq_lens"] = [1, 2]
+    assert (len(batch), batch.max_seq_len, batch.zero_padded) == (3, 3, True)
+    batch["state_in_0"] = [7.0, 8.0]
+    assert [part["a"].tolist() for part in batch.timeslices(2)] == [[1, 0, 0], [2, 3, 0]]
+    empty = SampleBatch()
+    empty.zero_padded, empty.max_seq_len = True, 4
+    empty.update(seq_lens=[1, 2], a=np.zeros(8))
+    assert (len(empty), len(empty["a"])) == (3, 8)
 
 
 def test_padding_torch_and_dates_and_ragged_rows() -> None:
@@ -80,11 +89,12 @@ def test_padded_columns_must_have_the_padded_rows() -> None:
         SampleBatch(a=np.zeros(4), seq_lens=[3, 1], _zero_padded=True, _max_seq_len=2)
 
 
-def test_states_must_have_a_row_per_sequence_or_per_step() -> None:
-    with pytest.raises(ValueError, match="'state_in_0' must have 3 rows"):
-        SampleBatch(a=[1, 2, 3], state_in_0=np.zeros(4), seq_lens=[1, 2])
+def test_states_must_have_a_row_per_sequence() -> None:
+    # A row for each step as well: which of them was meant would show when padding, if at all.
+    for rows in (1, 3, 4):
+        with pytest.raises(ValueError, match=f"'state_in_0' must have 2 rows for as many sequences .* got {rows}"):
+            SampleBatch(a=[1, 2, 3], state_in_0=np.zeros(rows), seq_lens=[1, 2])
     batch = SampleBatch(a=[1, 2, 3], seq_lens=[1, 2])
-    with pytest.raises(ValueError, match="'state_in_0' must have 3 rows"):
-        batch["state_in_0"] = np.zeros(1)
+    with pytest.raises(ValueError, match="'state_in_0' must have 2 rows"):
+        batch["state_in_0"] = np.zeros(3)
     batch["state_in_0"] = np.zeros(2)
-    batch["state_in_1"] = np.zeros(3)
