@@ -103,6 +103,7 @@ ONE_IMPORTER = {
         "samplebatch.buffer.sequence_sampling",
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
+        "samplebatch.env.envpool",
         "samplebatch.env.processes",
         "samplebatch.env.rllib",
         "samplebatch.env.stepper",

@@ -9,6 +9,7 @@ from typing import Any
 from samplebatch.arguments import whole
 from samplebatch.env.base import Environments
 from samplebatch.env.environment_list import EnvironmentList
+from samplebatch.env.envpool import EnvPoolEnvironments, is_envpool
 from samplebatch.env.gymnasium import vector_environments
 from samplebatch.env.registry import environment_kind, make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
@@ -78,7 +79,9 @@ def _adapt_made(env: Any) -> Environments:
             f"env must be a Gymnasium environment, got a {type(env).__name__} of several agents; "
             "use a MultiAgentCollector"
         )
-    return vector_environments(env) if kind == "vector" else EnvironmentList([env])
+    if kind == "gymnasium":
+        return EnvironmentList([env])
+    return EnvPoolEnvironments(env) if is_envpool(env) else vector_environments(env)
 
 
 def make_all(given: Sequence[Any]) -> list[Any]:
