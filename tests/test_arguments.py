@@ -58,7 +58,7 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "train_batch_size": Aggregator,
     "fragment_length": lambda n: RolloutWorkers("CartPole-v1", n_step=1, fragment_length=n),
     "capacity_bytes": channel,
-    "slots": lambda n: broadcast(1 << 10, slots=n),
+    "blocks": lambda n: broadcast(1 << 10, blocks=n),
     "max_restarts": lambda n: RolloutWorkers("CartPole-v1", n_step=1, max_restarts=n),
 }
 

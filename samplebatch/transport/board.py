@@ -2,12 +2,12 @@
 
 ::
 
-            slot 0   slot 1   slot 2
+            block 0  block 1  block 2
     holds   3        4        5        newest: 5; publication 6 goes where 3 lies
 
-Publications go to the slots in turn. Each slot says which one it holds, and none while one is written to it. A reader
-copies the newest, and looks after that whether the slot still says the same: if not, the reader was too slow, and takes
-what is newest then. Readers write nothing, so there is nothing that a writer could wait for.
+Publications go to the blocks in turn. Each block says which one it holds, and none while one is written to it. A reader
+copies the newest, and looks after that whether the block still says the same: if not, the reader was too slow, and
+takes what is newest then. Readers write nothing, so there is nothing that a writer could wait for.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from samplebatch.transport.shared_counters import NBYTES, SharedCounters, fence
 
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 _MAGIC: Final = int.from_bytes(b"SBBOARD1", "little")
-_MAGIC_WORD, _SLOTS, _STATUS, _PID, _STARTED, _PUBLISHES = range(6)
+_MAGIC_WORD, _BLOCKS, _STATUS, _PID, _STARTED, _PUBLISHES = range(6)
 _HOLDS, _VALUES_NBYTES, _HEAD_NBYTES, _HEAD_SUM = range(4)
 _BOARD_WORDS = 8
-_SLOT_WORDS = 8
+_BLOCK_WORDS = 8
 _WORDS = _PAGE // NBYTES
 
-MIN_SLOTS: Final = 2
-MAX_SLOTS: Final = (_WORDS - _BOARD_WORDS) // _SLOT_WORDS
+MIN_BLOCKS: Final = 2
+MAX_BLOCKS: Final = (_WORDS - _BOARD_WORDS) // _BLOCK_WORDS
 
 
 class Status(NamedTuple):
@@ -53,7 +53,7 @@ class Status(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The bytes of one publication in its slot.
+    """The bytes of one publication in its block.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Content(NamedTuple):
 
 
 class Board:
-    """The slots of a broadcast, and the counters that name the publication in each.
+    """The blocks of a broadcast, and the counters that name the publication in each.
 
     Parameters
     ----------
@@ -80,10 +80,10 @@ class Board:
 
     Attributes
     ----------
-    slots
-        Number of slots.
-    slot_nbytes
-        Bytes of a slot: those of values and description together.
+    blocks
+        Number of blocks.
+    block_nbytes
+        Bytes of a block: those of values and description together.
 
     Raises
     ------
@@ -94,28 +94,28 @@ class Board:
     def __init__(self, region: Region) -> None:
         words = SharedCounters(region.array, _WORDS) if region.nbytes > _PAGE else None
         # Read once: the other processes may write to it.
-        slots = 0 if words is None else words[_SLOTS]
-        if words is None or words[_MAGIC_WORD] != _MAGIC or not MIN_SLOTS <= slots <= MAX_SLOTS:
+        blocks = 0 if words is None else words[_BLOCKS]
+        if words is None or words[_MAGIC_WORD] != _MAGIC or not MIN_BLOCKS <= blocks <= MAX_BLOCKS:
             raise FormatError(f"a broadcast's memory must be laid out as one, and these {region.nbytes} bytes are not")
         self.region = region
-        self.slots = slots
-        self.slot_nbytes = (region.nbytes - _PAGE) // self.slots
+        self.blocks = blocks
+        self.block_nbytes = (region.nbytes - _PAGE) // self.blocks
         self._words = words
         self._memory = region.array
 
     @classmethod
-    def create(cls, slot_nbytes: int, slots: int) -> Self:
-        """Lay out slots of `slot_nbytes` bytes each, rounded up to pages.
+    def create(cls, block_nbytes: int, blocks: int) -> Self:
+        """Lay out blocks of `block_nbytes` bytes each, rounded up to pages.
 
         Raises
         ------
         SharedMemoryError
             If so much memory is not free.
         """
-        slot_nbytes = -(-slot_nbytes // _PAGE) * _PAGE
-        region = Region.create(_PAGE + slots * slot_nbytes)
+        block_nbytes = -(-block_nbytes // _PAGE) * _PAGE
+        region = Region.create(_PAGE + blocks * block_nbytes)
         words = SharedCounters(region.array, _WORDS)
-        words[_SLOTS], words[_MAGIC_WORD] = slots, _MAGIC
+        words[_BLOCKS], words[_MAGIC_WORD] = blocks, _MAGIC
         board = cls(region)
         board.hold()
         return board
@@ -169,19 +169,19 @@ class Board:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
 
     def begin(self) -> npt.NDArray[np.uint8]:
-        """Return the slot of the next publication, shape (slot_nbytes,), which holds none from here on."""
+        """Return the block of the next publication, shape (block_nbytes,), which holds none from here on."""
         version = self.status.newest + 1
         self._words[self._word(version) + _HOLDS] = 0
         fence()
-        return self._slot(version)
+        return self._block(version)
 
     def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
-        """Commit the slot that was written as the newest publication, wake waiting readers, and return its number.
+        """Commit the block that was written as the newest publication, wake waiting readers, and return its number.
 
         Parameters
         ----------
         values_nbytes
-            Bytes of the values, from the slot's beginning on.
+            Bytes of the values, from the block's beginning on.
         head_nbytes
             Bytes of their description, which begins at the next aligned place.
         head_sum
@@ -215,22 +215,22 @@ class Board:
         Raises
         ------
         FormatError
-            If it does not lie within its slot.
+            If it does not lie within its block.
         """
         at = self._word(version)
         if not self.still_holds(version):
             return None
         _, values_nbytes, head_nbytes, head_sum = (self._words[at + i] for i in range(4))
         start = align(values_nbytes)
-        if start + head_nbytes > self.slot_nbytes:
+        if start + head_nbytes > self.block_nbytes:
             if not self.still_holds(version):
                 return None
             raise FormatError(
-                f"a publication must lie within its slot of {self.slot_nbytes} bytes, got {start + head_nbytes}"
+                f"a publication must lie within its block of {self.block_nbytes} bytes, got {start + head_nbytes}"
             )
-        slot = self._slot(version)
-        head = slot[start : start + head_nbytes].tobytes()
-        return Content(slot[:values_nbytes], head, head_sum) if self.still_holds(version) else None
+        block = self._block(version)
+        head = block[start : start + head_nbytes].tobytes()
+        return Content(block[:values_nbytes], head, head_sum) if self.still_holds(version) else None
 
     def still_holds(self, version: int) -> bool:
         """Tell whether a publication is there, and everything read of it since it was found is its own."""
@@ -238,8 +238,8 @@ class Board:
         return self._words[self._word(version) + _HOLDS] == version
 
     def _word(self, version: int) -> int:
-        return _BOARD_WORDS + version % self.slots * _SLOT_WORDS
+        return _BOARD_WORDS + version % self.blocks * _BLOCK_WORDS
 
-    def _slot(self, version: int) -> npt.NDArray[np.uint8]:
-        start = _PAGE + version % self.slots * self.slot_nbytes
-        return self._memory[start : start + self.slot_nbytes]
+    def _block(self, version: int) -> npt.NDArray[np.uint8]:
+        start = _PAGE + version % self.blocks * self.block_nbytes
+        return self._memory[start : start + self.block_nbytes]

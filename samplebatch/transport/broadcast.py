@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from samplebatch.arguments import whole
 from samplebatch.errors import ArgumentError
-from samplebatch.transport.board import MAX_SLOTS, MIN_SLOTS, Board
+from samplebatch.transport.board import MAX_BLOCKS, MIN_BLOCKS, Board
 from samplebatch.transport.peers import Recipient
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.region import Region
@@ -17,7 +17,7 @@ DEFAULT_NBYTES: Final = 64 << 20
 
 
 def broadcast(
-    capacity_bytes: int = DEFAULT_NBYTES, *, slots: int = 3, allow_pickle: bool = False
+    capacity_bytes: int = DEFAULT_NBYTES, *, blocks: int = 3, allow_pickle: bool = False
 ) -> tuple[Publisher, Subscription]:
     """Make a broadcast: one process publishes, any number of others read the newest publication.
 
@@ -33,9 +33,9 @@ def broadcast(
     ----------
     capacity_bytes
         Bytes of the largest publication, with some hundred bytes for the description of each array.
-    slots
-        Publications that there is memory for. A reader has the time of `slots - 1` further publications to copy the
-        newest. All memory, `slots * capacity_bytes`, is reserved at once.
+    blocks
+        Publications that there is memory for. A reader has the time of `blocks - 1` further publications to copy the
+        newest. All memory, `blocks * capacity_bytes`, is reserved at once.
     allow_pickle
         Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the publisher chose: only
         for those that you trust.
@@ -50,7 +50,7 @@ def broadcast(
     Raises
     ------
     ArgumentError
-        If the capacity is no whole number from 1, or the slots are none from 2 to 63.
+        If the capacity is no whole number from 1, or the blocks are none from 2 to 63.
     SharedMemoryError
         If so much memory is not free.
 
@@ -66,9 +66,9 @@ def broadcast(
            [0., 1.]]), 'bias': array([0., 0.])}})
     """
     capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
-    if whole("slots", slots, MIN_SLOTS) > MAX_SLOTS:
-        raise ArgumentError(f"slots must be from {MIN_SLOTS} to {MAX_SLOTS}, got {slots}")
-    board = Board.create(capacity_bytes, slots)
+    if whole("blocks", blocks, MIN_BLOCKS) > MAX_BLOCKS:
+        raise ArgumentError(f"blocks must be from {MIN_BLOCKS} to {MAX_BLOCKS}, got {blocks}")
+    board = Board.create(capacity_bytes, blocks)
     recipients: list[Recipient] = []
     publisher = Publisher(board, allow_pickle=allow_pickle, recipients=recipients)
     return publisher, Subscription(board.read_only(), allow_pickle=allow_pickle, recipients=recipients)

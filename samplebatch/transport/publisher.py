@@ -68,7 +68,7 @@ class Publisher(Transferable):
     @property
     def capacity_bytes(self) -> int:
         """Bytes that a publication may have, its description included; raises as `version` does."""
-        return self._open().slot_nbytes
+        return self._open().block_nbytes
 
     @property
     def closed(self) -> bool:
@@ -121,19 +121,19 @@ class Publisher(Transferable):
             head = self._describe(frame, kind)
             sizes = [align(buffer.nbytes) for buffer in frame.buffers]
             nbytes = plan.nbytes + sum(sizes)
-            if nbytes + len(head) > board.slot_nbytes:
+            if nbytes + len(head) > board.block_nbytes:
                 raise CapacityError(
-                    f"a publication must fit in the broadcast's {board.slot_nbytes} bytes, and this one takes "
+                    f"a publication must fit in the broadcast's {board.block_nbytes} bytes, and this one takes "
                     f"{nbytes + len(head)}; make the broadcast larger"
                 )
-            slot = board.begin()
-            targets = plan.arrays(slot, 0)
+            block = board.begin()
+            targets = plan.arrays(block, 0)
             at = plan.nbytes
             for buffer, size in zip(frame.buffers, sizes, strict=True):
-                targets.append(slot[at : at + buffer.nbytes])
+                targets.append(block[at : at + buffer.nbytes])
                 at += size
             copy_all(targets, [*frame.arrays, *frame.buffers], nbytes)
-            slot[nbytes : nbytes + len(head)] = bytes_of(head)
+            block[nbytes : nbytes + len(head)] = bytes_of(head)
             return board.publish(nbytes, len(head), crc32(head))
 
     def close(self) -> None:

@@ -185,7 +185,7 @@ class Subscription:
             if deadline is not None and tries >= _MIN_TRIES and _monotonic() > deadline:
                 raise ChannelTimeoutError(
                     f"a publication must stay for as long as it takes to copy it, and {tries} did not; publish less "
-                    "often, or make the broadcast with more slots"
+                    "often, or make the broadcast with more blocks"
                 )
 
     def close(self) -> None:

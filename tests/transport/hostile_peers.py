@@ -153,7 +153,7 @@ class Boards(Peer):
     """Publications whose numbers, places and descriptions are others than those that were written."""
 
     def meet(self, batch: Any, rng: Random | None, folder: Path) -> None:
-        publisher, subscription = broadcast(CAPACITY_NBYTES, slots=2, allow_pickle=True)
+        publisher, subscription = broadcast(CAPACITY_NBYTES, blocks=2, allow_pickle=True)
         weights = {"layer": {"w": np.ones((3, 2)), "b": np.zeros(2)}}
         with publisher, subscription:
             publisher.publish(batch if rng is None or rng.random() < 0.7 else weights)
@@ -182,7 +182,7 @@ def _other_board(memory: np.ndarray, board: Board, rng: Random) -> None:
     at = content.values.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
     start = at + (content.values.nbytes + 63) // 64 * 64
     memory[start : start + len(head)] = np.frombuffer(head, np.uint8)
-    own = 8 + board.status.newest % board.slots * 8
+    own = 8 + board.status.newest % board.blocks * 8
     words[own + 2], words[own + 3] = len(head), crc32(head)
 
 

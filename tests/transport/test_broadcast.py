@@ -41,7 +41,7 @@ from samplebatch.errors import (
     UntrustedPickleError,
 )
 from samplebatch.transport import subscription as subscription_module
-from samplebatch.transport.board import MAX_SLOTS, Board
+from samplebatch.transport.board import MAX_BLOCKS, Board
 from samplebatch.transport.peers import ProcessIdentity
 from samplebatch.transport.region import Region
 from samplebatch.transport.shared_counters import SharedCounters
@@ -290,7 +290,7 @@ def test_without_leave_nothing_is_unpickled() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"capacity_bytes": 0}, {"capacity_bytes": -1}, {"slots": 1}, {"slots": MAX_SLOTS + 1}]
+    "arguments", [{"capacity_bytes": 0}, {"capacity_bytes": -1}, {"blocks": 1}, {"blocks": MAX_BLOCKS + 1}]
 )
 def test_sizes_that_make_no_sense(arguments) -> None:
     (name,) = arguments
@@ -303,11 +303,11 @@ def test_more_memory_than_there_is() -> None:
         broadcast(1 << 50)
 
 
-def test_capacity_and_slots() -> None:
-    publisher, subscription = broadcast(1, slots=MAX_SLOTS)
+def test_capacity_and_blocks() -> None:
+    publisher, subscription = broadcast(1, blocks=MAX_BLOCKS)
     with publisher, subscription:
         assert publisher.capacity_bytes == os.sysconf("SC_PAGESIZE")
-        for i in range(2 * MAX_SLOTS):
+        for i in range(2 * MAX_BLOCKS):
             publisher.publish({"i": np.array(i)})
             assert int(subscription.latest().value["i"]) == i
 
@@ -422,7 +422,7 @@ def overtaking(ends, monkeypatch):
     return Overtaking
 
 
-def test_a_reader_has_the_time_of_all_slots_but_one(ends, overtaking) -> None:
+def test_a_reader_has_the_time_of_all_blocks_but_one(ends, overtaking) -> None:
     _, subscription = ends
     overtaking.left = [2]
     found = subscription.latest()
@@ -675,13 +675,13 @@ def test_damaged_memory_is_an_error_and_no_crash(data) -> None:
         publisher.publish({"a": np.arange(50), "o": {"t": torch.ones(3)}, "s": "why"})
         memory = publisher._board.region.array
         words = publisher._board._words
-        slot = publisher._board._slot(1)
+        block = publisher._board._block(1)
         at = publisher._board._word(1)
         nbytes, head_nbytes = words[at + 1], words[at + 2]
         if data.draw(st.booleans(), "words"):
             words[at + data.draw(st.integers(1, 3))] = data.draw(st.integers(0, 2**64 - 1) | st.integers(0, 5000))
         else:
-            head = slot[nbytes : nbytes + head_nbytes]
+            head = block[nbytes : nbytes + head_nbytes]
             for _ in range(data.draw(st.integers(1, 5))):
                 head[data.draw(st.integers(0, head_nbytes - 1))] = data.draw(st.integers(0, 255))
             if data.draw(st.booleans(), "with its checksum"):
