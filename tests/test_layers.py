@@ -115,6 +115,7 @@ ONE_IMPORTER = {
         "samplebatch.rollout.turns",
         "samplebatch.transport.reservation",
         "samplebatch.transport.shared_queue",
+        "samplebatch.workers.buffer_writer",
     },
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",

@@ -107,11 +107,11 @@ def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
     batch, nbytes = target.finish()
     show_columns(batch)
     show_episodes(episode_statistics(batch))
-    summary = pool.summary
-    for restart in summary.restarts:
-        say(f"Replaced: {restart}")
-    if summary.lost_steps:
-        say(f"Lost {summary.lost_steps} environment steps with the fragments of workers that failed")
+    facts = pool.worker_stats
+    for failure in facts.failures:
+        say(f"Replaced: {failure}")
+    if facts.lost_steps:
+        say(f"Lost {facts.lost_steps} environment steps with the fragments of workers that failed")
     say(
         f"Wrote {target.env_steps} environment steps, {target.agent_steps} agent steps "
         f"from {target.fragments} fragments ({megabytes(nbytes)}) to {run.out}"
@@ -191,7 +191,7 @@ def _show(
     task = progress.add_task("", total=run.total, details="workers are starting")
 
     def show() -> None:
-        summary = pool.summary
+        facts = pool.worker_stats
         details = [f"{target.env_steps / (progress.tasks[0].elapsed or 1e-9):.0f} steps/s"]
         details += [f"{running.episodes} episodes"] if run.steps else [f"{target.env_steps} steps"]
         policies = running.statistics().policies
@@ -201,7 +201,7 @@ def _show(
         elif returns:
             shown = ", ".join(f"{policy} {number(mean)}" for policy, mean in returns[:_SHOWN_POLICIES])
             details.append(f"mean return {shown}{', ...' if len(returns) > _SHOWN_POLICIES else ''}")
-        details += [megabytes(summary.nbytes), f"{summary.queue_depth} queued"]
+        details += [megabytes(facts.nbytes), f"{facts.queue_depth} queued"]
         completed = target.env_steps if run.steps else min(running.episodes, run.total)
         progress.update(task, completed=completed, details=", ".join(details))
 

@@ -15,8 +15,15 @@ from samplebatch.env.agents import action_space_of, observation_space_of
 from samplebatch.env.pettingzoo import AgentGroup
 from samplebatch.env.seeds import seed_number
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
-from samplebatch.errors import EnvironmentSpecError, SampleBatchError
+from samplebatch.errors import (
+    EnvironmentSpecError,
+    PolicyNotFoundError,
+    PolicySpecError,
+    SampleBatchError,
+    near_names,
+)
 from samplebatch.policy.actor import ActionMap, Actor
+from samplebatch.policy.source import RANDOM
 from samplebatch.policy.state import put, take
 
 _MASK = "action_mask"
@@ -181,6 +188,28 @@ class PolicyAgents(AgentActor):
             exploration_noise=self._noise,
             map_action=self._map_action,
         )
+
+
+def check_options(name: str, options: Any, policy: Any) -> Any:
+    """Check that all policies that an option of a collector names are there, and are none that act at random.
+
+    Raises
+    ------
+    PolicyNotFoundError
+        If one is not there.
+    PolicySpecError
+        If one acts at random.
+    """
+    if isinstance(options, Mapping):
+        for policy_id, wanted in options.items():
+            if isinstance(policy, Mapping) and policy_id not in policy:
+                raise PolicyNotFoundError(
+                    f"{name} must name policies, got {policy_id!r}; {near_names(policy_id, policy)}"
+                )
+            own = policy[policy_id] if isinstance(policy, Mapping) else policy
+            if wanted and isinstance(own, str) and own == RANDOM:
+                raise PolicySpecError(f"policy {policy_id!r} must decide by itself to have {name}, and acts at random")
+    return options
 
 
 class _States:

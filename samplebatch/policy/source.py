@@ -14,6 +14,7 @@ from samplebatch.names import label_policies
 from samplebatch.policy.as_policy import own_policy
 
 RANDOM = "random"
+_WEIGHTS_NBYTES, _NO_WEIGHTS_NBYTES = 16 << 20, 1 << 20
 _SPACES = ("observation_space", "action_space")
 
 
@@ -168,3 +169,21 @@ def load_weights(policy: Any, weights: Any) -> None:
         f"a policy must have a method load_state_dict or set_weights to be given weights, a {type(policy).__name__} "
         "has neither"
     )
+
+
+def label_weights(policy: Any, weights: Any) -> Any:
+    """Name the weights of a mapping's policies by their labels, as names of weights are strings and ids need not be."""
+    if not (isinstance(policy, Mapping) and isinstance(weights, Mapping)):
+        return weights
+    labels = label_policies(policy)
+    return {labels.get(policy_id, policy_id): own for policy_id, own in weights.items()}
+
+
+def weights_nbytes(policy: Any) -> int:
+    """Tell how much room weights need that are like the policy's own, with some for their description."""
+    policies = list(policy.values()) if isinstance(policy, Mapping) else [policy]
+    if all(isinstance(one, str) and one == RANDOM for one in policies):
+        return _NO_WEIGHTS_NBYTES
+    states = [one.state_dict() for one in policies if hasattr(one, "state_dict") and not isinstance(one, type)]
+    known = sum(int(value.nbytes) for state in states for value in state.values() if hasattr(value, "nbytes"))
+    return max(_WEIGHTS_NBYTES, known + known // 8 + _NO_WEIGHTS_NBYTES)

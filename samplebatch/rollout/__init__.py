@@ -30,8 +30,8 @@ _HOMES = {
     "episode_statistics": "samplebatch.rollout.statistics",
     "finished_episodes": "samplebatch.rollout.statistics",
     "RunningStatistics": "samplebatch.rollout.running_statistics",
-    "RunSummary": "samplebatch.workers.summary",
-    "WorkerFailure": "samplebatch.workers.summary",
+    "WorkerStats": "samplebatch.workers.statistics",
+    "WorkerFailure": "samplebatch.workers.pool",
     "as_policy": "samplebatch.policy.as_policy",
     "RandomPolicy": "samplebatch.policy.random",
     "ActionMap": "samplebatch.policy.actor",
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     from samplebatch.rollout.statistics import finished_episodes as finished_episodes
     from samplebatch.rollout.trajectories import Trajectory as Trajectory
     from samplebatch.rollout.vector_recorder import StepHook as StepHook
-    from samplebatch.workers.summary import RunSummary as RunSummary
-    from samplebatch.workers.summary import WorkerFailure as WorkerFailure
+    from samplebatch.workers.pool import WorkerFailure as WorkerFailure
+    from samplebatch.workers.statistics import WorkerStats as WorkerStats
     from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers
 
 __getattr__, __dir__ = exports(__name__, _HOMES)

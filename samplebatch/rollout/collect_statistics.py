@@ -139,26 +139,42 @@ def check_amounts(n_step: int | None, n_episode: int | None) -> None:
 
 
 def report(
-    batch: MultiAgentBatch, ended: EpisodeStatistics, time_s: float, *, keeps_batch: bool
+    env_steps: int,
+    agent_steps: Mapping[PolicyID, int],
+    ended: EpisodeStatistics,
+    time_s: float,
+    batch: MultiAgentBatch | None,
 ) -> CollectStats[MultiAgentBatch]:
-    """Report on a batch of several agents, and the episodes that ended with it."""
+    """Report on steps of several agents.
+
+    Parameters
+    ----------
+    env_steps, agent_steps
+        Environment steps, and the steps of each policy's agents.
+    ended
+        The episodes that ended with them.
+    time_s
+        Seconds that they took.
+    batch
+        The steps; None where they are elsewhere.
+    """
     policies = {}
-    for policy_id, steps in batch.policy_batches.items():
+    for policy_id, steps in agent_steps.items():
         own = ended.policies.get(policy_id)
         policies[policy_id] = CollectStats[SampleBatch].from_counts(
-            steps=steps.count,
+            steps=steps,
             time_s=time_s,
             returns=np.empty(0) if own is None else own.returns,
             lens=np.empty(0, np.int64) if own is None else own.lengths,
             episodes=0 if own is None else own.episodes,
-            batch=steps if keeps_batch else None,
+            batch=None if batch is None else batch.policy_batches.get(policy_id),
         )
     return CollectStats.from_counts(
-        steps=batch.count,
+        steps=env_steps,
         time_s=time_s,
         returns=np.concatenate([np.empty(0), *(own.returns for own in policies.values())]),
         lens=np.concatenate([np.empty(0, np.int64), *(own.lens for own in policies.values())]),
         episodes=ended.episodes,
-        batch=batch if keeps_batch else None,
+        batch=batch,
         policies=policies,
     )

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
@@ -15,7 +16,7 @@ from samplebatch.env.as_environments import as_environments
 from samplebatch.env.infos import Infos, Rows, batch_of
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
-from samplebatch.errors import EnvironmentSpecError
+from samplebatch.errors import ArgumentError, EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, Actor, ActResult
 from samplebatch.policy.as_policy import is_space
@@ -170,6 +171,7 @@ class Collector:
         self._unroll_id = first_unroll_id
         self._closed = False
         self.count_steps: Callable[[int], None] | None = None
+        self.constants: dict[str, int] = {}
         self._to_reset = 0
         self.reset_stat()
 
@@ -300,7 +302,7 @@ class Collector:
             self._obs = None
             raise
         recorded = self._recorder.recorded
-        batch, returns, lens = self._recorder.take(self._unroll_id)
+        batch, returns, lens = self._recorder.take({names.UNROLL_ID: self._unroll_id, **self.constants})
         if batch is not None and self._hooks:
             batch = postprocess(batch, self._hooks)
         self._unroll_id += 1
@@ -404,14 +406,14 @@ def check_buffer(buffer: Any, num_envs: int) -> None:
 
     Raises
     ------
-    ValueError
+    ArgumentError
         If it has fewer; a plain buffer has one.
     """
     if buffer is None:
         return
     rings = getattr(buffer, "buffer_num", 1)
     if rings < num_envs:
-        raise ValueError(
+        raise ArgumentError(
             f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
             f"use a VectorReplayBuffer with buffer_num={num_envs}"
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.batch.episodes import episode_ends, number_env_steps
+from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.episodes import by_stream, episode_ends, number_env_steps
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.names import PolicyID
@@ -132,6 +133,31 @@ def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | No
     return NumberedSteps(
         dict(zip(policies, np.split(numbered.step, stops[:-1]), strict=True)), numbered.episode, ids[appearance]
     )
+
+
+def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
+    """Join fragments, so that the steps of each agent lie together, by `env_id` and `agent_index`, in order of time.
+
+    Examples
+    --------
+    >>> parts = [SampleBatch(env_id=[0, 1], agent_index=[0, 0], t=[time, time]) for time in range(2)]
+    >>> join_streams(parts)["t"].tolist()
+    [0, 1, 0, 1]
+    """
+    joined = fragments[0] if len(fragments) == 1 else concat_samples(fragments)
+    if isinstance(joined, MultiAgentBatch):
+        policies = {policy: _by_stream(steps) for policy, steps in joined.policy_batches.items()}
+        return MultiAgentBatch(policies, joined.count)
+    return _by_stream(joined)
+
+
+def _by_stream(steps: SampleBatch) -> SampleBatch:
+    """Bring the steps of each agent together, unless they are."""
+    if not steps.count:
+        return steps
+    env_id, agent = (np.asarray(steps[name]) for name in (names.ENV_ID, names.AGENT_INDEX))
+    stream = env_id * (int(agent.max()) + 1) + agent
+    return steps if (stream[1:] >= stream[:-1]).all() else steps.take(by_stream(stream))
 
 
 def policies_of(fragment: SampleBatch | MultiAgentBatch) -> dict[PolicyID, SampleBatch]:

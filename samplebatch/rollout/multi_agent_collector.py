@@ -18,10 +18,10 @@ from samplebatch.env.multi_agent import adapt_agents
 from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter
 from samplebatch.env.registry import make_environment
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
-from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, PolicySpecError, near_names
+from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
-from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAgents
+from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAgents, check_options
 from samplebatch.rollout.agent_steps import PolicyStep, lay_end_to_end
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, postprocess
@@ -142,8 +142,8 @@ class MultiAgentCollector:
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
         self._random = RandomAgents({number: seeds_at(random_seeds, number) for number in numbers})
         self.policy, self.buffer = policy, buffer
-        self._noise = _check_options("exploration_noise", exploration_noise, policy)
-        self._map_action = _check_options("map_action", map_action, policy)
+        self._noise = check_options("exploration_noise", exploration_noise, policy)
+        self._map_action = check_options("map_action", map_action, policy)
         self._open = OpenReturns()
         self._closed = False
         self._actors: dict[PolicyID, AgentActor] = {}
@@ -154,6 +154,7 @@ class MultiAgentCollector:
         self._next = 0
         self._unroll_id = first_unroll_id
         self.count_steps: Callable[[int], None] = _ignore
+        self.constants: dict[str, int] = {}
 
     @property
     def environments(self) -> list[Any]:
@@ -212,10 +213,22 @@ class MultiAgentCollector:
         ArgumentError
             If not exactly one of the numbers is positive.
         """
+        began = time.perf_counter()
+        batch = self.collect_batch(n_step, n_episode)
+        ended = self._open.add(batch)
+        if self._hooks:
+            batch = self.postprocess(batch, self._hooks)
+        if self.buffer is not None:
+            self.buffer.add(batch)
+        counts = {policy_id: steps.count for policy_id, steps in batch.policy_batches.items()}
+        kept = batch if self.buffer is None else None
+        return report(batch.count, counts, ended, time.perf_counter() - began, kept)
+
+    def collect_batch(self, n_step: int | None = None, n_episode: int | None = None) -> MultiAgentBatch:
+        """Step the environments as `collect` does, and return the steps alone: no hooks, no buffer, no report."""
         check_amounts(n_step, n_episode)
         if self._closed:
             raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
-        began = time.perf_counter()
         try:
             if n_step:
                 self._collect_steps(n_step)
@@ -225,14 +238,9 @@ class MultiAgentCollector:
             for adapter in self._adapters:
                 adapter.keep_observations()
         recorded, self._recorded = self._recorded, 0
-        batch = MultiAgentBatch(self._recorder.take({names.UNROLL_ID: self._unroll_id}), recorded)
+        constants = {names.UNROLL_ID: self._unroll_id, **self.constants}
         self._unroll_id += 1
-        ended = self._open.add(batch)
-        if self._hooks:
-            batch = self.postprocess(batch, self._hooks)
-        if self.buffer is not None:
-            self.buffer.add(batch)
-        return report(batch, ended, time.perf_counter() - began, keeps_batch=self.buffer is None)
+        return MultiAgentBatch(self._recorder.take(constants), recorded)
 
     def postprocess(self, batch: MultiAgentBatch, hooks: Sequence[Hook]) -> MultiAgentBatch:
         """Apply hooks to the trajectories of a batch of this collector, which tells them the ids of agents."""
@@ -434,17 +442,3 @@ def _make(env: Any, num_envs: int) -> list[Any]:
     if isinstance(env, (str, type)) or not hasattr(env, "step"):
         return [make_environment(env) for _ in range(num_envs)]
     return [env]
-
-
-def _check_options(name: str, options: Any, policy: Any) -> Any:
-    """Check that all policies that an option names are there, and are none that act at random."""
-    if isinstance(options, Mapping):
-        for policy_id, wanted in options.items():
-            if isinstance(policy, Mapping) and policy_id not in policy:
-                raise PolicyNotFoundError(
-                    f"{name} must name policies, got {policy_id!r}; {near_names(policy_id, policy)}"
-                )
-            own = policy[policy_id] if isinstance(policy, Mapping) else policy
-            if wanted and isinstance(own, str) and own == _RANDOM:
-                raise PolicySpecError(f"policy {policy_id!r} must decide by itself to have {name}, and acts at random")
-    return options

@@ -28,6 +28,34 @@ class _Ended:
         return PolicyStatistics(self.episodes, np.array(self.returns, np.float64), np.array(self.lengths, np.int64))
 
 
+class EndedEpisodes:
+    """Returns and lengths of episodes that ended, by policy, for whoever reports on several fragments.
+
+    Attributes
+    ----------
+    episodes
+        How many there are.
+    """
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        self._policies: dict[PolicyID, _Ended] = {}
+
+    def add(self, found: EpisodeStatistics) -> None:
+        """Count the episodes that ended with a fragment."""
+        self.episodes += found.episodes
+        for policy, own in found.policies.items():
+            ended = self._policies.setdefault(policy, _Ended())
+            ended.episodes += own.episodes
+            ended.returns += list(own.returns)
+            ended.lengths += own.lengths.tolist()
+
+    def statistics(self, unfinished: int = 0) -> EpisodeStatistics:
+        """Return the statistics of all of them, in the order in which they ended."""
+        policies = {policy: found.statistics() for policy, found in self._policies.items()}
+        return EpisodeStatistics(self.episodes, unfinished, policies)
+
+
 class OpenReturns:
     """Returns and lengths of the episodes under way, summed over the fragments in which they come.
 
@@ -89,11 +117,6 @@ class RunningStatistics:
     `episode_statistics` knows a single batch; this knows the fragments before it, too, so that returns and lengths are
     those of whole episodes wherever the fragments were cut. The parts of an episode come in order, others between them.
 
-    Attributes
-    ----------
-    episodes : int
-        Episodes that ended.
-
     Examples
     --------
     >>> running = RunningStatistics()
@@ -107,9 +130,13 @@ class RunningStatistics:
     """
 
     def __init__(self) -> None:
-        self.episodes = 0
         self._open = OpenReturns()
-        self._ended: dict[PolicyID, _Ended] = {}
+        self._ended = EndedEpisodes()
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes ended."""
+        return self._ended.episodes
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
         """Take a fragment in, and return the statistics of the episodes that ended with it.
@@ -117,15 +144,9 @@ class RunningStatistics:
         A fragment that lacks one of the columns `eps_id`, `t`, `agent_index`, `rewards` and the flags counts nothing.
         """
         found = self._open.add(fragment)
-        self.episodes += found.episodes
-        for policy, own in found.policies.items():
-            ended = self._ended.setdefault(policy, _Ended())
-            ended.episodes += own.episodes
-            ended.returns += list(own.returns)
-            ended.lengths += own.lengths.tolist()
+        self._ended.add(found)
         return found
 
     def statistics(self) -> EpisodeStatistics:
         """Return the statistics of all episodes that ended so far, in the order in which they did."""
-        policies = {policy: found.statistics() for policy, found in self._ended.items()}
-        return EpisodeStatistics(self.episodes, len(self._open), policies)
+        return self._ended.statistics(len(self._open))

@@ -218,14 +218,22 @@ class VectorRecorder:
             self._buffer.truncated[last] = True
             self._buffer.done[last] = True
 
-    def take(self, unroll_id: int) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start afresh."""
+    def take(
+        self, constants: Mapping[str, int]
+    ) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start afresh.
+
+        Parameters
+        ----------
+        constants
+            Further columns, of one number each.
+        """
         returns = np.concatenate(self._returns or [np.empty(0)])
         lens = np.concatenate(self._lens or [np.empty(0, np.int64)])
         self._start()
         if self._buffer is not None:
             return None, returns, lens
-        batches = self._recorder.take({names.UNROLL_ID: unroll_id})
+        batches = self._recorder.take(constants)
         batch = batches.get(names.DEFAULT_POLICY_ID, SampleBatch())
         if self._on_episode is not None:
             call_on_rows(self._on_episode, batch)

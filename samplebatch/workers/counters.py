@@ -12,9 +12,9 @@ from samplebatch.transport.region import Region
 _NBYTES = 64
 """Bytes of each worker's line: a cache line, which no other process writes to."""
 
-MADE, SENT, FRAGMENTS, READY, DONE = range(5)
-"""Words of a line: environment steps made, those of them that were sent, the fragments that these were sent in, whether
-the environments are there, and whether all was done that was to be done."""
+MADE, SENT, FRAGMENTS, READY = range(4)
+"""Words of a line: environment steps made that were sent or may yet be, those of them that were sent, the messages that
+the worker has sent, and how many environments it has made."""
 
 
 class WorkerCounters:
@@ -40,7 +40,7 @@ class WorkerCounters:
 
     @classmethod
     def create(cls, workers: int) -> WorkerCounters:
-        """Make the board of so many workers.
+        """Make the counters of some workers.
 
         Raises
         ------

@@ -7,13 +7,11 @@ import os
 import traceback
 from collections.abc import Iterator
 
-from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import SampleBatchError
 from samplebatch.transport.subscription import Subscription
 from samplebatch.workers.exits import WorkerExit
-from samplebatch.workers.spec import WorkerSpec
-from samplebatch.workers.task import Task, make_task
+from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.task import Fragment, Task, make_task
 
 
 class LocalWorker:
@@ -21,24 +19,40 @@ class LocalWorker:
 
     Attributes
     ----------
-    spec, env_steps, episodes, fragments, finished
+    spec, request, env_steps, episodes, fragments, total_steps
         As of `WorkerProcess`.
-    made, sent_steps
-        Environment steps made, and those of them in fragments.
     """
 
     waiting = 0
 
     def __init__(self, spec: WorkerSpec, subscription: Subscription) -> None:
         self.spec = spec
+        self.request: Request | None = None
         self.pid = os.getpid()
-        self.env_steps = self.episodes = self.fragments = self.made = self.sent_steps = 0
-        self.finished = False
+        self.env_steps = self.episodes = self.fragments = self.total_steps = 0
+        self.lost_steps = 0
         self._subscription = subscription
         self._task: Task | None = None
 
-    def receive(self, timeout_s: float = 0.0) -> SampleBatch | MultiAgentBatch | None:
-        """Make the next fragment; None if all is done.
+    @property
+    def num_envs(self) -> int:
+        """How many environments it has; 0 until they are made."""
+        return 0 if self._task is None else self._task.num_envs
+
+    @property
+    def sent_steps(self) -> int:
+        """Environment steps in the fragments that it has made."""
+        return self.total_steps
+
+    def ask(self, request: Request) -> None:
+        """Take a request."""
+        self.request = request
+        self.env_steps = self.episodes = 0
+        if self._task is not None:
+            self._task.begin(request)
+
+    def receive(self, timeout_s: float = 0.0) -> Fragment | None:
+        """Make the next fragment; None if the request is done.
 
         Raises
         ------
@@ -47,21 +61,22 @@ class LocalWorker:
         """
         try:
             if self._task is None:
-                self._task = make_task(self.spec, self._count)
-            self._task.refresh(self._subscription)
+                self._task = make_task(self.spec, self._subscription, self._count)
+                if self.request is not None:
+                    self._task.begin(self.request)
             made = self._task.next()
         except Exception as error:
             reason = str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
             raise WorkerExit("failed", reason, traceback.format_exc()) from error
+        self.lost_steps = 0
         if made is None:
-            self.finished = True
+            self.request = None
             return None
         self.fragments += 1
-        self.sent_steps += made.env_steps()
         return made
 
     def _count(self, steps: int) -> None:
-        self.made += steps
+        self.lost_steps += steps
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Do nothing: a worker without a process cannot stall."""
@@ -72,7 +87,7 @@ class LocalWorker:
     def terminate(self) -> None:
         """Do nothing: nothing is done unless it is asked for."""
 
-    def drain(self, deadline: float) -> Iterator[SampleBatch | MultiAgentBatch]:
+    def drain(self, deadline: float) -> Iterator[Fragment]:
         """Yield nothing: no fragment is made before it is asked for."""
         yield from ()
 

@@ -1,4 +1,4 @@
-"""WorkerSpec: the work of one rollout worker, and how that of a run is shared out."""
+"""WorkerSpec and Request: a rollout worker, how much it is asked to collect, and how that is shared out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samplebatch.env.registry import Environment
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The work of one worker, pickled to its process.
+    """The environments and the policy of one worker, pickled to its process.
 
     Attributes
     ----------
@@ -26,10 +26,6 @@ class WorkerSpec:
         Makes the policy, or the policies by their ids.
     num_envs
         How many environments it steps, whose ids begin at `index * num_envs`.
-    n_step, n_episode
-        How many it is to make; neither: as many as it can.
-    fragment_length
-        Environment steps in a fragment.
     policy_mapping, exploration_noise, map_action, hooks
         As given to `RolloutWorkers`.
     seed
@@ -42,20 +38,34 @@ class WorkerSpec:
     env: Environment
     policy: Callable[[], Any]
     num_envs: int
-    n_step: int | None
-    n_episode: int | None
-    fragment_length: int
     policy_mapping: PolicyMapping | None
     exploration_noise: Any
     map_action: Any
     hooks: Sequence[Any]
     seed: np.random.SeedSequence
-    first_unroll_id: int
+    first_unroll_id: int = 0
 
     @property
     def env_ids(self) -> range:
         """The `env_id` of each of its environments, as long as these are no vector environments of their own."""
         return range(self.index * self.num_envs, (self.index + 1) * self.num_envs)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An order to one worker, pickled to its process.
+
+    Attributes
+    ----------
+    n_step, n_episode
+        How much to collect; neither: as much as it can.
+    fragment_length
+        Environment steps in a fragment; None: all in one.
+    """
+
+    n_step: int | None = None
+    n_episode: int | None = None
+    fragment_length: int | None = None
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:

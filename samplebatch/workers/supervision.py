@@ -10,8 +10,6 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import cast
 
-from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.exit_status import how_it_ended
 from samplebatch.errors import (
     ChannelTimeoutError,
@@ -24,10 +22,11 @@ from samplebatch.transport.channel import channel
 from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerCounters
+from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCounters
 from samplebatch.workers.exits import WorkerExit
-from samplebatch.workers.spec import WorkerSpec
-from samplebatch.workers.worker import work
+from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.task import Fragment
+from samplebatch.workers.worker import is_end, work
 
 GRACE_S = 2.0
 """Seconds that workers have to close their environments when they are stopped."""
@@ -41,11 +40,13 @@ class WorkerProcess:
     Attributes
     ----------
     spec
-        What the worker is to do.
-    env_steps, episodes, fragments
-        Environment steps, episodes that ended, and fragments that were received from it.
-    finished
-        Whether it has sent all that it was to send.
+        The worker's environments and policy.
+    request
+        The request that it works on; None if it has done all that it was asked for.
+    env_steps, episodes
+        Environment steps, and episodes that ended, that were received for that request.
+    fragments, total_steps
+        Messages and environment steps that were received from it at all.
     """
 
     def __init__(
@@ -57,26 +58,29 @@ class WorkerProcess:
         capacity_bytes: int,
     ) -> None:
         self.spec = spec
-        self.env_steps = self.episodes = self.fragments = 0
-        self.finished = False
+        self.request: Request | None = None
+        self.env_steps = self.episodes = self.fragments = self.total_steps = 0
         board.clear(spec.index)
         self._line = board.line(spec.index)
         producer, self._consumer = channel(capacity_bytes, allow_pickle=True)
+        requests, self._requests = context.Pipe(duplex=False)
         self._process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=work,
-            args=(producer, subscription, board.region, spec),
+            args=(producer, requests, subscription, board.region, spec),
             name=f"rollout-worker-{spec.index}",
         )
         try:
             self._process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self._consumer.close()
+            self._requests.close()
             raise EnvironmentSpecError(
                 "environment, policy_mapping and hooks go to other processes, and must be names or importable "
                 f"functions: {error}"
             ) from error
         finally:
             producer.close()
+            requests.close()
         self.pid = self._process.pid or 0
         self._progress = (0, 0)
         self._heard_at = time.monotonic()
@@ -88,71 +92,74 @@ class WorkerProcess:
         return [self._consumer.fileno(), self._process.sentinel]
 
     @property
-    def made(self) -> int:
-        """Environment steps that the worker has made."""
-        return int(self._line[MADE])
+    def num_envs(self) -> int:
+        """How many environments it has; 0 until they are made."""
+        return int(self._line[READY])
+
+    @property
+    def lost_steps(self) -> int:
+        """Environment steps that it has made, and that were not received."""
+        return max(0, int(self._line[MADE]) - self.total_steps)
 
     @property
     def sent_steps(self) -> int:
         """Environment steps in the fragments that it has sent."""
         # It may have been killed before it counted what it had just sent.
-        return max(int(self._line[SENT]), self.env_steps)
+        return max(int(self._line[SENT]), self.total_steps)
 
     @property
     def waiting(self) -> int:
         """Fragments that were sent and not received yet."""
         return max(0, int(self._line[FRAGMENTS]) - self.fragments)
 
-    def receive(self, timeout_s: float = 0.0) -> SampleBatch | MultiAgentBatch | None:
-        """Receive the next fragment; None if there is none.
+    def ask(self, request: Request) -> None:
+        """Send a request. That a process has died is told by `receive`."""
+        self.request = request
+        self.env_steps = self.episodes = 0
+        self._heard_at = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.send(request)
+
+    def receive(self, timeout_s: float = 0.0) -> Fragment | None:
+        """Receive the next fragment; None if there is none, or if the request is done.
 
         It lies where the worker wrote it as long as that leaves room for the next fragments, and is copied otherwise.
 
         Raises
         ------
         WorkerExit
-            If there will be no other, and the worker has not done all that it was to do.
+            If there will be no other.
         """
         was_alive = self._process.is_alive()
         try:
-            fragment = cast("SampleBatch | MultiAgentBatch", self._consumer.recv(timeout_s))
+            fragment = cast("Fragment", self._consumer.recv(timeout_s))
         except ChannelTimeoutError:
             if was_alive:
                 return None
-            self._close()
+            raise self._exit() from None
         except EndOfStreamError:
-            self._close()
+            raise self._exit() from None
         except WorkerError as error:
             raise WorkerExit("failed", str(error), "\n".join(getattr(error, "__notes__", ()))) from None
         except SampleBatchError as error:
-            self._close(str(error))
-        else:
-            self.fragments += 1
-            self._heard_at = time.monotonic()
-            if not _leaves_room(self._consumer):
-                fragment = fragment.copy()
-            return fragment
-        return None
+            raise self._exit(str(error)) from None
+        self._heard_at = time.monotonic()
+        self.fragments += 1
+        if is_end(fragment):
+            self.request = None
+            return None
+        return fragment if _leaves_room(self._consumer) else fragment.copy()
 
-    def _close(self, why: str = "") -> None:
-        """Find out how the worker came to its end.
-
-        Raises
-        ------
-        WorkerExit
-            If not by having done all that it was to do.
-        """
-        if self._line[DONE]:
-            self.finished = True
-            return
+    def _exit(self, why: str = "") -> WorkerExit:
+        """Find out how the worker came to its end."""
         if self._hang is not None:
-            raise self._hang
+            return self._hang
         self._process.join(GRACE_S)
-        raise WorkerExit(how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
+        return WorkerExit(how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
-        progress, now = (int(self._line[READY]), self.made), time.monotonic()
+        progress, now = (self.num_envs, int(self._line[MADE])), time.monotonic()
         if not progress[0]:
             stall_timeout_s = max(stall_timeout_s, _START_S)
         if progress != self._progress:
@@ -169,10 +176,10 @@ class WorkerProcess:
         """Ask the worker to end."""
         self._process.terminate()
 
-    def drain(self, deadline: float) -> Iterator[SampleBatch | MultiAgentBatch]:
+    def drain(self, deadline: float) -> Iterator[Fragment]:
         """Receive the last fragments of a worker that is being stopped; kill it if it has not ended by the deadline."""
         with contextlib.suppress(WorkerExit):
-            while not self.finished:
+            while True:
                 fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
                 if fragment is not None:
                     yield fragment
@@ -184,6 +191,7 @@ class WorkerProcess:
         self._process.kill()
         self._process.join()
         self._process.close()
+        self._requests.close()
         self._consumer.close()
 
 

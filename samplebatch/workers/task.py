@@ -25,7 +25,7 @@ from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import postprocess
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.spec import WorkerSpec
+from samplebatch.workers.spec import Request, WorkerSpec
 
 Count = Callable[[int], None]
 """Called with the number of environment steps that were just made."""
@@ -34,54 +34,72 @@ Fragment = SampleBatch | MultiAgentBatch
 
 
 class Task(ABC):
-    """The work of one worker.
+    """Environments and a policy of one worker, which collect fragment by fragment as they are asked.
 
     Parameters
     ----------
     spec
-        What is to be done.
+        The environments and the policy.
+    subscription
+        Where the policy's weights come from.
     """
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    _collector: Collector | MultiAgentCollector
+
+    def __init__(self, spec: WorkerSpec, subscription: Subscription) -> None:
         self._spec = spec
+        self._subscription = subscription
         self._policy: Any = None
         self._version = 0
+        self._request: Request | None = None
 
-    def refresh(self, subscription: Subscription) -> None:
-        """Give the policy the newest weights, unless it has them.
+    @property
+    @abstractmethod
+    def num_envs(self) -> int:
+        """How many environments there are."""
+
+    def begin(self, request: Request) -> None:
+        """Take a request: `next` collects as much as it says."""
+        self._request = request
+
+    def next(self) -> Fragment | None:
+        """Collect the next fragment, with the newest weights; None if the request is done.
 
         Raises
         ------
         PolicySpecError
-            If it takes none.
+            If there are weights, and the policy takes none.
         """
-        if subscription.version > self._version:
-            newest = subscription.latest()
+        if self._request is None:
+            return None
+        if self._subscription.version > self._version:
+            newest = self._subscription.latest()
             load_weights(self._policy, newest.value)
             self._version = newest.version
+        self._collector.constants[names.WEIGHTS_VERSION] = self._version
+        return self._collect(self._request)
 
     @abstractmethod
-    def next(self) -> Fragment | None:
-        """Collect the next fragment; None if all is done."""
+    def _collect(self, request: Request) -> Fragment:
+        """Collect the next fragment of a request, and drop the request if that is the last."""
 
-    @abstractmethod
     def close(self) -> None:
         """Close the environments."""
+        self._collector.close()
 
 
 class SingleAgentTask(Task):
     """The work of a worker that steps Gymnasium's environments."""
 
-    def __init__(self, spec: WorkerSpec, count_steps: Count, first: Any) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: WorkerSpec, subscription: Subscription, count_steps: Count, first: Any) -> None:
+        super().__init__(spec, subscription)
         self._environments = environments = _as_environments(spec, first)
-        count = environments.num_envs
-        self._first_env_id = spec.index * count
+        self._first_env_id = spec.index * environments.num_envs
         given = spec.policy()
         if isinstance(given, Mapping):
             given = _only_policy(given)
         self._policy = make_policy(given, environments.observation_space, environments.action_space)
-        self._collector = Collector(
+        self._collector: Collector = Collector(
             self._policy,
             environments,
             seed=spec.seed,
@@ -91,20 +109,35 @@ class SingleAgentTask(Task):
             first_env_id=self._first_env_id,
         )
         self._collector.count_steps = count_steps
-        self._left = spec.n_step
-        self._episodes_left = None if spec.n_episode is None else _even(spec.n_episode, count)
+        self._has_gaps = False
 
-    def next(self) -> Fragment | None:
-        """Collect the next fragment; see `Task.next`."""
-        count, left = self._environments.num_envs, self._left
-        if left == 0 or (self._episodes_left is not None and not self._episodes_left.any()):
-            return None
-        length = max(1, self._spec.fragment_length // count)
-        if left is not None:
-            length = min(length, -(-left // count))
-        batch = self._collector.collect(n_step=count * length).batch or SampleBatch()
-        batch[names.WEIGHTS_VERSION] = np.full(len(batch), self._version)
-        batch = self._cut(batch)
+    @property
+    def num_envs(self) -> int:
+        """How many environments there are."""
+        return self._environments.num_envs
+
+    def begin(self, request: Request) -> None:
+        """Take a request; see `Task.begin`."""
+        super().begin(request)
+        if self._has_gaps:
+            # Steps were left out: no episode can go on after them.
+            self._collector.reset_env()
+            self._has_gaps = False
+        self._left = request.n_step
+        self._episodes_left = None if request.n_episode is None else _even(request.n_episode, self.num_envs)
+
+    def _collect(self, request: Request) -> Fragment:
+        if request.fragment_length is None:
+            self._request = None
+            batch = self._collector.collect(n_step=request.n_step, n_episode=request.n_episode).batch or SampleBatch()
+        else:
+            count, left = self.num_envs, self._left
+            length = max(1, request.fragment_length // count)
+            if left is not None:
+                length = min(length, -(-left // count))
+            batch = self._cut(self._collector.collect(n_step=count * length).batch or SampleBatch())
+            if self._left == 0 or (self._episodes_left is not None and not self._episodes_left.any()):
+                self._request = None
         return postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
@@ -115,6 +148,7 @@ class SingleAgentTask(Task):
             if beyond > 0:
                 # All but the first environments made one step too many.
                 ends = np.append(run_starts(np.asarray(batch[names.ENV_ID]))[1:], len(batch)) - 1
+                self._has_gaps = True
                 return batch.take(np.delete(np.arange(len(batch)), ends[-beyond:]))
         if self._episodes_left is None:
             return batch
@@ -126,18 +160,17 @@ class SingleAgentTask(Task):
         wanted = ended < self._episodes_left[env]
         made = np.bincount(env[done], minlength=len(self._episodes_left))
         self._episodes_left = np.maximum(self._episodes_left - made, 0)
-        return batch if wanted.all() else batch.take(np.flatnonzero(wanted))
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._collector.close()
+        if wanted.all():
+            return batch
+        self._has_gaps = True
+        return batch.take(np.flatnonzero(wanted))
 
 
 class MultiAgentTask(Task):
     """The work of a worker that steps environments of several agents."""
 
-    def __init__(self, spec: WorkerSpec, count_steps: Count, first: Any) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: WorkerSpec, subscription: Subscription, count_steps: Count, first: Any) -> None:
+        super().__init__(spec, subscription)
         environments = [first, *(make_environment(spec.env) for _ in range(spec.num_envs - 1))]
         mapping = policy_by_kind(first) if spec.policy_mapping is None else spec.policy_mapping
         given = spec.policy()
@@ -145,47 +178,53 @@ class MultiAgentTask(Task):
             self._policy = {policy: make_policy(one, *_spaces(first, mapping, policy)) for policy, one in given.items()}
         else:
             self._policy = make_policy(given, *_spaces(first, mapping, None))
-        self._collector = MultiAgentCollector(
+        self._collector: MultiAgentCollector = MultiAgentCollector(
             environments,
             policy=self._policy,
             policy_mapping=mapping,
+            exploration_noise=spec.exploration_noise,
+            map_action=spec.map_action,
             seed=spec.seed,
             first_unroll_id=spec.first_unroll_id,
             first_env_id=spec.index * spec.num_envs,
         )
         self._collector.count_steps = count_steps
-        self._steps_left, self._episodes_left = spec.n_step, spec.n_episode
 
-    def next(self) -> Fragment | None:
-        """Collect the next fragment; see `Task.next`."""
-        if self._steps_left == 0 or self._episodes_left == 0:
-            return None
+    @property
+    def num_envs(self) -> int:
+        """How many environments there are."""
+        return self._spec.num_envs
+
+    def begin(self, request: Request) -> None:
+        """Take a request; see `Task.begin`."""
+        super().begin(request)
+        self._steps_left, self._episodes_left = request.n_step, request.n_episode
+
+    def _collect(self, request: Request) -> Fragment:
+        length = request.fragment_length
         if self._episodes_left is not None:
-            episodes = min(self._episodes_left, self._spec.num_envs)
-            batch = self._collector.collect(n_episode=episodes).batch or MultiAgentBatch({}, 0)
+            episodes = self._episodes_left if length is None else min(self._episodes_left, self.num_envs)
             self._episodes_left -= episodes
+            batch = self._collector.collect_batch(n_episode=episodes)
         else:
-            length = self._spec.fragment_length
-            n_step = length if self._steps_left is None else min(length, self._steps_left)
-            batch = self._collector.collect(n_step=n_step).batch or MultiAgentBatch({}, 0)
+            bounds = [bound for bound in (length, self._steps_left) if bound is not None]
+            batch = self._collector.collect_batch(n_step=min(bounds))
             if self._steps_left is not None:
                 self._steps_left -= batch.count
-        for steps in batch.policy_batches.values():
-            steps[names.WEIGHTS_VERSION] = np.full(steps.count, self._version)
+        if 0 in (self._steps_left, self._episodes_left):
+            self._request = None
         return self._collector.postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
-    def close(self) -> None:
-        """Close the environments."""
-        self._collector.close()
 
-
-def make_task(spec: WorkerSpec, count_steps: Count) -> Task:
-    """Make the task that a spec asks for, with its environments.
+def make_task(spec: WorkerSpec, subscription: Subscription, count_steps: Count) -> Task:
+    """Make the task of a worker, with its environments.
 
     Parameters
     ----------
     spec
-        What is to be done.
+        The environments and the policy.
+    subscription
+        Where the policy's weights come from.
     count_steps
         Called with the number of environment steps that were just made.
 
@@ -199,7 +238,8 @@ def make_task(spec: WorkerSpec, count_steps: Count) -> Task:
     first = make_environment(spec.env)
     try:
         kind = environment_kind(first)
-        return (SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask)(spec, count_steps, first)
+        task = SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask
+        return task(spec, subscription, count_steps, first)
     except BaseException:
         with contextlib.suppress(Exception):
             first.close()

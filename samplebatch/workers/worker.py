@@ -7,23 +7,36 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.seeds import PROCESS, seeds_at
 from samplebatch.errors import ChannelClosedError, PeerDiedError, SampleBatchError
 from samplebatch.transport.children import begin_child
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.counters import DONE, FRAGMENTS, MADE, READY, SENT, WorkerCounters
-from samplebatch.workers.spec import WorkerSpec
-from samplebatch.workers.task import Task, make_task
+from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCounters
+from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.task import Fragment, Task, make_task
+
+END = SampleBatch()
+"""Sent once a request is done."""
 
 
-def work(producer: Producer, subscription: Subscription, region: Region, spec: WorkerSpec) -> None:
-    """Do the work of one worker."""
+def is_end(fragment: Fragment) -> bool:
+    """Tell whether a message is the mark that a request is done."""
+    return isinstance(fragment, SampleBatch) and not fragment.column_names
+
+
+def work(
+    producer: Producer, requests: Connection, subscription: Subscription, region: Region, spec: WorkerSpec
+) -> None:
+    """Do the work of one worker, request by request, until there are none to come."""
     signal.signal(signal.SIGTERM, _quit)
     begin_child()
     line = WorkerCounters(region).line(spec.index)
@@ -31,8 +44,7 @@ def work(producer: Producer, subscription: Subscription, region: Region, spec: W
     try:
         with producer:
             try:
-                _send_all(producer, subscription, line, spec, tasks)
-                line[DONE] = 1
+                _serve(producer, requests, subscription, line, spec, tasks)
             except (ChannelClosedError, PeerDiedError):
                 # There is nobody to send anything to.
                 return
@@ -46,28 +58,44 @@ def work(producer: Producer, subscription: Subscription, region: Region, spec: W
                 task.close()
 
 
-def _send_all(producer: Producer, subscription: Subscription, line: Any, spec: WorkerSpec, tasks: list[Task]) -> None:
+def _serve(
+    producer: Producer,
+    requests: Connection,
+    subscription: Subscription,
+    line: Any,
+    spec: WorkerSpec,
+    tasks: list[Task],
+) -> None:
     def count_steps(steps: int) -> None:
         line[MADE] += steps
 
     _seed(seeds_at(spec.seed, PROCESS, spec.index))
-    task = make_task(spec, count_steps)
+    task = make_task(spec, subscription, count_steps)
     tasks.append(task)
     torch = sys.modules.get("torch")
     if torch is not None:
         # There is a process for each core already.
         torch.set_num_threads(1)
         _seed(seeds_at(spec.seed, PROCESS, spec.index))
-    line[READY] = 1
-    while True:
-        task.refresh(subscription)
-        fragment = task.next()
-        if fragment is None:
-            return
-        # A fragment that is too large goes in parts.
-        producer.send(fragment, split=True)
-        line[SENT] += fragment.env_steps()
-        line[FRAGMENTS] += 1
+    line[READY] = task.num_envs
+    for request in _receive_all(requests):
+        task.begin(request)
+        while (fragment := task.next()) is not None:
+            if fragment.env_steps():
+                # A fragment that is too large goes in parts.
+                producer.send(fragment, split=True)
+            line[SENT] += fragment.env_steps()
+            # Steps that were left out are not lost.
+            line[MADE] = line[SENT]
+            line[FRAGMENTS] = producer.sent
+        producer.send(END)
+        line[FRAGMENTS] = producer.sent
+
+
+def _receive_all(requests: Connection) -> Iterator[Request]:
+    with contextlib.suppress(EOFError):
+        while True:
+            yield requests.recv()
 
 
 def _seed(seeds: np.random.SeedSequence) -> None:

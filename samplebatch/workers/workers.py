@@ -4,60 +4,66 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
 from samplebatch.arguments import choice, positive, whole
 from samplebatch.batch.multi_agent_builder import PolicyMapping
+from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.registry import Environment, environment_factory
-from samplebatch.env.seeds import RESTART, seeds_at
 from samplebatch.errors import ArgumentError, WorkerError
-from samplebatch.names import label_policies
-from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy
+from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy, label_weights, weights_nbytes
+from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
+from samplebatch.rollout.collector import check_buffer
+from samplebatch.rollout.fragments import join_streams
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.transport.broadcast import broadcast
 from samplebatch.transport.children import interrupts_blocked
-from samplebatch.transport.peers import Poller
 from samplebatch.transport.publisher import Publisher
 from samplebatch.transport.subscription import Subscription
+from samplebatch.workers.buffer_writer import BufferWriter
 from samplebatch.workers.counters import WorkerCounters
-from samplebatch.workers.exits import WorkerExit
 from samplebatch.workers.local_worker import LocalWorker
-from samplebatch.workers.spec import WorkerSpec, shares
-from samplebatch.workers.summary import RunCount, RunSummary, WorkerFailure
-from samplebatch.workers.supervision import GRACE_S, WorkerProcess
+from samplebatch.workers.pool import Worker, WorkerPool
+from samplebatch.workers.spec import Request, WorkerSpec, shares
+from samplebatch.workers.statistics import Received, StepCount, WorkerStats, weights_version
+from samplebatch.workers.supervision import WorkerProcess
 from samplebatch.workers.task import Fragment
 
-_LOOK_S = 0.1
-"""Seconds after which a request to stop, or a worker that hangs, is noticed at the latest."""
-
 _ALL_ARENAS_NBYTES, _MIN_ARENA_NBYTES, _MAX_ARENA_NBYTES = 256 << 20, 8 << 20, 64 << 20
-_WEIGHTS_NBYTES, _NO_WEIGHTS_NBYTES = 16 << 20, 1 << 20
 
 Backend = Literal["process", "inline"]
 
 
 class RolloutWorkers:
-    """Processes that step environments, as a policy says or at random, and send fragments of what they collect.
+    """Processes that step environments, as a policy says or at random, for learners that want several cores.
 
-    Use it as a context manager, which starts and stops the processes, and iterate over it for the fragments, in the
-    order in which they arrive: a `SampleBatch` each where environments are Gymnasium's, a `MultiAgentBatch` where they
-    are PettingZoo's. They have the columns of `Collector` and `MultiAgentCollector`, and `weights_version`: the number
-    of the weights that a step was made with, 0 before the first (see `publish`).
+    Use them as a context manager, which starts and stops the processes. There are two ways to collect:
+
+    - `collect` is synchronous: all workers make their share with the newest weights, and the report has all of it in
+      one batch, as the reports of `Collector` and `MultiAgentCollector` have. On-policy learners publish and collect
+      in turns.
+    - Iteration is asynchronous: workers go on by themselves, and their fragments come in the order in which they
+      arrive, a `SampleBatch` each where environments are Gymnasium's, a `MultiAgentBatch` where they are PettingZoo's.
+
+    Rows have the columns of these collectors, and `weights_version`: the number of the weights that a step was made
+    with, 0 before the first (see `publish`).
 
     A fragment lies in shared memory that the worker wrote it to, and that goes back to the worker when the last array
     over it is gone. Where fragments are kept until half of a worker's memory is taken, further ones are copies: keeping
     them never stops a worker.
 
     A worker that raises, dies or hangs is replaced, `max_restarts` times at most: the other one makes the steps that
-    are missing, in environments of the same ids. What had not been sent as a whole is dropped (see `summary`). Beyond
-    that the iterator yields every whole fragment that has been sent, then raises `WorkerError`. Workers ignore Ctrl-C,
-    which is the parent's to handle, and end by themselves when their parent is gone, however it ended.
+    are missing, in environments of the same ids. A fragment that had not been sent as a whole is dropped (see
+    `worker_stats`). Beyond that, iteration yields every whole fragment that has been sent, then raises `WorkerError`;
+    `collect` raises, and iteration yields the fragments that it had received. Workers ignore Ctrl-C, which is the
+    parent's to handle, and end by themselves when their parent is gone, however it ended.
 
     Parameters
     ----------
@@ -68,19 +74,26 @@ class RolloutWorkers:
         Who decides: `"random"`; anything that `as_policy` takes and that can be pickled, a torch module for instance;
         a function or class that makes one, of nothing or of `observation_space` and `action_space`; or the name of one
         of these, as `module:function`. With several agents, one for all, or a mapping from policy ids to one each.
+    buffer
+        Where the steps go, too, as they arrive: a buffer of one agent with a ring for each environment of all workers,
+        ring k for `env_id` k; or a `MultiAgentReplayBuffer`. An episode that a worker left behind is truncated there.
     n_step
-        Environment steps to collect: exactly so many in all fragments together, as many in every environment, give or
-        take one.
+        Environment steps of an iteration: exactly so many in all fragments together, as many in every environment, give
+        or take one.
     n_episode
-        Episodes to collect: exactly so many are brought to their end, as many in every environment, give or take one,
-        whatever their length. Without either, workers go on until they are stopped.
+        Episodes of an iteration: exactly so many are brought to their end, as many in every environment, give or take
+        one, whatever their length. Without either, iteration goes on until it is stopped.
     num_workers
-        Processes. There are never more than there is work for.
+        Processes. There are never more than an iteration has work for.
     envs_per_worker
         Environments that each of them steps, in turns or as one vector environment.
     fragment_length
-        Environment steps in a fragment, of all of a worker's environments together; a worker's last one may have fewer.
-        With `n_episode` and several agents a fragment has whole episodes, one of every environment.
+        Environment steps in a fragment of an iteration, of all of a worker's environments together; a worker's last one
+        may have fewer. With `n_episode` and several agents a fragment has whole episodes, one of every environment.
+    max_lag
+        How old the weights of a fragment may be when it is handed out, in publications since; older ones are dropped,
+        as asynchronous learners do with experience that is too far off their policy, and are counted in `worker_stats`.
+        They count among the steps of an iteration. By default there is no bound.
     policy_mapping
         The policy that acts for an agent, by agent id; a function must be importable. By default one policy for each
         kind of agent.
@@ -91,7 +104,8 @@ class RolloutWorkers:
         aside, however the environments are spread over workers, as long as a policy decides row by row and draws
         nothing, or is `"random"`, and no worker was replaced. In which order fragments arrive is not determined.
     hooks
-        What workers apply to every trajectory, to the part of it that a fragment has: see `postprocess`.
+        What workers apply to every trajectory, to the part of it that a fragment has: see `postprocess`; only without a
+        buffer.
     backend
         `"process"`, or `"inline"` to do the same work in this process, one worker after the other, for debugging.
     start_method
@@ -112,30 +126,33 @@ class RolloutWorkers:
         If there is no such environment, or it cannot be sent to another process.
     PolicySpecError
         If there is no such policy, or it cannot be sent to another process.
-    ValueError
-        If a number is not positive, `max_restarts` is negative, both numbers of steps and episodes are given, or there
-        is no such backend.
+    ArgumentError
+        If a number is not positive, `max_restarts` or `max_lag` is negative, both numbers of steps and episodes are
+        given, there is no such backend, there are both a buffer and `hooks`, or the buffer has too few rings.
 
     Examples
     --------
+    >>> with RolloutWorkers("CartPole-v1", envs_per_worker=4, backend="inline") as workers:
+    ...     stats = workers.collect(n_step=96)
+    >>> stats.n_collected_steps, sorted(set(stats.batch["env_id"].tolist()))
+    (96, [0, 1, 2, 3, 4, 5, 6, 7])
     >>> with RolloutWorkers("mpe2/simple_spread_v3", n_step=100, num_workers=1, fragment_length=40) as workers:
     ...     [fragment.count for fragment in workers]
     [40, 40, 20]
-    >>> with RolloutWorkers("CartPole-v1", n_step=100, envs_per_worker=4, backend="inline") as workers:
-    ...     [(len(steps), set(steps["env_id"].tolist())) for steps in workers]
-    [(52, {0, 1, 2, 3}), (48, {4, 5, 6, 7})]
     """
 
     def __init__(
         self,
         env: Environment,
         policy: Any = RANDOM,
+        buffer: Any = None,
         *,
         n_step: int | None = None,
         n_episode: int | None = None,
         num_workers: int = 2,
         envs_per_worker: int = 1,
         fragment_length: int = 200,
+        max_lag: int | None = None,
         policy_mapping: PolicyMapping | None = None,
         exploration_noise: Any = False,
         map_action: Any = None,
@@ -158,67 +175,79 @@ class RolloutWorkers:
             if value is not None:
                 whole(name, value, 1)
         positive("stall_timeout_s", stall_timeout_s)
-        whole("max_restarts", max_restarts)
+        self._max_restarts = whole("max_restarts", max_restarts)
+        self._max_lag = None if max_lag is None else whole("max_lag", max_lag)
         if n_step is not None and n_episode is not None:
             raise ArgumentError(f"one of n_step and n_episode may be given, got {n_step} and {n_episode}")
+        if buffer is not None and hooks:
+            raise ArgumentError(
+                "hooks must be for batches, and with a buffer there are none; work out columns of samples"
+            )
+        if not isinstance(buffer, MultiAgentReplayBuffer):
+            check_buffer(buffer, num_workers * envs_per_worker)
         choice("backend", backend, get_args(Backend))
         environment_factory(env)
         check_policy(policy)
+        made: Callable[[], Any] = PickledPolicy(policy) if backend == "process" else partial(copy.deepcopy, policy)
+        steps, episodes = (shares(amount, num_workers, envs_per_worker) for amount in (n_step, n_episode))
+        asked = [Request(*amounts, fragment_length) for amounts in zip(steps, episodes, strict=True)]
+        self._stream = [request for request in asked if 0 not in (request.n_step, request.n_episode)]
+        seeds = np.random.SeedSequence(seed)
+        self._specs = [
+            WorkerSpec(
+                index=index,
+                env=env,
+                policy=made,
+                num_envs=envs_per_worker,
+                policy_mapping=policy_mapping,
+                exploration_noise=exploration_noise,
+                map_action=map_action,
+                hooks=tuple(hooks),
+                seed=seeds,
+                first_unroll_id=index << 32,
+            )
+            for index in range(len(self._stream))
+        ]
+        self.policy, self.buffer = policy, buffer
+        self._writer = None if buffer is None else BufferWriter(buffer)
         self._context = multiprocessing.get_context(start_method)
         self._backend = backend
         self._stall_timeout_s = stall_timeout_s
-        self._restarts_left = max_restarts
-        self._seed = np.random.SeedSequence(seed)
-        made: Callable[[], Any] = PickledPolicy(policy) if backend == "process" else partial(copy.deepcopy, policy)
-        steps = shares(n_step, num_workers, envs_per_worker)
-        ends = shares(n_episode, num_workers, envs_per_worker)
-        self._specs = [
-            WorkerSpec(
-                index,
-                env,
-                made,
-                envs_per_worker,
-                steps[index],
-                ends[index],
-                fragment_length,
-                policy_mapping,
-                exploration_noise,
-                map_action,
-                tuple(hooks),
-                self._seed,
-                index << 32,
-            )
-            for index in range(num_workers)
-            if steps[index] != 0 and ends[index] != 0
-        ]
         least = max(_MIN_ARENA_NBYTES, min(_MAX_ARENA_NBYTES, _ALL_ARENAS_NBYTES // num_workers))
         self._capacity_bytes = least if capacity_bytes is None else capacity_bytes
-        self._labels = label_policies(policy) if isinstance(policy, Mapping) else {}
-        self._weights_nbytes = max(_weights_nbytes(policy), capacity_bytes or 0)
+        self._weights_nbytes = max(weights_nbytes(policy), capacity_bytes or 0)
         self._ends: tuple[Publisher, Subscription] | None = None
         self._board: WorkerCounters | None = None
-        self._workers: list[WorkerProcess | LocalWorker] = []
-        self._poller: Poller | None = None
-        self._watched: dict[int, WorkerProcess] = {}
-        self._count = RunCount()
-        self._entered = False
-        self._stop_requested = False
+        self._pool: WorkerPool | None = None
+        self._received = Received()
+        self._leftover: list[Fragment] = []
+        """Fragments of a call of `collect` that did not come to its end."""
+        self._is_iterating = False
+        self._one_version = threading.RLock()
+        """Held while workers collect with one version of the weights."""
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers, in their order; empty unless processes have been started."""
-        return [worker.pid for worker in self._workers if isinstance(worker, WorkerProcess)]
+        workers = [] if self._pool is None else self._pool.workers
+        return [worker.pid for worker in workers if isinstance(worker, WorkerProcess)]
 
     @property
-    def summary(self) -> RunSummary:
-        """The counts of the run so far."""
-        return self._count.summary(self._workers)
+    def stats(self) -> CollectStats[Any]:
+        """The report on all that was received so far, without the batch."""
+        return self._received.stats()
+
+    @property
+    def worker_stats(self) -> WorkerStats:
+        """Facts about the workers so far: failures, restarts, lost and stale steps, waiting times."""
+        return self._received.worker_stats(self._pool)
 
     def publish(self, weights: Mapping[str, Any]) -> int:
         """Publish weights, which every worker gives to its policy before its next fragment.
 
         The policy gets them by its method `load_state_dict`, as torch modules have, or `set_weights`. Weights that
-        were not asked for before there are newer ones are never loaded.
+        were not asked for before there are newer ones are never loaded. While another thread is in `collect`, this
+        waits: a batch of its has one version.
 
         Parameters
         ----------
@@ -239,9 +268,8 @@ class RolloutWorkers:
         ChannelClosedError
             If the workers have been stopped.
         """
-        if self._labels and isinstance(weights, Mapping):
-            weights = {self._labels.get(policy, policy): own for policy, own in weights.items()}
-        return self._broadcast()[0].publish(weights)
+        with self._one_version:
+            return self._broadcast()[0].publish(label_weights(self.policy, weights))
 
     def _broadcast(self) -> tuple[Publisher, Subscription]:
         if self._ends is None:
@@ -249,12 +277,12 @@ class RolloutWorkers:
         return self._ends
 
     def __enter__(self) -> Self:
-        self._entered = True
         try:
-            self._poller = Poller()
-            self._board = WorkerCounters.create(1 + max(spec.index for spec in self._specs))
-            for spec in self._specs:
-                self._workers.append(self._start(spec))
+            self._broadcast()
+            self._board = WorkerCounters.create(len(self._specs))
+            self._pool = WorkerPool(
+                self._specs, self._start, max_restarts=self._max_restarts, stall_timeout_s=self._stall_timeout_s
+            )
         except BaseException:
             self.stop()
             raise
@@ -263,162 +291,154 @@ class RolloutWorkers:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _start(self, spec: WorkerSpec) -> WorkerProcess | LocalWorker:
+    def _start(self, spec: WorkerSpec) -> Worker:
         _, subscription = self._broadcast()
         if self._backend == "inline":
             return LocalWorker(spec, subscription)
         assert self._board is not None
         with interrupts_blocked():
-            worker = WorkerProcess(spec, self._context, self._board, subscription, self._capacity_bytes)
-        for descriptor in worker.waits_on:
-            self._watched[descriptor] = worker
-            if self._poller is not None:
-                self._poller.register(descriptor)
-        return worker
+            return WorkerProcess(spec, self._context, self._board, subscription, self._capacity_bytes)
+
+    def collect(self, n_step: int | None = None, n_episode: int | None = None) -> CollectStats[Any]:
+        """Let all workers collect their share with the newest weights, and report on the steps of all.
+
+        Parameters
+        ----------
+        n_step
+            How many steps of all environments together, as many in each, give or take one. Where environments have one
+            agent each, those of a worker are stepped together: up to one step more of each of them.
+        n_episode
+            How many episodes end: exactly so many, and in every worker those that begin first, so that long ones are as
+            likely as short ones.
+
+        Returns
+        -------
+        CollectStats
+            The report, with the batch in it unless there is a buffer: the steps of each agent lie together, by `env_id`
+            and `agent_index`. With several agents, `policies` has a report for each policy.
+
+        Raises
+        ------
+        ArgumentError
+            If not exactly one of the numbers is positive.
+        WorkerError
+            If workers have not been started, an iteration has not come to its end, or a worker fails that cannot be
+            replaced. Iteration yields the fragments that had been received then.
+        ColumnMismatchError
+            If the columns of different workers cannot be joined.
+        """
+        check_amounts(n_step, n_episode)
+        began = time.perf_counter()
+        count = StepCount()
+        found: list[tuple[int, Fragment]] = []
+        with self._one_version:
+            pool = self._started()
+            if self._is_iterating and pool.busy:
+                raise WorkerError("an iteration over workers must have come to its end before they collect")
+            self._finish_collect()
+            workers, envs = len(self._specs), self._specs[0].num_envs
+            amounts = zip(shares(n_step, workers, envs), shares(n_episode, workers, envs), strict=True)
+            pool.ask({place: Request(*amount) for place, amount in enumerate(amounts) if 0 not in amount})
+            try:
+                for one in self._receive(count):
+                    found.append(one)
+            except BaseException:
+                self._leftover += [fragment for _, fragment in found]
+                raise
+        batch = None if self.buffer is not None else join_streams([one for _, one in sorted(found, key=itemgetter(0))])
+        return count.report(time.perf_counter() - began, batch)
 
     def __iter__(self) -> Iterator[Fragment]:
-        if not self._entered:
-            raise WorkerError("workers must be started before they can send anything; use them in a with statement")
+        if self._pool is None:
+            raise WorkerError(_NOT_STARTED)
+        if not self._is_iterating and self._pool.workers:
+            self._finish_collect()
+            self._pool.ask(dict(enumerate(self._stream)))
+            self._is_iterating = True
+        while self._leftover:
+            yield self._leftover.pop(0)
+        for _, fragment in self._receive():
+            yield fragment
+            del fragment
+        self._is_iterating = False
+
+    def _started(self) -> WorkerPool:
+        if self._pool is None:
+            raise WorkerError(_NOT_STARTED)
+        if not self._pool.workers:
+            raise WorkerError("workers must be running to collect, and they have been stopped")
+        return self._pool
+
+    def _finish_collect(self) -> None:
+        """Receive the rest of a call of `collect` that was interrupted."""
+        self._leftover += [fragment for _, fragment in self._receive()]
+
+    def _receive(self, count: StepCount | None = None) -> Iterator[tuple[int, Fragment]]:
+        """Yield the fragments of all requests, each with the index of its worker.
+
+        Raises
+        ------
+        WorkerError
+            If a worker fails that cannot be replaced; all workers have been stopped then.
+        """
+        pool = self._pool
+        if pool is None:
+            return
         failure: WorkerError | None = None
-        while failure is None and not self._is_stopping() and self._running():
-            ready = self._ready()
-            for worker in self._running():
-                if self._is_stopping():
-                    break
-                if worker not in ready:
-                    worker.check_stall(self._stall_timeout_s)
-                    continue
-                try:
-                    fragment = worker.receive()
-                except WorkerExit as end:
-                    failure = self._note_exit(worker, end)
-                    if failure is not None:
-                        break
-                    continue
-                if worker.finished:
-                    self._unwatch(worker)
-                if fragment is not None:
-                    self._count.add(worker, fragment)
-                    yield from self._hand_out(fragment)
-                    del fragment
-        if self._running() or failure is not None:
-            yield from self.stop()
+        try:
+            for worker, fragment in pool.receive():
+                if self._take(worker, fragment, count):
+                    yield worker.spec.index, fragment
+                del fragment
+        except WorkerError as error:
+            failure = error
+        if failure is not None or pool.is_stopping():
+            yield from self._stop(count)
         if failure is not None:
             raise failure
 
-    def _is_stopping(self) -> bool:
-        return self._stop_requested
-
-    def _hand_out(self, fragment: Fragment) -> Iterator[Fragment]:
-        """Yield a fragment; for how long it is looked at is no worker's fault."""
-        before = time.monotonic()
-        yield fragment
-        away_s = time.monotonic() - before
-        for worker in self._workers:
-            worker.extend_deadline(away_s)
-
-    def _running(self) -> list[WorkerProcess | LocalWorker]:
-        return [worker for worker in self._workers if not worker.finished]
-
-    def _ready(self) -> Sequence[WorkerProcess | LocalWorker]:
-        """Wait for workers that have something to say."""
-        if self._backend == "inline" or self._poller is None:
-            return self._running()
-        return [self._watched[descriptor] for descriptor in self._poller.poll(_LOOK_S)]
-
-    def _unwatch(self, worker: WorkerProcess | LocalWorker) -> None:
-        for descriptor in [own for own, other in self._watched.items() if other is worker]:
-            del self._watched[descriptor]
-            if self._poller is not None:
-                self._poller.unregister(descriptor)
-
-    def _note_exit(self, worker: WorkerProcess | LocalWorker, end: WorkerExit) -> WorkerError | None:
-        """Note the failure of a worker, and replace it; if that cannot be, return the error to raise."""
-        self._unwatch(worker)
-        spec = worker.spec
-        steps_left = None if spec.n_step is None else spec.n_step - worker.env_steps
-        episodes_left = None if spec.n_episode is None else spec.n_episode - worker.episodes
-        if (steps_left is not None and steps_left <= 0) or (episodes_left is not None and episodes_left <= 0):
-            # It died when it had nothing left to do.
-            worker.finished = True
-            return None
-        replaced = self._restarts_left > 0
-        incident = WorkerFailure(
-            index=spec.index,
-            pid=worker.pid,
-            how=end.how + (f": {end.why}" if end.why else ""),
-            env_steps=worker.env_steps,
-            lost_steps=max(0, worker.made - worker.env_steps),
-            env_ids=spec.env_ids,
-            replaced=replaced,
-        )
-        self._count.lose(incident, worker)
-        if not replaced:
-            worker.finished = True
-            error = WorkerError(_word_exit(worker, end))
-            if end.details:
-                error.add_note(end.details)
-            error.__cause__ = end.__cause__
-            return error
-        self._restarts_left -= 1
-        worker.end()
-        self._workers[self._workers.index(worker)] = self._start(
-            replace(
-                spec,
-                n_step=steps_left,
-                n_episode=episodes_left,
-                seed=seeds_at(self._seed, RESTART, len(self._count.incidents)),
-                first_unroll_id=spec.first_unroll_id + worker.fragments,
-            )
-        )
-        return None
+    def _take(self, worker: Worker, fragment: Fragment, count: StepCount | None) -> bool:
+        """Count a fragment, and write it to the buffer; tell whether it is not stale."""
+        ended = self._received.add(worker, fragment)
+        if self._max_lag is not None:
+            lag = self._broadcast()[0].version - weights_version(fragment)
+            if lag > self._max_lag:
+                self._received.drop(fragment)
+                return False
+        self._received.keep(fragment, ended)
+        if count is not None:
+            count.add(fragment, ended)
+        if self._writer is not None:
+            self._writer.add(fragment)
+        return True
 
     def request_stop(self) -> None:
-        """Let the iterator end soon, after the whole fragments that have been sent; signal handlers may call this."""
-        self._stop_requested = True
+        """Let the iterator end soon, after the whole fragments that have been sent; signal handlers may call this.
+
+        A call of `collect` then reports on what it has until then.
+        """
+        if self._pool is not None:
+            self._pool.request_stop()
 
     def stop(self) -> list[Fragment]:
         """End all workers, and return the whole fragments that they had sent and nobody has received.
 
         Workers have two seconds to close their environments; after that they are killed.
         """
-        workers, running = self._workers, self._running()
-        fragments: list[Fragment] = []
+        return [fragment for _, fragment in self._stop()]
+
+    def _stop(self, count: StepCount | None = None) -> list[tuple[int, Fragment]]:
+        pool = self._pool
         try:
-            for worker in running:
-                worker.terminate()
-            deadline = time.monotonic() + GRACE_S
-            for worker in running:
-                for fragment in worker.drain(deadline):
-                    self._count.add(worker, fragment)
-                    fragments.append(fragment)
+            drained = [] if pool is None else pool.drain()
+            return [
+                (worker.spec.index, fragment) for worker, fragment in drained if self._take(worker, fragment, count)
+            ]
         finally:
-            self._count.keep(workers)
-            self._workers = []
-            for worker in workers:
-                worker.end()
-            self._watched.clear()
-            for own in (self._poller, self._board, *(self._ends or ())):
+            for own in (pool, self._board, *(self._ends or ())):
                 if own is not None:
                     own.close()
-            self._poller = self._board = None
-        return fragments
+            self._board = None
 
 
-def _word_exit(worker: WorkerProcess | LocalWorker, end: WorkerExit) -> str:
-    spec = worker.spec
-    sent = f"{worker.env_steps}{'' if spec.n_step is None else f' of {spec.n_step}'} steps"
-    if spec.n_episode is not None:
-        sent += f" and {worker.episodes} of {spec.n_episode} episodes"
-    why = f": {end.why}" if end.why else ""
-    return f"worker {spec.index} (process {worker.pid}) {end.how} after sending {sent}{why}"
-
-
-def _weights_nbytes(policy: Any) -> int:
-    """Tell how much room weights need that are like the policy's own, with some for their description."""
-    policies = list(policy.values()) if isinstance(policy, Mapping) else [policy]
-    if all(isinstance(one, str) and one == RANDOM for one in policies):
-        return _NO_WEIGHTS_NBYTES
-    states = [one.state_dict() for one in policies if hasattr(one, "state_dict") and not isinstance(one, type)]
-    known = sum(int(value.nbytes) for state in states for value in state.values() if hasattr(value, "nbytes"))
-    return max(_WEIGHTS_NBYTES, known + known // 8 + _NO_WEIGHTS_NBYTES)
+_NOT_STARTED = "workers must be started before they can send anything; use them in a with statement"

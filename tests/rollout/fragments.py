@@ -6,16 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch import channel, concat_samples
+from samplebatch import broadcast, channel, concat_samples
 from samplebatch.rollout.postprocessing import Hook
-from samplebatch.workers.spec import WorkerSpec
-from samplebatch.workers.task import make_task
+from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.task import Task, make_task
 
 
 def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tuple[Hook, ...] = ()) -> WorkerSpec:
-    return WorkerSpec(
-        0, environment, lambda: policy, envs, None, None, 60, None, False, None, hooks, np.random.SeedSequence(1), 0
-    )
+    seeds = np.random.SeedSequence(1)
+    return WorkerSpec(0, environment, lambda: policy, envs, None, False, None, hooks, seeds)
+
+
+def begin(of: WorkerSpec) -> Task:
+    """Make a task, and let it collect fragments of sixty steps without end."""
+    task = make_task(of, broadcast(1)[1], lambda _: None)
+    task.begin(Request(fragment_length=60))
+    return task
 
 
 def sent(of: WorkerSpec, fragments: int, capacity_bytes: int = 1 << 20) -> list[Any]:
@@ -23,7 +29,7 @@ def sent(of: WorkerSpec, fragments: int, capacity_bytes: int = 1 << 20) -> list[
     producer, consumer = channel(capacity_bytes, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:
-        task = make_task(of, lambda _: None)
+        task = begin(of)
         for _ in range(fragments):
             fragment = task.next()
             assert fragment is not None
@@ -37,7 +43,7 @@ def sent(of: WorkerSpec, fragments: int, capacity_bytes: int = 1 << 20) -> list[
 
 def made(of: WorkerSpec, fragments: int) -> list[Any]:
     """Collect the same fragments without sending them."""
-    task = make_task(of, lambda _: None)
+    task = begin(of)
     found = [task.next() for _ in range(fragments)]
     task.close()
     return [fragment for fragment in found if fragment is not None]

@@ -161,6 +161,41 @@ class WorkersCase(Worked, CollectorContract):
         return error or AssertionError("nothing was raised"), found
 
 
+class WorkersCollectCase(WorkersCase):
+    """A worker that is asked for batches, one after the other."""
+
+    keeps_steps = False
+
+    def collect(
+        self,
+        makers: Makers,
+        policy: Any,
+        *,
+        mode: str,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        times: int = 1,
+        seed: int | None = None,
+        hooks: Sequence[Any] = (),
+    ) -> list[SampleBatch]:
+        given = {"num_workers": 1, "backend": "inline", "seed": seed, "hooks": hooks, **self.environments(makers, mode)}
+        with RolloutWorkers(policy=policy, **given) as workers:
+            return [workers.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
+
+    def collect_after_failure(
+        self, makers: Makers, policy: Any, *, mode: str, n_step: int
+    ) -> tuple[BaseException, list[SampleBatch]]:
+        found: list[SampleBatch] = []
+        given = {"num_workers": 1, "backend": "inline", **self.environments(makers, mode)}
+        with RolloutWorkers(policy=policy, **given) as workers:
+            try:
+                while len(found) < n_step:
+                    found.append(workers.collect(n_step=4).batch)
+            except Exception as error:
+                return error, [*found, *workers]
+        return AssertionError("nothing was raised"), found
+
+
 class WorkersOfSeveralCase(WorkersCase):
     """A worker that makes several environments, one after the other."""
 
@@ -250,3 +285,25 @@ class MultiAgentWorkersCase(Worked, MultiAgentContract):
             fragment_length=4,
         )
         return error or AssertionError("nothing was raised"), found
+
+
+class MultiAgentWorkersCollectCase(MultiAgentWorkersCase):
+    """A worker that is asked for batches, one after the other."""
+
+    def collect(
+        self,
+        makers: Makers,
+        policies: Any,
+        *,
+        policy_mapping: PolicyMapping = everyone,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        times: int = 1,
+        seed: int | None = None,
+        hooks: Sequence[Any] = (),
+    ) -> list[MultiAgentBatch]:
+        given = {"num_workers": 1, "backend": "inline", "seed": seed, "hooks": hooks}
+        with RolloutWorkers(
+            makers[0], policies, envs_per_worker=len(makers), policy_mapping=policy_mapping, **given
+        ) as workers:
+            return [workers.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]

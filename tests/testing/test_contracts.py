@@ -36,6 +36,10 @@ class TestWorkers(collectors.WorkersCase):
     """Workers, one agent an environment."""
 
 
+class TestWorkersCollect(collectors.WorkersCollectCase):
+    """Workers that are asked for batches."""
+
+
 class TestWorkersOfSeveral(collectors.WorkersOfSeveralCase):
     """Workers, several environments of one agent each."""
 
@@ -46,6 +50,10 @@ class TestMultiAgentCollector(collectors.MultiAgentCollectorCase):
 
 class TestMultiAgentWorkers(collectors.MultiAgentWorkersCase):
     """Workers, several agents an environment."""
+
+
+class TestMultiAgentWorkersCollect(collectors.MultiAgentWorkersCollectCase):
+    """Workers that are asked for batches, several agents an environment."""
 
 
 def test_contracts_need_no_pytest() -> None:

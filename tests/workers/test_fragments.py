@@ -8,11 +8,10 @@ import actors
 import arena
 import numpy as np
 import pytest
-from fragments import check_same, made, plan, sent
+from fragments import begin, check_same, made, plan, sent
 
 from samplebatch import Batch, MultiAgentCollector, SampleBatch, concat_samples
 from samplebatch.errors import EnvironmentSpecError
-from samplebatch.workers.task import make_task
 
 
 def telling(obs: Any) -> dict[str, Any]:
@@ -145,7 +144,7 @@ class Poetic(arena.Relay):
 
 
 def test_rewards_that_are_no_numbers_are_refused_by_name() -> None:
-    task = make_task(plan(Poetic, envs=1), lambda _: None)
+    task = begin(plan(Poetic, envs=1))
     with pytest.raises(EnvironmentSpecError, match="'rewards'"):
         task.next()
 

@@ -236,7 +236,7 @@ def test_the_same_seed_gives_the_same_data_however_environments_are_spread(envir
             backend=backend,
         ) as pool:
             runs.append(by_environment(pool))
-        assert pool.summary.env_steps == pool.summary.sent_steps == 1003
+        assert pool.stats.n_collected_steps == pool.worker_stats.sent_steps == 1003
     first, *others = runs
     assert {env_id for _, env_id in first} == {0, 1, 2, 3}
     for other in others:
@@ -250,13 +250,13 @@ def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
         for fragment in workers:
             aggregator.add(fragment)
             trained += sum(batch.env_steps() for batch in aggregator.batches())
-    summary = workers.summary
+    stats, facts = workers.stats, workers.worker_stats
     assert trained % 300 == 0
-    assert trained + aggregator.env_steps == summary.env_steps == summary.sent_steps == 2001
-    assert (summary.queue_depth, summary.lost_steps, summary.restarts) == (0, 0, [])
-    assert summary.versions == {0: 2001}
-    assert summary.nbytes > 0
-    assert summary.fragments == 2 * 15
+    assert trained + aggregator.env_steps == stats.n_collected_steps == facts.sent_steps == 2001
+    assert (facts.queue_depth, facts.lost_steps, facts.restarts, facts.failures) == (0, 0, 0, [])
+    assert facts.versions == {0: 2001}
+    assert facts.nbytes > 0
+    assert facts.fragments == 2 * 15
 
 
 def test_weights_arrive_and_every_step_says_which() -> None:
@@ -274,7 +274,7 @@ def test_weights_arrive_and_every_step_says_which() -> None:
                 workers.request_stop()
     assert seen[0] == 0
     assert 3 in seen
-    assert sum(workers.summary.versions.values()) == workers.summary.env_steps
+    assert sum(workers.worker_stats.versions.values()) == workers.stats.n_collected_steps
 
 
 def test_weights_go_to_the_policy_of_their_name() -> None:
@@ -347,7 +347,7 @@ def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> 
             assert fragment.count == 8
             aggregator.add(fragment)
             everybody += workers.pids
-            for incident in workers.summary.restarts[handled:]:
+            for incident in workers.worker_stats.failures[handled:]:
                 handled += 1
                 dropped += aggregator.drop_unfinished(incident.env_ids)
             if time.monotonic() - at > 0.5 and kills < 4:
@@ -355,15 +355,15 @@ def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> 
                 kills, at = kills + 1, time.monotonic()
             elif kills == 4 and handled >= 3:
                 workers.request_stop()
-    summary = workers.summary
-    assert 1 <= kills - 1 <= len(summary.restarts) <= kills
-    for incident in summary.restarts:
+    facts = workers.worker_stats
+    assert 1 <= kills - 1 <= facts.restarts == len(facts.failures) <= kills
+    for incident in facts.failures:
         assert incident.how == "was killed by SIGKILL"
         assert incident.replaced
         # What it had not sent: one fragment at most, and what had been made of the next.
         assert incident.lost_steps <= 2 * 8
-    assert summary.env_steps == summary.sent_steps == aggregator.env_steps + dropped
-    assert summary.lost_steps == sum(incident.lost_steps for incident in summary.restarts)
+    assert workers.stats.n_collected_steps == facts.sent_steps == aggregator.env_steps + dropped
+    assert facts.lost_steps == sum(incident.lost_steps for incident in facts.failures)
     check_whole(aggregator.build_and_reset())
     assert not wait_until_gone(set(everybody), 1)
     assert set(os.listdir("/proc/self/fd")) <= before
@@ -377,7 +377,7 @@ def test_a_failing_worker_is_replaced_until_the_limit() -> None:
     ):
         fragments.extend(workers)
     assert sum(fragment.count for fragment in fragments) == 72
-    incidents = workers.summary.restarts
+    incidents = workers.worker_stats.failures
     assert [(one.index, one.env_steps, one.lost_steps, one.replaced) for one in incidents] == [
         (0, 24, 5, True),
         (0, 24, 5, True),
@@ -392,7 +392,7 @@ def test_a_replacement_makes_the_steps_that_are_missing() -> None:
         "arena:Failing", n_step=60, num_workers=1, fragment_length=8, max_restarts=2, backend="inline"
     ) as workers:
         assert sum(fragment.count for fragment in workers) == 60
-    assert [one.lost_steps for one in workers.summary.restarts] == [5, 5]
+    assert [one.lost_steps for one in workers.worker_stats.failures] == [5, 5]
 
 
 def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None:
@@ -413,7 +413,7 @@ def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
         assert sum(fragment.env_steps() for fragment in workers) == 100
     with RolloutWorkers(environment, n_episode=11, **options) as workers:
         fragments = list(workers)
-    assert workers.summary.episodes == 11
+    assert workers.stats.n_collected_episodes == 11
     aggregator = Aggregator(complete_episodes=True)
     for fragment in fragments:
         aggregator.add(fragment)

@@ -1,0 +1,273 @@
+"""WorkerPool: the workers of a run, which get requests, send fragments, and are replaced when they fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from samplebatch.env.seeds import RESTART, seeds_at
+from samplebatch.errors import WorkerError
+from samplebatch.transport.peers import Poller
+from samplebatch.workers.exits import WorkerExit
+from samplebatch.workers.local_worker import LocalWorker
+from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.supervision import GRACE_S, WorkerProcess
+from samplebatch.workers.task import Fragment
+
+_LOOK_S = 0.1
+"""Seconds after which a request to stop, or a worker that hangs, is noticed at the latest."""
+
+Worker = WorkerProcess | LocalWorker
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """The failure, death or hang of a worker.
+
+    Attributes
+    ----------
+    index, pid
+        Which worker it was.
+    how
+        How it ended, such as `was killed by SIGKILL`.
+    env_steps
+        Steps that it had sent, and that count.
+    lost_steps
+        Steps that it had made and not sent, as far as is known: they are dropped.
+    env_ids
+        Its environments. The episodes that were under way in them will never end: see `Aggregator.drop_unfinished`.
+    replaced
+        Whether another took its place.
+    """
+
+    index: int
+    pid: int
+    how: str
+    env_steps: int
+    lost_steps: int
+    env_ids: range
+    replaced: bool
+
+    def __str__(self) -> str:
+        end = "replaced" if self.replaced else "not replaced"
+        return (
+            f"worker {self.index} (process {self.pid}) {self.how} after sending {self.env_steps} steps; "
+            f"{self.lost_steps} steps lost; {end}"
+        )
+
+
+class WorkerPool:
+    """Workers of a run under supervision: they get requests, and send fragments; who fails is replaced.
+
+    Parameters
+    ----------
+    specs
+        The environments and the policy of each.
+    start
+        Starts one of them.
+    max_restarts
+        How many may be replaced.
+    stall_timeout_s
+        Seconds without a sign of life after which a worker is taken to hang.
+
+    Attributes
+    ----------
+    workers
+        Those that are there, in order.
+    failures
+        Those that failed, in order of time.
+    waiting_s
+        Seconds that were spent waiting for fragments.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        start: Callable[[WorkerSpec], Worker],
+        *,
+        max_restarts: int,
+        stall_timeout_s: float,
+    ) -> None:
+        self.workers: list[Worker] = []
+        self.failures: list[WorkerFailure] = []
+        self.waiting_s = 0.0
+        self._stop_requested = False
+        self._start = start
+        self._restarts_left = max_restarts
+        self._stall_timeout_s = stall_timeout_s
+        self._sent_before = 0
+        self._left_at: float | None = None
+        """When somebody was given a fragment who has not come back for the next."""
+        self._poller: Poller | None = Poller()
+        self._watched: dict[int, WorkerProcess] = {}
+        try:
+            for spec in specs:
+                self.workers.append(start(spec))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def sent_steps(self) -> int:
+        """Environment steps in the fragments that workers have sent."""
+        return self._sent_before + sum(worker.sent_steps for worker in self.workers)
+
+    @property
+    def busy(self) -> list[Worker]:
+        """Workers that have not done all that they were asked for."""
+        return [worker for worker in self.workers if worker.request is not None]
+
+    def request_stop(self) -> None:
+        """Let `receive` end soon."""
+        self._stop_requested = True
+
+    def is_stopping(self) -> bool:
+        """Tell whether `request_stop` has been called."""
+        return self._stop_requested
+
+    def ask(self, requests: Mapping[int, Request]) -> None:
+        """Send requests to workers, by their places."""
+        for place, request in requests.items():
+            worker = self.workers[place]
+            worker.ask(request)
+            self._watch(worker)
+
+    def receive(self) -> Iterator[tuple[Worker, Fragment]]:
+        """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested.
+
+        Raises
+        ------
+        WorkerError
+            If a worker fails that cannot be replaced.
+        """
+        self._come_back()
+        while self.busy and not self.is_stopping():
+            ready = self._wait()
+            for worker in self.busy:
+                if self.is_stopping():
+                    return
+                if worker not in ready:
+                    worker.check_stall(self._stall_timeout_s)
+                    continue
+                try:
+                    fragment = worker.receive()
+                except WorkerExit as end:
+                    self._note_exit(worker, end)
+                    continue
+                if fragment is not None:
+                    self._left_at = time.monotonic()
+                    yield worker, fragment
+                    del fragment
+                    self._come_back()
+
+    def _come_back(self) -> None:
+        """Do not count the time for which nobody wanted anything from the workers."""
+        if self._left_at is not None:
+            away_s = time.monotonic() - self._left_at
+            self._left_at = None
+            for worker in self.workers:
+                worker.extend_deadline(away_s)
+
+    def drain(self) -> Iterator[tuple[Worker, Fragment]]:
+        """Ask all workers to end, and yield the fragments that they had sent; they have two seconds for that."""
+        busy = self.busy
+        for worker in self.workers:
+            worker.terminate()
+        deadline = time.monotonic() + GRACE_S
+        for worker in busy:
+            for fragment in worker.drain(deadline):
+                yield worker, fragment
+
+    def close(self) -> None:
+        """Kill all workers that are left."""
+        self._sent_before = self.sent_steps
+        workers, self.workers = self.workers, []
+        for worker in workers:
+            worker.end()
+        self._watched.clear()
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+
+    def _wait(self) -> Sequence[Worker]:
+        """Wait for workers that have something to say."""
+        if self._poller is None or not self._watched:
+            return self.busy
+        began = time.monotonic()
+        ready = self._poller.poll(_LOOK_S)
+        self.waiting_s += time.monotonic() - began
+        found = [self._watched[descriptor] for descriptor in ready]
+        for worker in found:
+            if worker.request is None:
+                # A process that ended without anything to do is looked at when it is asked again.
+                self._unwatch(worker)
+        return found
+
+    def _watch(self, worker: Worker) -> None:
+        if isinstance(worker, WorkerProcess) and self._poller is not None:
+            for descriptor in worker.waits_on:
+                if descriptor not in self._watched:
+                    self._watched[descriptor] = worker
+                    self._poller.register(descriptor)
+
+    def _unwatch(self, worker: Worker) -> None:
+        for descriptor in [own for own, other in self._watched.items() if other is worker]:
+            del self._watched[descriptor]
+            if self._poller is not None:
+                self._poller.unregister(descriptor)
+
+    def _note_exit(self, worker: Worker, end: WorkerExit) -> None:
+        """Note the failure of a worker, and replace it.
+
+        Raises
+        ------
+        WorkerError
+            If it cannot be replaced.
+        """
+        self._unwatch(worker)
+        spec, request = worker.spec, worker.request or Request()
+        left = replace(
+            request,
+            n_step=None if request.n_step is None else request.n_step - worker.env_steps,
+            n_episode=None if request.n_episode is None else request.n_episode - worker.episodes,
+        )
+        if any(amount is not None and amount <= 0 for amount in (left.n_step, left.n_episode)):
+            # It died when it had nothing left to do.
+            worker.request = None
+            return
+        replaced = self._restarts_left > 0
+        self.failures.append(
+            WorkerFailure(
+                index=spec.index,
+                pid=worker.pid,
+                how=end.how + (f": {end.why}" if end.why else ""),
+                env_steps=worker.total_steps,
+                lost_steps=worker.lost_steps,
+                env_ids=spec.env_ids,
+                replaced=replaced,
+            )
+        )
+        if not replaced:
+            worker.request = None
+            error = WorkerError(_word_exit(worker, request, end))
+            if end.details:
+                error.add_note(end.details)
+            raise error from end.__cause__
+        self._restarts_left -= 1
+        self._sent_before += worker.sent_steps
+        worker.end()
+        seed = seeds_at(spec.seed, RESTART, len(self.failures))
+        place = self.workers.index(worker)
+        self.workers[place] = self._start(
+            replace(spec, seed=seed, first_unroll_id=spec.first_unroll_id + worker.fragments)
+        )
+        self.ask({place: left})
+
+
+def _word_exit(worker: Worker, request: Request, end: WorkerExit) -> str:
+    sent = f"{worker.env_steps}{'' if request.n_step is None else f' of {request.n_step}'} steps"
+    if request.n_episode is not None:
+        sent += f" and {worker.episodes} of {request.n_episode} episodes"
+    why = f": {end.why}" if end.why else ""
+    return f"worker {worker.spec.index} (process {worker.pid}) {end.how} after sending {sent}{why}"

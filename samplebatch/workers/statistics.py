@@ -1,0 +1,158 @@
+"""Statistics of workers: reports on the fragments that were received, and facts about who sent them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.names import PolicyID
+from samplebatch.rollout.collect_statistics import CollectStats, report
+from samplebatch.rollout.running_statistics import EndedEpisodes, OpenReturns
+from samplebatch.rollout.statistics import EpisodeStatistics
+from samplebatch.workers.pool import Worker, WorkerFailure, WorkerPool
+from samplebatch.workers.task import Fragment
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """Facts about the workers of a run so far; what they collected is in `RolloutWorkers.stats`.
+
+    Attributes
+    ----------
+    fragments, nbytes
+        How many fragments were received, and bytes of their columns.
+    sent_steps
+        Environment steps in the fragments that workers have sent, as they count them themselves.
+    queue_depth
+        Fragments that were sent and not received yet.
+    waiting_s
+        Seconds that were spent waiting for fragments, by whoever asked for them.
+    lost_steps
+        Environment steps that workers which failed, died or hung had made and not sent, as far as is known: a worker
+        counts each step in shared memory once it is made.
+    stale_fragments, stale_steps
+        Fragments, and environment steps in them, that were not handed out because of `max_lag`.
+    restarts
+        How many workers were replaced.
+    failures
+        Which worker failed, and how, in order of time.
+    versions
+        Environment steps by the version of the weights that they were made with, stale ones included.
+    """
+
+    fragments: int = 0
+    nbytes: int = 0
+    sent_steps: int = 0
+    queue_depth: int = 0
+    waiting_s: float = 0.0
+    lost_steps: int = 0
+    stale_fragments: int = 0
+    stale_steps: int = 0
+    restarts: int = 0
+    failures: list[WorkerFailure] = field(default_factory=list)
+    versions: dict[int, int] = field(default_factory=dict)
+
+
+class StepCount:
+    """Steps and episodes of fragments, for the report on a call of `collect` or on a whole run."""
+
+    def __init__(self) -> None:
+        self.env_steps = 0
+        self._agent_steps: dict[PolicyID, int] = {}
+        self._ended = EndedEpisodes()
+        self._is_flat = True
+
+    def add(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
+        """Count a fragment, and the episodes that ended with it."""
+        self.env_steps += fragment.env_steps()
+        self._ended.add(ended)
+        if isinstance(fragment, MultiAgentBatch):
+            self._is_flat = False
+            for policy_id, steps in fragment.policy_batches.items():
+                self._agent_steps[policy_id] = self._agent_steps.get(policy_id, 0) + steps.count
+
+    def report(self, time_s: float, batch: Fragment | None = None) -> CollectStats[Any]:
+        """Report on all of them, with the batch that they were joined to."""
+        ended = self._ended.statistics()
+        if isinstance(batch, MultiAgentBatch) or not self._is_flat:
+            joined = None if batch is None else batch.as_multi_agent()
+            return report(self.env_steps, self._agent_steps, ended, time_s, joined)
+        own = ended.policies.get(names.DEFAULT_POLICY_ID)
+        return CollectStats.from_counts(
+            steps=self.env_steps,
+            time_s=time_s,
+            returns=np.empty(0) if own is None else own.returns,
+            lens=np.empty(0, np.int64) if own is None else own.lengths,
+            batch=batch,
+        )
+
+
+class Received:
+    """All that was received from the workers of a run, counted as it arrives."""
+
+    def __init__(self) -> None:
+        self._open = OpenReturns()
+        self._run = StepCount()
+        self._fragments = self._nbytes = self._stale_fragments = self._stale_steps = 0
+        self._versions: dict[int, int] = {}
+        self._began = self._newest = time.perf_counter()
+
+    def add(self, worker: Worker, fragment: Fragment) -> EpisodeStatistics:
+        """Count a fragment for its worker, and return the statistics of the episodes that ended with it."""
+        env_steps, ended = fragment.env_steps(), self._open.add(fragment)
+        worker.env_steps += env_steps
+        worker.total_steps += env_steps
+        worker.episodes += ended.episodes
+        self._fragments += 1
+        self._nbytes += fragment.size_bytes()
+        version = weights_version(fragment)
+        self._versions[version] = self._versions.get(version, 0) + env_steps
+        self._newest = time.perf_counter()
+        return ended
+
+    def keep(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
+        """Count a fragment that is handed out, and the episodes that ended with it."""
+        self._run.add(fragment, ended)
+
+    def drop(self, fragment: Fragment) -> None:
+        """Count a fragment that is too old to be handed out."""
+        self._stale_fragments += 1
+        self._stale_steps += fragment.env_steps()
+
+    def stats(self) -> CollectStats[Any]:
+        """Report on all fragments that were handed out."""
+        return self._run.report(self._newest - self._began)
+
+    def worker_stats(self, pool: WorkerPool | None) -> WorkerStats:
+        """Return the facts about the workers."""
+        counted = WorkerStats(
+            fragments=self._fragments,
+            nbytes=self._nbytes,
+            stale_fragments=self._stale_fragments,
+            stale_steps=self._stale_steps,
+            versions=dict(sorted(self._versions.items())),
+        )
+        if pool is None:
+            return counted
+        return replace(
+            counted,
+            sent_steps=pool.sent_steps,
+            queue_depth=sum(worker.waiting for worker in pool.workers),
+            waiting_s=pool.waiting_s,
+            lost_steps=sum(failure.lost_steps for failure in pool.failures),
+            restarts=sum(failure.replaced for failure in pool.failures),
+            failures=list(pool.failures),
+        )
+
+
+def weights_version(fragment: Fragment) -> int:
+    """Find the version of the weights that a fragment was made with; 0 if no row tells."""
+    for steps in fragment.as_multi_agent().policy_batches.values():
+        if steps.count and names.WEIGHTS_VERSION in steps:
+            return int(steps[names.WEIGHTS_VERSION][0])
+    return 0

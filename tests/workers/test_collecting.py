@@ -1,0 +1,400 @@
+"""Workers that collect as the other collectors do: reports, batches, buffers, and one version of the weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import actors
+import arena
+import gyms
+import numpy as np
+import pytest
+
+from samplebatch import (
+    Collector,
+    MultiAgentCollector,
+    MultiAgentReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    RolloutWorkers,
+    SampleBatch,
+    VectorReplayBuffer,
+)
+from samplebatch.errors import ArgumentError, WorkerError
+
+TAG = "mpe2/simple_tag_v3"
+UNLIKE = {"eps_id", "unroll_id", "weights_version", "infos"}
+"""Columns that differ between runs or collectors."""
+
+inline = partial(RolloutWorkers, backend="inline")
+
+
+def check_alike(one: SampleBatch, other: SampleBatch) -> None:
+    assert set(one.column_names) - UNLIKE == set(other.column_names) - UNLIKE
+    for name in set(one.column_names) - UNLIKE:
+        assert one[name].tolist() == other[name].tolist(), name
+
+
+def check_rings(buffer: Any) -> int:
+    """Check that every ring holds the steps of one ladder in order, and return how many episodes were cut off."""
+    cut = 0
+    for ring in buffer.buffers:
+        rows = ring[:]
+        assert (rows.obs_next == rows.obs + np.array([0, 0, 1])).all()
+        goes_on = (rows.obs[1:] == rows.obs_next[:-1]).all(1)
+        assert (goes_on | rows.done[:-1]).all()
+        assert len(np.unique(np.column_stack([rows.policy.pid, rows.obs]), axis=0)) == len(rows)
+        cut += int((rows.done & ~rows.terminated).sum())
+    return cut
+
+
+def climb_here(obs: Any) -> dict[str, Any]:
+    """Act, and say in which process."""
+    return {"act": np.zeros(len(obs), np.int64), "policy": {"pid": np.full(len(obs), os.getpid())}}
+
+
+def ladder() -> gyms.Ladder:
+    return gyms.Ladder(0, 7)
+
+
+class SlowLadder(gyms.Ladder):
+    """A ladder that takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 7)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.001)
+        return super().step(action)
+
+
+class BrokenLadder(gyms.Ladder):
+    """A ladder that breaks in the second call of `collect`."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 7)
+
+    def step(self, action: Any) -> Any:
+        if len(self.made) == 15:
+            raise RuntimeError("the rung broke")
+        return super().step(action)
+
+
+def test_the_report_is_that_of_a_collector() -> None:
+    with (
+        inline("CartPole-v1", actors.lean, num_workers=1, envs_per_worker=3, seed=5) as workers,
+        Collector(actors.lean, "CartPole-v1", num_envs=3, seed=5) as collector,
+    ):
+        for amount in ({"n_step": 200}, {"n_step": 100}, {"n_episode": 4}):
+            stats, wanted = workers.collect(**amount), collector.collect(**amount)
+            check_alike(stats.batch, wanted.batch)
+            assert stats.n_collected_steps == wanted.n_collected_steps
+            assert stats.n_collected_episodes == wanted.n_collected_episodes
+            assert sorted(stats.returns) == sorted(wanted.returns)
+            assert sorted(stats.lens) == sorted(wanted.lens)
+            assert stats.returns_stat == wanted.returns_stat
+            assert stats.policies == {}
+            assert stats.collect_speed > 0
+        assert workers.stats.n_collected_steps == collector.collect_step
+        assert workers.stats.n_collected_episodes == collector.collect_episode
+
+
+def test_the_report_has_every_policy() -> None:
+    with (
+        inline(TAG, num_workers=1, envs_per_worker=2, seed=5) as workers,
+        MultiAgentCollector(TAG, num_envs=2, seed=5) as collector,
+    ):
+        for amount in ({"n_step": 60}, {"n_step": 31}, {"n_episode": 3}):
+            stats, wanted = workers.collect(**amount), collector.collect(**amount)
+            assert stats.n_collected_steps == wanted.n_collected_steps == stats.batch.count
+            assert stats.n_collected_episodes == wanted.n_collected_episodes
+            assert stats.policies.keys() == wanted.policies.keys()
+            for policy, own in stats.policies.items():
+                check_alike(own.batch, wanted.policies[policy].batch)
+                assert own.n_collected_steps == wanted.policies[policy].n_collected_steps
+                assert sorted(own.returns) == sorted(wanted.policies[policy].returns)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TAG, "arena:Bazaar"])
+def test_a_batch_does_not_depend_on_how_environments_are_spread(env: str) -> None:
+    found = []
+    for workers, envs in ((1, 4), (2, 2)):
+        with inline(env, num_workers=workers, envs_per_worker=envs, seed=3) as pool:
+            found.append([pool.collect(n_step=100).batch.as_multi_agent() for _ in range(2)])
+    for one, other in zip(*found, strict=True):
+        assert one.count == other.count == 100
+        for policy, steps in one.policy_batches.items():
+            if env != "arena:Bazaar":
+                check_alike(steps, other[policy])
+            assert (np.diff(steps["env_id"]) >= 0).all()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "arena:Relay"])
+def test_every_batch_has_one_version_of_the_weights(env: str) -> None:
+    with RolloutWorkers(env, "actors:Marked", seed=1, capacity_bytes=1 << 16) as workers:
+        for version in range(4):
+            if version:
+                assert workers.publish({"mark": np.array([10.0 * version])}) == version
+            # More than half of an arena: a share comes in parts.
+            batch = workers.collect(n_step=1500).batch.as_multi_agent()
+            assert batch.count == 1500
+            (steps,) = batch.policy_batches.values()
+            assert set(steps["weights_version"].tolist()) == {version}
+            assert set(steps["policy.mark"].tolist()) == {10.0 * version}
+            stream = steps["env_id"] * 10 + steps["agent_index"]
+            assert (np.diff(stream) >= 0).all()
+        assert workers.worker_stats.fragments > 8
+
+
+def test_publishing_waits_until_a_batch_is_complete() -> None:
+    with RolloutWorkers(SlowLadder, "actors:Marked", num_workers=1, seed=1) as workers:
+        workers.collect(n_step=1)
+        learner = threading.Timer(0.1, workers.publish, [{"mark": np.array([1.0])}])
+        learner.start()
+        batch = workers.collect(n_step=300).batch
+        learner.join()
+        assert set(batch["weights_version"].tolist()) == {0}
+        assert set(workers.collect(n_step=5).batch["weights_version"].tolist()) == {1}
+
+
+@pytest.mark.parametrize("kind", [VectorReplayBuffer, PrioritizedVectorReplayBuffer])
+def test_a_buffer_has_a_ring_for_each_environment_of_all_workers(kind: Any) -> None:
+    options = {"alpha": 0.6, "beta": 0.4} if kind is PrioritizedVectorReplayBuffer else {}
+    buffer, wanted = kind(4000, 4, **options), VectorReplayBuffer(4000, 4)
+    with (
+        RolloutWorkers("CartPole-v1", actors.lean, buffer, envs_per_worker=2, seed=3) as workers,
+        Collector(actors.lean, "CartPole-v1", wanted, num_envs=4, seed=3) as collector,
+    ):
+        for _ in range(3):
+            stats = workers.collect(n_step=200)
+            assert stats.batch is None
+            assert stats.n_collected_steps == 200
+        collector.collect(n_step=600)
+    for ring, other in zip(buffer.buffers, wanted.buffers, strict=True):
+        assert len(ring) == len(other) == 150
+        for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
+            assert (ring[:][name] == other[:][name]).all(), name
+    assert set(wanted.sample(1)[0].keys()) <= set(buffer.sample(1)[0].keys())
+
+
+def test_iterating_fills_a_buffer_as_well() -> None:
+    buffer = VectorReplayBuffer(4000, 4)
+    with RolloutWorkers(ladder, climb_here, buffer, n_step=402, envs_per_worker=2, fragment_length=30) as workers:
+        assert sum(len(fragment) for fragment in workers) == len(buffer) == 402
+        check_rings(buffer)
+        # The iteration left a step of some environments out: their episodes cannot go on.
+        workers.collect(n_step=100)
+    assert len(buffer) == 502
+    assert check_rings(buffer) <= 4
+
+
+def test_a_buffer_of_several_agents_is_filled_as_a_collector_fills_it() -> None:
+    buffer, wanted = MultiAgentReplayBuffer(1000), MultiAgentReplayBuffer(1000)
+    with (
+        inline(TAG, "random", buffer, num_workers=1, envs_per_worker=2, seed=3) as workers,
+        MultiAgentCollector(TAG, "random", wanted, num_envs=2, seed=3) as collector,
+    ):
+        for _ in range(3):
+            stats = workers.collect(n_step=40)
+            assert stats.batch is None
+            assert {policy: own.n_collected_steps for policy, own in stats.policies.items()} == {
+                "adversary": 120,
+                "agent": 40,
+            }
+            collector.collect(n_step=40)
+    assert len(buffer) == len(wanted) == 480
+    for policy, steps in buffer.sample(0).items():
+        check_alike(steps, wanted.sample(0)[policy])
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+def test_a_plain_buffer_has_room_for_one_environment(envs: int) -> None:
+    buffer = ReplayBuffer(100)
+    if envs == 1:
+        with inline(ladder, climb_here, buffer, num_workers=1) as workers:
+            workers.collect(n_step=30)
+        assert len(buffer) == 30
+    else:
+        with pytest.raises(ArgumentError, match="must have a ring for each of 2 environments, got 1"):
+            inline(ladder, climb_here, buffer, num_workers=envs)
+
+
+def test_environments_that_do_not_fit_the_buffer_are_refused() -> None:
+    with (
+        inline("arena:vector_of_carts", "random", VectorReplayBuffer(10, 1), num_workers=1) as workers,
+        pytest.raises(ArgumentError, match="a ring for each of 2 environments"),
+    ):
+        workers.collect(n_step=2)
+    with (
+        inline(TAG, "random", VectorReplayBuffer(10, 2)) as workers,
+        pytest.raises(ArgumentError, match="must be a MultiAgentReplayBuffer for these environments"),
+    ):
+        workers.collect(n_step=2)
+    with pytest.raises(ArgumentError, match="hooks must be for batches"):
+        inline(ladder, "random", ReplayBuffer(10), num_workers=1, hooks=[print])
+
+
+def kill_soon(workers: RolloutWorkers, place: int, after_s: float) -> threading.Timer:
+    timer = threading.Timer(after_s, os.kill, [workers.pids[place], signal.SIGKILL])
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: bool) -> None:
+    buffer = VectorReplayBuffer(8000, 4)
+    with RolloutWorkers(
+        SlowLadder, climb_here, buffer, n_step=1200, envs_per_worker=2, fragment_length=20, max_restarts=9
+    ) as workers:
+        if collects:
+            for place in (0, 1, 0):
+                timer = kill_soon(workers, place, 0.1)
+                assert workers.collect(n_step=400).n_collected_steps == 400
+                timer.join()
+        else:
+            timers = []
+            for number, _ in enumerate(workers):
+                if number in (5, 15):
+                    timers.append(kill_soon(workers, number % 2, 0.01))
+            for timer in timers:
+                timer.join()
+        facts, stats = workers.worker_stats, workers.stats
+    assert facts.restarts >= 2
+    assert stats.n_collected_steps == len(buffer) == 1200
+    # A worker may have died when the episodes of its environments had just ended.
+    assert check_rings(buffer) <= 2 * facts.restarts
+
+
+def test_a_share_is_made_again_by_the_worker_that_replaces_another() -> None:
+    with RolloutWorkers("arena:slow_relay", max_restarts=1, seed=1) as workers:
+        workers.collect(n_step=2)
+        timer = kill_soon(workers, 0, 0.1)
+        batch = workers.collect(n_step=300).batch
+        timer.join()
+        (failure,) = workers.worker_stats.failures
+        assert failure.how == "was killed by SIGKILL"
+        assert 0 < failure.lost_steps <= 150
+        assert batch.count == 300
+        assert np.unique(batch["runner"]["env_id"]).tolist() == [0, 1]
+
+
+def test_a_worker_that_dies_with_nothing_to_do_is_replaced_when_it_is_asked() -> None:
+    with RolloutWorkers(ladder, "random", max_restarts=1) as workers:
+        workers.collect(n_step=2)
+        os.kill(workers.pids[1], signal.SIGKILL)
+        time.sleep(0.2)
+        assert workers.collect(n_step=100).n_collected_steps == 100
+        assert workers.worker_stats.restarts == 1
+
+
+def test_a_failure_loses_nothing_that_was_received() -> None:
+    def make() -> gyms.Ladder:
+        # Workers are made one after the other: the second one's breaks.
+        made.append(None)
+        return ladder() if len(made) == 1 else BrokenLadder()
+
+    made: list[None] = []
+    with inline(make, "random", num_workers=2) as workers:
+        assert workers.collect(n_step=20).n_collected_steps == 20
+        with pytest.raises(WorkerError, match=r"worker 1 .* failed after sending 0 of 6 steps: RuntimeError: the rung"):
+            workers.collect(n_step=12)
+        assert workers.stats.n_collected_steps == 26
+        with pytest.raises(WorkerError, match="they have been stopped"):
+            workers.collect(n_step=1)
+        assert [fragment["env_id"].tolist() for fragment in workers] == [[0] * 6]
+
+
+def test_an_interrupted_call_is_finished_first_and_iteration_has_its_steps() -> None:
+    def interrupt(*_: Any) -> None:
+        raise TimeoutError
+
+    with RolloutWorkers(SlowLadder, "random") as workers:
+        workers.collect(n_step=2)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.15)
+            with pytest.raises(TimeoutError):
+                workers.collect(n_step=1000)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert workers.collect(n_step=10).n_collected_steps == len(workers.collect(n_step=10).batch) == 10
+        assert workers.stats.n_collected_steps == 2 + 1000 + 20
+        fragments = iter(workers)
+        assert sum(len(next(fragments)) for _ in range(2)) == 1000
+
+
+def test_who_iterates_cannot_collect_until_the_end() -> None:
+    with inline("CartPole-v1", n_step=40, fragment_length=10) as workers:
+        fragments = iter(workers)
+        next(fragments)
+        with pytest.raises(WorkerError, match="must have come to its end before they collect"):
+            workers.collect(n_step=1)
+        assert sum(len(fragment) for fragment in fragments) == 30
+        assert workers.collect(n_step=10).n_collected_steps == 10
+        # The next iteration is another one.
+        assert sum(len(fragment) for fragment in workers) == 40
+    with pytest.raises(WorkerError, match="with statement"):
+        RolloutWorkers("CartPole-v1").collect(n_step=1)
+    with inline("CartPole-v1") as workers, pytest.raises(ArgumentError, match="exactly one of n_step and n_episode"):
+        workers.collect(n_step=1, n_episode=1)
+
+
+def test_fragments_that_are_too_old_are_not_handed_out() -> None:
+    versions: list[tuple[int, int]] = []
+    with RolloutWorkers(
+        "CartPole-v1", "actors:Marked", num_workers=1, fragment_length=20, max_lag=1, capacity_bytes=1 << 18
+    ) as workers:
+        fragments = iter(workers)
+        next(fragments)
+        newest = 0
+        for _ in range(4):
+            deadline = time.monotonic() + 10
+            while workers.worker_stats.queue_depth < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for _ in range(3):
+                newest = workers.publish({"mark": np.array([1.0])})
+            versions.append((newest, int(next(fragments)["weights_version"][0])))
+        facts, stats = workers.worker_stats, workers.stats
+    assert all(newest - version <= 1 for newest, version in versions)
+    assert facts.stale_fragments >= 4
+    assert facts.stale_steps == 20 * facts.stale_fragments
+    assert stats.n_collected_steps == 20 * 5
+    assert sum(facts.versions.values()) == stats.n_collected_steps + facts.stale_steps
+
+
+def test_stale_fragments_leave_no_gap_in_a_buffer() -> None:
+    buffer = VectorReplayBuffer(4000, 1)
+    given = {"num_workers": 1, "fragment_length": 20, "max_lag": 0, "capacity_bytes": 1 << 16}
+    with RolloutWorkers(SlowLadder, telling, buffer, **given) as workers:
+        for number, _ in enumerate(workers):
+            workers.publish({"mark": np.array([1.0])})
+            if number == 10:
+                break
+        facts = workers.worker_stats
+        assert len(buffer) == workers.stats.n_collected_steps == 11 * 20
+    assert facts.stale_steps > 0
+    assert check_rings(buffer) <= facts.stale_fragments
+
+
+class telling(actors.Marked):
+    """A policy that takes weights, and says in which process it acts."""
+
+    def __call__(self, obs: Any) -> dict[str, Any]:
+        return climb_here(obs)
+
+
+def test_noise_and_maps_of_actions_reach_environments_of_several_agents() -> None:
+    def noisy(actions: Any, batch: Any) -> Any:
+        return np.full_like(actions, 3)
+
+    def mapped(actions: Any) -> Any:
+        return actions - 1
+
+    with inline(arena.Relay, arena.steady, num_workers=1, exploration_noise=noisy, map_action=mapped) as workers:
+        assert set(workers.collect(n_step=20).batch["runner"]["actions"].tolist()) == {3}
