@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.delivery import Delivery
@@ -21,9 +22,18 @@ from samplebatch.errors import ArgumentError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypeVar
 
     from samplebatch.batch.delivery import Device
+    from samplebatch.batch.sample_batch import SampleBatch
     from samplebatch.batch.targets import Floats
+
+    ValuesT = TypeVar("ValuesT", default=npt.NDArray[Any])
+    """The type of a batch's columns: arrays, unless they were made tensors."""
+else:
+    from typing import TypeVar
+
+    ValuesT = TypeVar("ValuesT")
 
 
 class DeviceBatch(EpisodeBatch):
@@ -37,7 +47,7 @@ class DeviceBatch(EpisodeBatch):
         floats: Floats | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
-    ) -> Self:
+    ) -> SampleBatch[torch.Tensor]:
         """Return a batch of tensors, over the same memory wherever torch can use it.
 
         Only read-only arrays, and columns that change device or dtype, are copied. Columns that torch has no dtype for
@@ -72,9 +82,10 @@ class DeviceBatch(EpisodeBatch):
         if dtype is not None and floats is not None:
             raise ArgumentError("one of dtype and floats must be given, they are names of the same argument")
         floats = dtype if floats is None else floats
-        return self._to(TorchTarget(device=device, floats=floats, pin_memory=pin_memory, non_blocking=non_blocking))
+        target = TorchTarget(device=device, floats=floats, pin_memory=pin_memory, non_blocking=non_blocking)
+        return cast("SampleBatch[torch.Tensor]", self._to(target))
 
-    def to_numpy(self, *, floats: Floats | None = None) -> Self:
+    def to_numpy(self, *, floats: Floats | None = None) -> SampleBatch:
         """Return a batch of arrays, over the tensors' memory where that is on the host.
 
         bfloat16 becomes float32, which holds it exactly. Ragged and compressed columns stay as they are.
@@ -99,7 +110,7 @@ class DeviceBatch(EpisodeBatch):
         arrays = self._with(
             {name: TensorColumn(array_of(c.values)) if isinstance(c, TorchColumn) else c for name, c in columns.items()}
         )
-        return arrays if floats is None else arrays._to(ArrayTarget(floats))
+        return cast("SampleBatch", arrays if floats is None else arrays._to(ArrayTarget(floats)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of the columns as the batch hands them out, nested ones as dicts and tuples.
@@ -168,6 +179,29 @@ class DeviceBatch(EpisodeBatch):
         """Convert the columns to a target's form."""
         return self._with({name: _convert(column, target) for name, column in self._all().items()})
 
+    @overload
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        device: None = None,
+        floats: Floats | None = None,
+    ) -> Iterator[Self]: ...
+    @overload
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        device: Device,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Iterator[SampleBatch[torch.Tensor]]: ...
     def minibatches(
         self,
         size: int,
@@ -178,7 +212,7 @@ class DeviceBatch(EpisodeBatch):
         device: Device | None = None,
         floats: Floats | None = None,
         prefetch: int = 0,
-    ) -> Iterator[Self]:
+    ) -> Any:
         """Yield the batch in parts of `size` steps, every step once an epoch; the last part of an epoch may be smaller.
 
         Where there are sequences, parts consist of whole ones: as many as fit in `size` steps, but at least one.

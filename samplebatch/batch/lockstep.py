@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def lockstep(
-    policy_batches: Mapping[PolicyID, SampleBatch], k: int
-) -> Iterator[tuple[dict[PolicyID, SampleBatch], int]]:
+    policy_batches: Mapping[PolicyID, SampleBatch[Any]], k: int
+) -> Iterator[tuple[dict[PolicyID, SampleBatch[Any]], int]]:
     """Yield the rows of every k consecutive environment steps by policy, and their number of steps.
 
     Raises

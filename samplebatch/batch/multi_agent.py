@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch import arrow, summary
 from samplebatch.batch.column_map import OBSERVATIONS
+from samplebatch.batch.device_batch import ValuesT
 from samplebatch.batch.lockstep import lockstep
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.targets import Floats, Target
 
 
-class MultiAgentBatch:
+class MultiAgentBatch(Generic[ValuesT]):
     """Steps of several agents, one `SampleBatch` per policy that acted for them.
 
     Parameters
@@ -53,7 +54,9 @@ class MultiAgentBatch:
     ([1, 2], 2, 3)
     """
 
-    def __init__(self, policy_batches: dict[PolicyID, SampleBatch], env_steps: int) -> None:
+    policy_batches: dict[PolicyID, SampleBatch[ValuesT]]
+
+    def __init__(self, policy_batches: dict[PolicyID, SampleBatch[ValuesT]], env_steps: int) -> None:
         for policy, batch in policy_batches.items():
             if not names.is_policy_id(policy):
                 raise ColumnTypeError(f"a policy id must be a string or an integer, got a {type(policy).__name__}")
@@ -73,7 +76,7 @@ class MultiAgentBatch:
         """Return the number of steps of all agents together."""
         return sum([batch.count for batch in self.policy_batches.values()])
 
-    def __getitem__(self, policy: PolicyID) -> SampleBatch:
+    def __getitem__(self, policy: PolicyID) -> SampleBatch[ValuesT]:
         try:
             return self.policy_batches[policy]
         except KeyError:
@@ -89,11 +92,11 @@ class MultiAgentBatch:
         """Return the policy ids."""
         return self.policy_batches.keys()
 
-    def items(self) -> Iterable[tuple[PolicyID, SampleBatch]]:
+    def items(self) -> Iterable[tuple[PolicyID, SampleBatch[ValuesT]]]:
         """Return the pairs of policy id and batch."""
         return self.policy_batches.items()
 
-    def timeslices(self, k: int) -> list[MultiAgentBatch]:
+    def timeslices(self, k: int) -> list[MultiAgentBatch[ValuesT]]:
         """Split into parts of k consecutive environment steps, each with the rows of all agents at those steps.
 
         An environment step is a distinct pair of `eps_id` and `t`; they are taken in order, and rows within a part are
@@ -132,7 +135,7 @@ class MultiAgentBatch:
         return [MultiAgentBatch._of(parts, steps) for parts, steps in lockstep(self.policy_batches, k)]
 
     @classmethod
-    def _of(cls, policy_batches: dict[PolicyID, SampleBatch], env_steps: int) -> MultiAgentBatch:
+    def _of(cls, policy_batches: dict[PolicyID, SampleBatch[Any]], env_steps: int) -> MultiAgentBatch[Any]:
         """Make a batch of parts that are known to be sound."""
         new = cls.__new__(cls)
         new.policy_batches = policy_batches
@@ -150,7 +153,7 @@ class MultiAgentBatch:
             return policy_batches[names.DEFAULT_POLICY_ID]
         return MultiAgentBatch(policy_batches, env_steps)
 
-    def copy(self) -> MultiAgentBatch:
+    def copy(self) -> MultiAgentBatch[ValuesT]:
         """Copy every policy's batch, arrays included."""
         return self._each(SampleBatch.copy)
 
@@ -183,7 +186,7 @@ class MultiAgentBatch:
         floats: Floats | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
-    ) -> MultiAgentBatch:
+    ) -> MultiAgentBatch[torch.Tensor]:
         """Return a batch of tensors, policy by policy; see `SampleBatch.to_torch`.
 
         Examples
@@ -203,11 +206,11 @@ class MultiAgentBatch:
         """Return a dict of the columns of each policy, by policy id; see `SampleBatch.to_dict`."""
         return {policy: batch.to_dict() for policy, batch in self.items()}
 
-    def _to(self, target: Target) -> MultiAgentBatch:
+    def _to(self, target: Target) -> MultiAgentBatch[Any]:
         """Convert the columns of every policy to a target's form."""
         return self._each(lambda batch: batch._to(target))
 
-    def _each(self, convert: Callable[[SampleBatch], SampleBatch]) -> MultiAgentBatch:
+    def _each(self, convert: Callable[[SampleBatch[Any]], SampleBatch[Any]]) -> MultiAgentBatch[Any]:
         """Convert every policy's batch."""
         return MultiAgentBatch._of({policy: convert(batch) for policy, batch in self.items()}, self.count)
 
@@ -236,7 +239,7 @@ class MultiAgentBatch:
         )
 
     @classmethod
-    def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> MultiAgentBatch:
+    def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> Self:
         """View a table that `to_arrow` made as a batch; parameters as of `SampleBatch.from_arrow`.
 
         Raises
@@ -251,7 +254,8 @@ class MultiAgentBatch:
         table = arrow.as_table(table)
         bound = arrow.bound_of(table, max_nbytes)
         policies, env_steps = arrow.from_policy_table(table, allow_pickle=allow_pickle, bound=bound)
-        return cls({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
+        batches: dict[str, Any] = {policy: SampleBatch._of(*parts) for policy, parts in policies.items()}
+        return cls(batches, env_steps)
 
     def __arrow_c_schema__(self) -> Any:
         return self.to_arrow().schema.__arrow_c_schema__()

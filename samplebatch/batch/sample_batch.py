@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 import numpy as np
 
 from samplebatch import names
 from samplebatch.batch import arrow, frame, summary
-from samplebatch.batch.device_batch import DeviceBatch
+from samplebatch.batch.device_batch import DeviceBatch, ValuesT
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.joining import join
 from samplebatch.batch.sequences import as_lengths
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.batch import Batch
 
 
-class SampleBatch(DeviceBatch):
+class SampleBatch(DeviceBatch, Generic[ValuesT]):
     """Steps of experience: a mapping from column name to array, all of one length.
 
     Columns keep the very arrays they are given wherever these are C-contiguous and in native byte order, and copy
@@ -137,9 +137,17 @@ class SampleBatch(DeviceBatch):
             columns.update(built)
         return columns
 
+    if TYPE_CHECKING:
+        # At run time the method is that of the mapping: an override would cost a call for every column.
+        @overload
+        def __getitem__(self, key: str) -> ValuesT: ...
+        @overload
+        def __getitem__(self, key: Any) -> Self: ...
+        def __getitem__(self, key: Any) -> Any: ...
+
     # -- copies and parts ---------------------------------------------------------------------------------------------
 
-    def concat(self, other: SampleBatch) -> SampleBatch:
+    def concat(self, other: SampleBatch[ValuesT]) -> SampleBatch[ValuesT]:
         """Join another batch to this one in a new batch; see `concat_samples`.
 
         Examples
@@ -147,9 +155,10 @@ class SampleBatch(DeviceBatch):
         >>> SampleBatch(a=[1, 2]).concat(SampleBatch(a=[3, 4, 5]))["a"].tolist()
         [1, 2, 3, 4, 5]
         """
-        return join([self, require_flat(other)], SampleBatch)
+        parts: list[SampleBatch[Any]] = [self, require_flat(other)]
+        return join(parts, SampleBatch)
 
-    def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
+    def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch[ValuesT]:
         """Wrap the batch as that of one policy, by default the default one, with as many env steps as it has steps."""
         if module_id is None:
             return _multi_agent_batch()._of({names.DEFAULT_POLICY_ID: self}, self.count)
@@ -312,7 +321,7 @@ def _unpickled(
 
 
 @cache
-def _multi_agent_batch() -> type[MultiAgentBatch]:
+def _multi_agent_batch() -> type[MultiAgentBatch[Any]]:
     """Import the class that is made of this one, once."""
     from samplebatch.batch.multi_agent import MultiAgentBatch
 
@@ -322,7 +331,7 @@ def _multi_agent_batch() -> type[MultiAgentBatch]:
 _RLLIB_FLAGS = ("time_major", "zero_padded", "max_seq_len", "num_grad_updates", "is_training")
 
 
-def require_flat(sample: Any) -> SampleBatch:
+def require_flat(sample: Any) -> SampleBatch[Any]:
     """Return a `SampleBatch`, make one of RLlib's over the same arrays, and refuse anything else."""
     if isinstance(sample, SampleBatch):
         return sample

@@ -230,7 +230,8 @@ class Aggregator:
             self._queued_nbytes -= self._queue.popleft().nbytes
         self._first = stop
         if ranges and all(view.flat for view, _, _ in ranges):
-            return joined.get(names.DEFAULT_POLICY_ID, SampleBatch())
+            alone = joined.get(names.DEFAULT_POLICY_ID)
+            return SampleBatch() if alone is None else alone
         return MultiAgentBatch(joined, counts[0])
 
     def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:

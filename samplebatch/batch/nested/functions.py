@@ -119,7 +119,7 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
     return batch.to_torch(keep_objects=True)
 
 
-def as_batch(sample_batch: SampleBatch, names: Words = "kept") -> Batch:
+def as_batch(sample_batch: SampleBatch[Any], names: Words = "kept") -> Batch:
     """Make a nested batch over the arrays and tensors of a flat one; see `SampleBatch.as_batch`."""
     return node(Batch, rename({name: _to_nested(sample_batch[name], name) for name in sample_batch}, names))
 
