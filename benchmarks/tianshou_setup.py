@@ -1,0 +1,242 @@
+"""Environments, loops of collecting and updating, and small networks for short runs of Tianshou's algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+Parameters = dict[str, np.ndarray]
+
+# Environments and loops
+
+
+def environments(name: str, number: int = 2, make: Callable[[], Any] | None = None) -> Any:
+    """Make Tianshou's vector of seeded environments."""
+    from tianshou.env import DummyVectorEnv
+
+    envs = DummyVectorEnv([make or (lambda: gymnasium.make(name))] * number)
+    envs.seed(0)
+    for place, space in enumerate(envs.action_space):
+        space.seed(place)
+    return envs
+
+
+def discrete(number: int = 2) -> Any:
+    """Make environments of 4 observations and 2 actions."""
+    return environments("CartPole-v1", number)
+
+
+def continuous(number: int = 2) -> Any:
+    """Make environments of 3 observations and 1 action."""
+    return environments("Pendulum-v1", number)
+
+
+@contextmanager
+def training(algorithm: Any) -> Iterator[None]:
+    """Tell an algorithm and its policy that they are trained."""
+    from tianshou.utils.torch_utils import policy_within_training_step, torch_train_mode
+
+    with policy_within_training_step(algorithm.policy), torch_train_mode(algorithm):
+        yield
+
+
+def learn_off_policy(
+    algorithm: Any, envs: Any, buffer: Any, updates: int, *, warm_up: int = 64, per_update: int = 2, sample: int = 32
+) -> Any:
+    """Collect some random steps, then in turns some steps of the policy and one update."""
+    from tianshou.data import Collector
+
+    collector = Collector(algorithm, envs, buffer, exploration_noise=True)
+    collector.reset()
+    collector.collect(n_step=warm_up, random=True)
+    with training(algorithm):
+        for _ in range(updates):
+            collector.collect(n_step=per_update)
+            algorithm.update(buffer=buffer, sample_size=sample)
+    return algorithm
+
+
+def learn_on_policy(algorithm: Any, envs: Any, buffer: Any, updates: int, *, steps: int = 64, repeat: int = 2) -> Any:
+    """In turns collect some steps, update, and forget them."""
+    from tianshou.data import Collector
+
+    collector = Collector(algorithm, envs, buffer)
+    collector.reset()
+    with training(algorithm):
+        for _ in range(updates):
+            collector.collect(n_step=steps)
+            algorithm.update(buffer=buffer, batch_size=32, repeat=repeat)
+            collector.reset_buffer(keep_statistics=True)
+    return algorithm
+
+
+def learn_offline(algorithm: Any, data: Any, envs: Any, updates: int, *, steps: int = 200) -> Any:
+    """Collect random steps, then update from them alone."""
+    from tianshou.data import Collector
+
+    buffer = data.VectorReplayBuffer(steps, len(envs))
+    collector = Collector(algorithm, envs, buffer)
+    collector.reset()
+    collector.collect(n_step=steps, random=True)
+    buffer = algorithm.process_buffer(buffer)
+    with training(algorithm):
+        for _ in range(updates):
+            algorithm.update(buffer=buffer, sample_size=32)
+    return algorithm
+
+
+# Networks
+
+
+def optimizer(rate: float = 1e-3) -> Any:
+    """Make the factory of an optimizer."""
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+
+    return AdamOptimizerFactory(lr=rate)
+
+
+def network(envs: Any, *, actions: bool = True, together: bool = False, **options: Any) -> Any:
+    """Make a small network of observations, with an output for each action, and maybe actions as further inputs."""
+    from tianshou.utils.net.common import Net
+
+    observed, acted = envs.observation_space[0].shape, envs.action_space[0]
+    shape = getattr(acted, "n", None) or acted.shape
+    return Net(
+        state_shape=observed,
+        action_shape=shape if actions or together else 0,
+        hidden_sizes=[16],
+        concat=together,
+        **options,
+    )
+
+
+def q_policy(envs: Any, net: Any = None) -> Any:
+    """Make a policy of Q values."""
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+
+    return DiscreteQLearningPolicy(
+        model=net or network(envs), action_space=envs.action_space[0], eps_training=0.1, eps_inference=0.05
+    )
+
+
+def discrete_actor(envs: Any) -> Any:
+    """Make a policy of logits."""
+    from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
+    from tianshou.utils.net.discrete import DiscreteActor
+
+    actor = DiscreteActor(
+        preprocess_net=network(envs, actions=False), action_shape=envs.action_space[0].n, softmax_output=False
+    )
+    return DiscreteActorPolicy(
+        actor=actor,
+        dist_fn=lambda logits: torch.distributions.Categorical(logits=logits),
+        action_space=envs.action_space[0],
+    )
+
+
+def state_values(envs: Any) -> Any:
+    """Make a critic of observations."""
+    from tianshou.utils.net.discrete import DiscreteCritic
+
+    return DiscreteCritic(preprocess_net=network(envs, actions=False))
+
+
+def action_values(envs: Any) -> Any:
+    """Make a critic of discrete actions: a value for each."""
+    from tianshou.utils.net.discrete import DiscreteCritic
+
+    return DiscreteCritic(preprocess_net=network(envs, actions=False), last_size=envs.action_space[0].n)
+
+
+def pair_values(envs: Any) -> Any:
+    """Make a critic of observations and actions."""
+    from tianshou.utils.net.continuous import ContinuousCritic
+
+    return ContinuousCritic(preprocess_net=network(envs, actions=False, together=True))
+
+
+def deterministic_policy(envs: Any) -> Any:
+    """Make a policy of continuous actions, explored with noise."""
+    from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
+    from tianshou.exploration import GaussianNoise
+    from tianshou.utils.net.continuous import ContinuousActorDeterministic
+
+    class SingleNoise(GaussianNoise):  # type: ignore[misc]
+        """Noise in the dtype of the actions, whose column takes no float64 that it would have to round."""
+
+        def __call__(self, size: Any) -> Any:
+            return super().__call__(size).astype(np.float32)
+
+    space = envs.action_space[0]
+    actor = ContinuousActorDeterministic(
+        preprocess_net=network(envs, actions=False), action_shape=space.shape, max_action=float(space.high[0])
+    )
+    return ContinuousDeterministicPolicy(
+        actor=actor, exploration_noise=SingleNoise(sigma=0.1), action_space=space, observation_space=None
+    )
+
+
+def gaussian_actor(envs: Any) -> Any:
+    """Make a network of means and deviations."""
+    from tianshou.utils.net.continuous import ContinuousActorProbabilistic
+
+    return ContinuousActorProbabilistic(
+        preprocess_net=network(envs, actions=False),
+        action_shape=envs.action_space[0].shape,
+        unbounded=True,
+        conditioned_sigma=True,
+    )
+
+
+def gaussian_policy(envs: Any) -> Any:
+    """Make a policy of normal distributions."""
+    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+
+    def distribution(loc_scale: Any) -> Any:
+        return torch.distributions.Independent(torch.distributions.Normal(*loc_scale), 1)
+
+    return ProbabilisticActorPolicy(
+        actor=gaussian_actor(envs), dist_fn=distribution, action_space=envs.action_space[0], action_scaling=True
+    )
+
+
+def soft_policy(envs: Any) -> Any:
+    """Make a policy for soft actor-critics."""
+    from tianshou.algorithm.modelfree.sac import SACPolicy
+
+    return SACPolicy(actor=gaussian_actor(envs), action_space=envs.action_space[0])
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """A walk along a line to a goal; observations are those that hindsight needs."""
+
+    def __init__(self) -> None:
+        line = gymnasium.spaces.Box(-20.0, 20.0, (1,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(
+            {"observation": line, "achieved_goal": line, "desired_goal": line}
+        )
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def _seen(self) -> dict[str, Any]:
+        return {"observation": self._place, "achieved_goal": self._place, "desired_goal": self._goal}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._goal = self.np_random.uniform(-3, 3, 1).astype(np.float32)
+        self._place, self._steps = np.zeros(1, np.float32), 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self._place, self._steps = self._place + np.float32(action), self._steps + 1
+        reward = float(reached(self._place[None], self._goal[None])[0])
+        return self._seen(), reward, reward == 0.0, self._steps >= 10, {}
+
+
+def reached(achieved: Any, desired: Any) -> Any:
+    """Return 0 for a goal that is near, -1 otherwise."""
+    return np.where(np.abs(achieved - desired)[:, 0] < 0.5, 0.0, -1.0)

@@ -1,0 +1,90 @@
+"""Tianshou's own algorithms, unmodified, learn over our batches and buffers just as they do over its own.
+
+Where both draw the same rows, the parameters after training are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("tianshou.data")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from benchmarks.tianshou_classes import OURS, THEIRS, classes_of, matched_draws
+    from benchmarks.tianshou_runs import RUNS, Parameters
+
+OFTEN = {"dqn", "dqn with priorities", "drqn", "sac", "ppo", "cql", "several agents", "hindsight"}
+"""Runs of every time; the others are for long runs."""
+
+UNMATCHED = {"hindsight"}
+"""Tianshou relabels whole stretches of episodes, we single steps: other rows are drawn."""
+
+ROUNDED = {"cql"}
+"""It asks for a batch in float32, and Tianshou leaves rewards in float64."""
+
+COMPILED = {
+    "tianshou.data.buffer.manager": ("_prev_index", "_next_index"),
+    "tianshou.data.utils.segtree": ("_setitem", "_reduce", "_get_prefix_sum_idx"),
+    "tianshou.algorithm.algorithm_base": ("_gae", "_nstep_return"),
+}
+"""Functions that take half a minute to compile, to do in the end the same to a few rows."""
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tianshou.algorithm  # noqa: F401
+    for module, names in COMPILED.items():
+        for name in names:
+            compiled = getattr(sys.modules[module], name)
+            monkeypatch.setattr(sys.modules[module], name, getattr(compiled, "py_func", compiled))
+
+
+def train(name: str, library: str) -> Parameters:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings(), classes_of(library) as data, matched_draws(data):
+            warnings.simplefilter("ignore")
+            return RUNS[name](data, 6)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.long) for name in sorted(RUNS)]
+)
+def test_parameters_after_training_are_the_same(name: str) -> None:
+    ours, theirs = train(name, OURS), train(name, THEIRS)
+    assert ours.keys() == theirs.keys()
+    for parameter, values in ours.items():
+        assert np.isfinite(values).all(), parameter
+        if name in UNMATCHED:
+            assert values.shape == theirs[parameter].shape
+        elif name in ROUNDED:
+            np.testing.assert_allclose(values, theirs[parameter], rtol=1e-4, atol=1e-6, err_msg=parameter)
+        else:
+            np.testing.assert_array_equal(values, theirs[parameter], err_msg=parameter)
+
+
+def test_training_changes_the_parameters() -> None:
+    with warnings.catch_warnings(), classes_of(OURS) as data:
+        warnings.simplefilter("ignore")
+        before, after = RUNS["dqn"](data, 0), RUNS["dqn"](data, 2)
+    assert any((before[name] != after[name]).any() for name in before)
+
+
+def test_tianshous_modules_have_their_own_classes_again() -> None:
+    import tianshou.data
+    from tianshou.algorithm import algorithm_base
+
+    with classes_of(OURS) as data:
+        assert algorithm_base.Batch is data.Batch
+    assert algorithm_base.Batch is tianshou.data.Batch
