@@ -45,6 +45,7 @@ _HOMES = {
     "channel": "samplebatch.transport.channel",
     "broadcast": "samplebatch.transport.broadcast",
     "gather": "samplebatch.transport.gather",
+    "load": "samplebatch.storage.saving",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
     "read_parquet": "samplebatch.storage.parquet",
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
+    from samplebatch.storage.saving import load as load
     from samplebatch.storage.verifying import verify as verify
     from samplebatch.transport.broadcast import broadcast as broadcast
     from samplebatch.transport.channel import channel as channel

@@ -233,7 +233,8 @@ def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
 
 def _read(table: pa.Table, about: dict[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
     try:
-        nested, flags, lists = _structures(about["nested"]), _flags(about["flags"]), set(map(str, about["lists"]))
+        nested, flags = read_structures(about["nested"]), read_flags(about["flags"])
+        lists = set(map(str, about["lists"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
     columns = {}
@@ -267,7 +268,14 @@ def _is_whole(top: str, structure: Structure, columns: dict[str, Column]) -> boo
     return set(leaf_names(top, structure)) == {name for name in columns if name == top or name.startswith(f"{top}.")}
 
 
-def _structures(plain: Any) -> dict[str, Structure]:
+def read_structures(plain: Any) -> dict[str, Structure]:
+    """Check the structures of nested columns that were read from metadata, by name.
+
+    Raises
+    ------
+    ValueError, AttributeError, RecursionError
+        If they are none.
+    """
     return {top: _structure(tree) for top, tree in plain.items()}
 
 
@@ -280,8 +288,14 @@ def _structure(plain: Any) -> Structure:
     raise ValueError(f"a nested column must be a dict or a list, got a {type(plain).__name__}")
 
 
-def _flags(plain: Any) -> Flags:
-    """Check flags that were read from metadata."""
+def read_flags(plain: Any) -> Flags:
+    """Check flags that were read from metadata.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If they are none.
+    """
     flags = Flags(**plain)
     kinds = (flags.time_major, (bool, NoneType)), (flags.zero_padded, bool), (flags.is_training, bool)
     if not all(isinstance(flag, kind) for flag, kind in kinds):

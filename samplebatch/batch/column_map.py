@@ -12,6 +12,7 @@ from typing import Any, Self
 from samplebatch import names
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.packed import is_packed, unpack_column
+from samplebatch.batch.saved import Saved
 from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names, unflatten
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.convert import as_column
@@ -29,7 +30,7 @@ _FLAT: dict[str, Structure] = {}
 """The structures of a map without nested columns; never changed."""
 
 
-class ColumnMap(MutableMapping[str, Any]):
+class ColumnMap(Saved, MutableMapping[str, Any]):
     """Named columns, flat inside and nested outside: the part of `SampleBatch` that sees to names.
 
     A view holds the columns of its source and a window on them; a column is cut when it is first asked for. The

@@ -12,6 +12,7 @@ from samplebatch.batch.column_map import OBSERVATIONS
 from samplebatch.batch.device_batch import ValuesT
 from samplebatch.batch.lockstep import lockstep
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.saved import Saved
 from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.targets import Floats, Target
 
 
-class MultiAgentBatch(Generic[ValuesT]):
+class MultiAgentBatch(Saved, Generic[ValuesT]):
     """Steps of several agents, one `SampleBatch` per policy that acted for them.
 
     Parameters

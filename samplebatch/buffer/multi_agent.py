@@ -14,6 +14,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.saved import Saved
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
 from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, Tail, prepare_fragment, rows_as_added
 from samplebatch.buffer.gather import check_window, nstep_columns
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.targets import Floats
 
 
-class MultiAgentReplayBuffer:
+class MultiAgentReplayBuffer(Saved):
     """A replay buffer of several agents, with a `ReplayBuffer` for each policy: takes and samples `MultiAgentBatch`es.
 
     Rows of one agent in one episode are kept together, in time order, as n-step targets, stacked frames and sequences

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.saved import Saved
 from samplebatch.buffer.gather import ORDER, rows_at
 from samplebatch.buffer.null_rows import drop_null_rows
 from samplebatch.buffer.ring import Added, Ints
@@ -26,7 +27,7 @@ _INTP = np.dtype(np.intp)
 _zeros = np.zeros
 
 
-class ReplayBuffer(SequenceSampling):
+class ReplayBuffer(SequenceSampling, Saved):
     """A ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
@@ -472,38 +473,6 @@ class ReplayBuffer(SequenceSampling):
 
         load_state(self, state, verify=verify)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the buffer to an Arrow file, whole or not at all: the rows that count, and all that `load` needs.
-
-        The rows are a table that other readers of Arrow files can read.
-
-        Parameters
-        ----------
-        path
-            The file. Its folder must exist.
-
-        Raises
-        ------
-        ColumnTypeError
-            If a column holds objects that cannot be pickled; names it.
-        OSError
-            If the file cannot be written.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> from samplebatch import Batch, ReplayBuffer
-        >>> buf = ReplayBuffer(4)
-        >>> added = buf.add(Batch(obs=7, act=0, rew=1.0, terminated=False, truncated=False))
-        >>> path = tempfile.mkdtemp() + "/buffer.arrow"
-        >>> buf.save(path)
-        >>> len(ReplayBuffer.load(path))
-        1
-        """
-        from samplebatch.storage.buffer_file import write_buffer
-
-        write_buffer(self, path)
-
     @classmethod
     def load(
         cls,
@@ -519,10 +488,10 @@ class ReplayBuffer(SequenceSampling):
         Parameters
         ----------
         path
-            The file.
+            The file, in any format that `save` writes.
         allow_pickle
-            Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
-            trust: a pickle can run any code.
+            Whether to unpickle Python objects that the format has no type for. Only for files whose writer you trust: a
+            pickle can run any code.
         verify
             Whether to hold the file against its checksums. One by an older version has none, and is read without.
         max_nbytes
@@ -542,9 +511,9 @@ class ReplayBuffer(SequenceSampling):
         OSError
             If the file cannot be read.
         """
-        from samplebatch.storage.buffer_file import read_buffer
+        from samplebatch.storage.saving import load_buffer
 
-        return read_buffer(cls, path, allow_pickle=allow_pickle, verify=verify, max_nbytes=max_nbytes, missing=missing)
+        return load_buffer(cls, path, allow_pickle=allow_pickle, verify=verify, max_nbytes=max_nbytes, missing=missing)
 
     def save_hdf5(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
         """Write the buffer to an HDF5 file, which Tianshou can load.

@@ -96,4 +96,7 @@ def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
     """Read a destination's files; raises as `read_arrow` and `read_parquet` do."""
     if path.is_dir():
         return ParquetDataset(path, allow_pickle=allow_pickle).read()
-    return (read_parquet if path.suffix == PARQUET else read_arrow)(path, allow_pickle=allow_pickle, verify=True)
+    batch: AnyBatch = (read_parquet if path.suffix == PARQUET else read_arrow)(
+        path, allow_pickle=allow_pickle, verify=True
+    )
+    return batch

@@ -25,6 +25,11 @@ def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array
     ), array
 
 
+def holds_objects(field: pa.Field) -> bool:
+    """Tell whether a field is read as a column of Python objects."""
+    return ObjectColumn.reads(field.type, field.metadata or {})
+
+
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
     """Take from a bound what the chunks of a column take as Python objects, if they are to be such, and validate them.
 
@@ -37,7 +42,7 @@ def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) 
     pyarrow.ArrowException
         If a chunk is damaged.
     """
-    if not ObjectColumn.reads(field.type, field.metadata or {}):
+    if not holds_objects(field):
         return
     for chunk in chunks:
         bound.take(object_nbytes(chunk), f"column {field.name!r}")

@@ -1,6 +1,6 @@
 """Batches in Arrow IPC files, read where they lie.
 
-A file is the table that `to_arrow` makes, uncompressed, so that reading maps it into memory and copies nothing.
+A file is the table that `to_arrow` makes, uncompressed unless asked for, so that reading maps it and copies nothing.
 Polars, DuckDB, pandas and every other reader of Arrow files read it too. Before its footer it has checksums of all its
 bytes (see `file_checksums`).
 """
@@ -10,23 +10,28 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from samplebatch.batch.arrow import from_policy_table, from_table, metadata_of
+from samplebatch.arguments import choice
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.arrow_bodies import decompressed_nbytes
+from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.errors import ColumnTypeError, FormatError
-from samplebatch.storage.damage import name_damage
+from samplebatch.errors import FormatError
+from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
 from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
+from samplebatch.storage.suffixes import check_suffix
+from samplebatch.storage.table_file import ArrowTable, name_file_damage
+
+_CODECS = ("lz4", "zstd", "none")
 
 
-def write_arrow(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str]) -> None:
+def write_arrow(batch: AnyBatch, path: str | os.PathLike[str], *, compression: str | None = None) -> None:
     """Write a batch to an Arrow IPC file, whole or not at all.
 
     The bytes go to a temporary file beside the path, which takes its place once they are on the disk. A file that was
@@ -38,13 +43,22 @@ def write_arrow(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[st
         The batch. Its columns are written as they lie.
     path
         The file. Its folder must exist.
+    compression
+        Of the columns' buffers: `"lz4"`, `"zstd"` or `"none"`. None compresses with LZ4 where a column is compressed
+        in memory, and not at all where none is, so that the file can be mapped.
 
     Raises
     ------
     OSError
         If the file cannot be written.
+    FormatError
+        If its name has the ending of another format.
+    ColumnTypeError
+        If a nested batch has a single value, which is no column; names it.
     SequenceError
         If the batch is time-major.
+    ArgumentError
+        If there is no such compression.
 
     Examples
     --------
@@ -54,22 +68,37 @@ def write_arrow(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[st
     ...     read_arrow(f"{folder}/batch.arrow")["rewards"].tolist()
     [1.0, 2.0]
     """
-    table = batch.to_arrow()
-    with arrow_writer(path, table.schema) as writer:
+    table = to_table(batch)
+    with arrow_writer(path, table.schema, compression or ("lz4" if _is_compressed(batch) else "none")) as writer:
         writer.write_table(table)
 
 
+def _is_compressed(batch: AnyBatch) -> bool:
+    """Tell whether a column of a batch is compressed; those of nested batches never are."""
+    parts: Iterable[SampleBatch] = (batch,) if isinstance(batch, SampleBatch) else ()
+    if isinstance(batch, MultiAgentBatch):
+        parts = batch.policy_batches.values()
+    return any(column.kind == CompressedColumn.kind for part in parts for column in part._all().values())
+
+
 @contextlib.contextmanager
-def arrow_writer(path: str | os.PathLike[str], schema: pa.Schema) -> Iterator[Any]:
+def arrow_writer(path: str | os.PathLike[str], schema: pa.Schema, compression: str = "none") -> Iterator[Any]:
     """Open a writer of an Arrow file, which takes the path's place, with checksums, when the block ends well.
 
     Raises
     ------
     OSError
         If the path is a folder, or no file there can be written.
+    FormatError
+        If its name has the ending of another format.
+    ArgumentError
+        If there is no such compression.
     """
+    check_suffix(path, "Arrow")
+    choice("compression", compression, _CODECS)
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with replacing(path) as file:
-        with pa.ipc.new_file(file, schema) as writer:
+        with pa.ipc.new_file(file, schema, options=options) as writer:
             yield writer
         add_checksums(file, ARROW)
 
@@ -81,7 +110,7 @@ def read_arrow(
     allow_pickle: bool = False,
     verify: bool | None = None,
     max_nbytes: int | None = None,
-) -> SampleBatch | MultiAgentBatch:
+) -> Any:
     """Read a batch that `write_arrow` wrote.
 
     Parameters
@@ -115,23 +144,38 @@ def read_arrow(
     OSError
         If the file cannot be read.
     """
+    file, bound = open_arrow(path, memory_map=memory_map, verify=verify, max_nbytes=max_nbytes)
+    must = f"{file.name!r} must be a batch that write_arrow wrote"
+    return read_batch(file, bound, must, allow_pickle=allow_pickle)
+
+
+def open_arrow(
+    path: str | os.PathLike[str],
+    *,
+    memory_map: bool = True,
+    verify: bool | None = None,
+    max_nbytes: int | None = None,
+) -> tuple[ArrowTable, MemoryBound]:
+    """Open the table of an Arrow file, and make the bound of the memory that may be made of it.
+
+    Parameters are those of `read_arrow`.
+
+    Raises
+    ------
+    FormatError
+        If it is no Arrow file, is damaged or cut short.
+    CapacityError
+        If more memory would be made of it than `max_nbytes`.
+    OSError
+        If it cannot be read.
+    """
     name = os.fspath(path)
     check_magic(name)
-    try:
+    with name_file_damage(name, "Arrow"):
         data = file_bytes(name, memory_map=memory_map)
         bound = bound_of_file(data, name, max_nbytes)
         check_arrow(data, name, verify=not memory_map if verify is None else verify)
-        table = pa.ipc.open_file(data).read_all()
-        # What becomes objects is validated once it is known how much that is.
-        table.validate()
-        about = metadata_of(table.schema)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
-    # Names of columns may be no text, for one.
-    with name_damage(repr(name)):
-        return batch_in(
-            table, about, f"{name!r} must be a batch that write_arrow wrote", bound, allow_pickle=allow_pickle
-        )
+        return ArrowTable(data, name), bound
 
 
 def bound_of_file(data: pa.Buffer, name: str, max_nbytes: int | None) -> MemoryBound:
@@ -212,43 +256,6 @@ def _columns_at(data: pa.Buffer) -> ColumnsAt:
         ]
 
     return named
-
-
-def batch_in(
-    table: pa.Table, about: dict[str, Any] | None, must: str, bound: MemoryBound, *, allow_pickle: bool = False
-) -> SampleBatch | MultiAgentBatch:
-    """View the table of a file as the batch that its metadata says it is.
-
-    Parameters
-    ----------
-    table
-        The table, of which the sizes of buffers have been checked.
-    about
-        What `metadata_of` read in its schema.
-    must
-        What the file must be, for errors: the first half of a sentence, which names it.
-    bound
-        What memory may be made of the file.
-    allow_pickle
-        Whether columns may be unpickled.
-
-    Raises
-    ------
-    FormatError
-        If no batch wrote it, or it does not fit its own description.
-    UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
-    """
-    kind = about.get("type") if about is not None else None
-    if kind not in ("SampleBatch", "MultiAgentBatch"):
-        raise FormatError(f"{must}, got another Arrow table; SampleBatch.from_arrow may take it")
-    try:
-        if kind == "SampleBatch":
-            return SampleBatch._of(*from_table(table, allow_pickle=allow_pickle, bound=bound))
-        policies, env_steps = from_policy_table(table, allow_pickle=allow_pickle, bound=bound)
-        return MultiAgentBatch({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
-    except (pa.ArrowException, ColumnTypeError) as error:
-        raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

@@ -100,11 +100,7 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
     """
     check_description(described)
     name = described["class"]
-    if name in _HOMES:
-        import_module(f"samplebatch.buffer.{_HOMES[name]}")
-    kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
-    if name not in kinds:
-        raise FormatError(f"the buffer must be a {cls.__name__}, and it is a {name}; open or load it with {name}")
+    kind = buffer_class(name, cls)
     own, asked = described.get("own"), described.get("missing")
     if not isinstance(own, dict) or not isinstance(asked, list):
         raise FormatError(f"the attributes of a {name} must have been kept with it, they were not; it is damaged")
@@ -115,8 +111,8 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
     for argument in missing:
         if argument not in arguments:
             raise TypeError(f"a {name} has no {argument!r} that could not be kept; {near_names(argument, arguments)}")
-    buffer: Any = object.__new__(kinds[name])
-    strange = [attribute for attribute in own if callable(getattr(kinds[name], attribute, None))]
+    buffer: Any = object.__new__(kind)
+    strange = [attribute for attribute in own if callable(getattr(kind, attribute, None))]
     if strange:
         raise FormatError(f"the attributes of a {name} must be values, {strange[0]!r} is a method; it is damaged")
     _check_own(name, own, set_up="set_up" in described)
@@ -125,6 +121,22 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
     buffer.__dict__.update(own)
     buffer.__dict__.update({attribute: missing[argument] for argument, attribute in arguments.items()})
     return buffer
+
+
+def buffer_class(name: str, cls: Any) -> Any:
+    """Return the class of a buffer by its name: the given one, or one that derives from it.
+
+    Raises
+    ------
+    FormatError
+        If there is none of that name.
+    """
+    if name in _HOMES:
+        import_module(f"samplebatch.buffer.{_HOMES[name]}")
+    kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
+    if name not in kinds:
+        raise FormatError(f"the buffer must be a {cls.__name__}, and it is a {name}; open or load it with {name}")
+    return kinds[name]
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -1,4 +1,4 @@
-"""Replay buffers in Arrow IPC files.
+"""Replay buffers in Arrow IPC and Parquet files.
 
 A file is a table with a row for each step that counts, in the order of their slots, written a part at a time. The final
 observations that no later step brings are lists of none, one or two beside the steps they follow. What else a buffer
@@ -8,9 +8,10 @@ generator.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,16 +23,19 @@ from samplebatch.batch.arrow import METADATA_KEY, metadata_of
 from samplebatch.batch.tree import named_leaves
 from samplebatch.buffer.columns import Columns
 from samplebatch.buffer.table import Table
-from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
+from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow, holds_objects
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError
 from samplebatch.storage import buffer_state
-from samplebatch.storage.arrow_file import arrow_writer, bound_of_file, check_arrow, check_magic, file_bytes
+from samplebatch.storage.arrow_file import arrow_writer, open_arrow
 from samplebatch.storage.buffer_description import describe, make_buffer
 from samplebatch.storage.damage import name_buffer_damage
+from samplebatch.storage.parquet import open_parquet, parquet_writer
+from samplebatch.storage.suffixes import Form
+from samplebatch.storage.table_file import TableFile
 from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_structure
 
 if TYPE_CHECKING:
@@ -51,8 +55,10 @@ Slots = npt.NDArray[np.intp]
 _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 
 
-def write_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
-    """Write a buffer to an Arrow IPC file, whole or not at all.
+def write_buffer(
+    buffer: ReplayBuffer, path: str | os.PathLike[str], form: Form = "Arrow", compression: str | None = None
+) -> None:
+    """Write a buffer to an Arrow or Parquet file, whole or not at all.
 
     Parameters
     ----------
@@ -60,6 +66,11 @@ def write_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
         The buffer.
     path
         The file. Its folder must exist.
+    form
+        `"Arrow"` or `"Parquet"`.
+    compression
+        As `write_arrow` and `write_parquet` take it. If None, an Arrow file is compressed with LZ4 where columns of the
+        buffer are compressed in memory, and a Parquet file with zstd.
 
     Raises
     ------
@@ -69,10 +80,14 @@ def write_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
         If the file cannot be written.
     """
     with buffer._table.lock:
-        _write(buffer, path)
+        if form == "Parquet":
+            _write(buffer, lambda schema: parquet_writer(path, schema, compression or "zstd"))
+        else:
+            usual = "lz4" if buffer._table.columns.stores.compress else "none"
+            _write(buffer, lambda schema: arrow_writer(path, schema, compression or usual))
 
 
-def _write(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
+def _write(buffer: ReplayBuffer, open_writer: Callable[[pa.Schema], contextlib.AbstractContextManager[Any]]) -> None:
     table, ring = buffer._table, buffer._ring
     slots = table.rings.stored_slots() if ring is None else buffer._start + np.arange(len(buffer))
     sampler = buffer_state.sampler_state(buffer._sampler, slots)
@@ -96,7 +111,7 @@ def _write(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     parts = _parts(table.columns, names, slots, own, finals)
     first = next(parts)
     schema = pa.schema([field for field, _ in first], metadata)
-    with arrow_writer(path, schema) as writer:
+    with open_writer(schema) as writer:
         writer.write_batch(pa.record_batch([array for _, array in first], schema=schema))
         for part in parts:
             writer.write_batch(pa.record_batch([array for _, array in part], schema=schema))
@@ -171,13 +186,14 @@ def _parts(
 def read_buffer(
     cls: type[_Buffer],
     path: str | os.PathLike[str],
+    form: Form = "Arrow",
     *,
     allow_pickle: bool = False,
     verify: bool = True,
     max_nbytes: int | None = None,
     missing: dict[str, Any],
 ) -> _Buffer:
-    """Read a buffer from an Arrow IPC file of `write_buffer`.
+    """Read a buffer from an Arrow or Parquet file of `write_buffer`.
 
     Parameters
     ----------
@@ -185,6 +201,8 @@ def read_buffer(
         The class of the buffer, or one that it derives from.
     path
         The file.
+    form
+        `"Arrow"` or `"Parquet"`.
     allow_pickle
         Whether to unpickle columns of Python objects that Arrow has no type for.
     verify
@@ -197,8 +215,8 @@ def read_buffer(
     Raises
     ------
     FormatError
-        If the file is no Arrow file, is damaged or cut short, or holds something else than a buffer. Names the columns
-        where bytes have changed.
+        If the file is of another format, is damaged or cut short, or holds something else than a buffer. Names the
+        columns where bytes have changed.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     CapacityError
@@ -207,39 +225,49 @@ def read_buffer(
         If the file cannot be read.
     """
     name = os.fspath(path)
-    check_magic(name)
+    open_table = open_parquet if form == "Parquet" else open_arrow
+    found, bound = open_table(path, verify=verify, max_nbytes=max_nbytes)
     with name_buffer_damage(name):
-        data = file_bytes(name, memory_map=True)
-        bound = bound_of_file(data, name, max_nbytes)
-        check_arrow(data, name, verify=verify)
-        file = pa.ipc.open_file(data)
+        file = _Rows(found, bound)
         about = metadata_of(file.schema) or {}
         if about.get("type") != "ReplayBuffer":
             raise FormatError(f"{name!r} must hold a replay buffer, it holds a {about.get('type', 'table')}")
         table = _table_of(file, about, bound, allow_pickle=allow_pickle)
         sampler = dict(about["sampler"])
         if _WEIGHTS in file.schema.names:
-            weights = [part.column(_WEIGHTS) for part in _batches(file)]
-            known = pa.chunked_array(weights).combine_chunks().to_numpy(zero_copy_only=False)
+            weights = [part.column(0) for part in file.batches([_WEIGHTS])]
+            known = pa.chunked_array(weights, pa.float64()).combine_chunks().to_numpy(zero_copy_only=False)
             sampler["known"] = sampler["known"] | {"weights": known}
         chosen = buffer_state.sampler_from_state(sampler, table.rings.capacity, table.rings.stored_slots())
     buffer: _Buffer = make_buffer(cls, about, table, chosen, missing)
     return buffer
 
 
-def _batches(file: Any) -> Iterator[pa.RecordBatch]:
-    for i in range(file.num_record_batches):
-        batch = file.get_batch(i)
-        batch.validate()
-        yield batch
+class _Rows:
+    """The rows of a buffer's file, a part at a time."""
+
+    def __init__(self, file: TableFile, bound: MemoryBound) -> None:
+        self._file = file
+        self._bound = bound
+        self.schema = file.schema
+        self.counts = file.group_rows
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read columns of each part."""
+        for group in range(len(self.counts)):
+            table = self._file.read([group], names, self._bound)
+            arrays = [
+                column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns
+            ]
+            yield pa.record_batch(arrays, schema=table.schema)
 
 
-def _check_rows(file: Any, about: Mapping[str, Any], bound: MemoryBound) -> None:
+def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> None:
     """Check that a file has the rows that its rings count, and take them from the bound with the objects among them.
 
     Columns of numbers are viewed where they lie, and stored in pages that the system gives when they are written to.
     """
-    counts = [batch.num_rows for batch in _batches(file)]
+    counts = file.counts
     if any(count < 0 for count in counts) or sum(counts) != sum(about["rings"]["sizes"]):
         raise FormatError(f"the buffer must have {sum(about['rings']['sizes'])} rows, the file has {sum(counts)}")
     bound.take(sum(counts) * _ROW_NBYTES, "the slots of rows")
@@ -249,12 +277,13 @@ def _check_rows(file: Any, about: Mapping[str, Any], bound: MemoryBound) -> None
     for kind, shape in zip(form["kinds"], form["row_shapes"], strict=True):
         if kind == "object":
             bound.take(sum(counts) * prod(shape) * _REFERENCE_NBYTES, "rows of objects")
-    for batch in _batches(file):
+    objects = [field.name for field in file.schema if holds_objects(field)]
+    for batch in file.batches(objects) if objects else ():
         for array, field in zip(batch.columns, batch.schema, strict=True):
             check_size([array], field, bound)
 
 
-def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Table:
+def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Table:
     """Make a table of the rows of a file, a part at a time."""
     _check_rows(file, about, bound)
     form, final_form, schema = about["structure"], about["finals"], file.schema
@@ -269,7 +298,7 @@ def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_
     }
     table = buffer_state.table_from_state(state)
     slots, at = table.rings.stored_slots(), 0
-    for batch in _batches(file):
+    for batch in file.batches(schema.names):
         part = slots[at : at + batch.num_rows]
         if len(part) != batch.num_rows:
             raise FormatError(f"the buffer must have {len(slots)} rows, the file has more")
@@ -289,7 +318,7 @@ def _table_of(file: Any, about: Mapping[str, Any], bound: MemoryBound, *, allow_
 
 
 def _restore_finals(
-    table: Table, slots: Slots, file: Any, form: Mapping[str, Any], *, allow_pickle: bool = False
+    table: Table, slots: Slots, file: _Rows, form: Mapping[str, Any], *, allow_pickle: bool = False
 ) -> None:
     """Put final observations back into their rows."""
     count = len(form["kinds"])
@@ -300,8 +329,8 @@ def _restore_finals(
     parts: list[list[Column]] = []
     owners: list[npt.NDArray[np.int64]] = []
     at = 0
-    for batch in _batches(file):
-        lists = [batch.column(first + i) for i in range(count + 1)]
+    for batch in file.batches(file.schema.names[first : first + count + 1]):
+        lists = batch.columns
         lengths = np.diff(lists[-1].offsets.to_numpy())
         if any(not np.array_equal(np.diff(found.offsets.to_numpy()), lengths) for found in lists):
             raise FormatError("final observations must be as many in every column, they are not; the file is damaged")

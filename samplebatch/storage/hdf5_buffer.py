@@ -8,7 +8,6 @@ of the file, as HDF5 counts, there are checksums of all its bytes (see `file_che
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -27,14 +26,12 @@ from samplebatch.buffer.store import Store
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
 from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
-from samplebatch.errors import FormatError, require
+from samplebatch.errors import FormatError
 from samplebatch.storage import buffer_state
-from samplebatch.storage.arrow_file import file_bytes
 from samplebatch.storage.buffer_description import describe, make_buffer
 from samplebatch.storage.damage import name_buffer_damage
-from samplebatch.storage.file_checksums import HDF5, add_checksums, check_whole
 from samplebatch.storage.hdf5 import to_hdf5, write_value
-from samplebatch.storage.hdf5_heaps import check_heaps
+from samplebatch.storage.hdf5_file import hdf5_file, hdf5_writer
 from samplebatch.storage.hdf5_reader import TYPE_KEY, Hdf5Reader, Ranges, bound_of
 from samplebatch.storage.tianshou_state import attributes_for, description_in, reward_function_in, sampler_in
 from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_rings, check_structure
@@ -64,27 +61,14 @@ def save_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str], compression:
 
 
 def _write(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
-    h5py = require("h5py", "hdf5")
     state = attributes_for(buffer)
-    temporary = f"{os.fspath(path)}.tmp"
-    try:
-        # The first format in which attributes may be of any size.
-        with h5py.File(temporary, "w", libver=("v108", "v108")) as file:
-            to_hdf5(state, file, compression)
-            _write_columns(buffer, file.create_group("_meta"), compression)
-            file["_indices"].attrs[_ABOUT] = json.dumps(buffer_state.plain(_about(buffer)))
-            finals = _finals(buffer)
-            if finals is not None:
-                file["_indices"].attrs[_FINALS] = finals
-        with open(temporary, "r+b") as written:
-            add_checksums(written, HDF5)
-            written.flush()
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    with hdf5_writer(path) as file:
+        to_hdf5(state, file, compression)
+        _write_columns(buffer, file.create_group("_meta"), compression)
+        file["_indices"].attrs[_ABOUT] = json.dumps(buffer_state.plain(_about(buffer)))
+        finals = _finals(buffer)
+        if finals is not None:
+            file["_indices"].attrs[_FINALS] = finals
 
 
 def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> None:
@@ -176,52 +160,12 @@ def load_buffer(
     missing: dict[str, Any],
 ) -> _Buffer:
     """Read a buffer from an HDF5 file; see `ReplayBuffer.load_hdf5`."""
-    h5py = require("h5py", "hdf5")
     name = os.fspath(path)
-    with open(name, "rb"):
-        pass
-    if not h5py.is_hdf5(name):
-        raise FormatError(f"{name!r} must be an HDF5 file, it is not")
-    check_heaps(name)
-    if verify:
-        check_hdf5(file_bytes(name, memory_map=True), name)
-    with name_buffer_damage(name), h5py.File(name, "r") as file:
+    with hdf5_file(path, verify=verify) as file, name_buffer_damage(name):
         reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
         about, table, sampler, stored = _parts_of(cls, file, reader)
     buffer: _Buffer = make_buffer(cls, about, table, sampler, stored | missing)
     return buffer
-
-
-def check_hdf5(data: pa.Buffer, name: str) -> bool:
-    """Hold all bytes of an HDF5 file against its checksums, and tell whether it has any.
-
-    Raises
-    ------
-    FormatError
-        If a byte is not as it was written; names the datasets.
-    """
-    return check_whole(data, HDF5, name, lambda start, stop: _datasets_at(name, start, stop))
-
-
-def _datasets_at(name: str, start: int, stop: int) -> list[str]:
-    """Name the datasets of an HDF5 file with values between two places; those of columns as the columns."""
-    import h5py
-
-    found: list[str] = []
-
-    def visit(path: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            chunks = [item.id.get_chunk_info(i) for i in range(item.id.get_num_chunks())] if item.chunks else []
-            places = [(chunk.byte_offset, chunk.size) for chunk in chunks]
-            if not item.chunks and item.id.get_offset() is not None:
-                places = [(item.id.get_offset(), item.id.get_storage_size())]
-            if any(at < stop and at + nbytes > start for at, nbytes in places):
-                found.append(path.removeprefix("_meta/").replace("/", "."))
-
-    # What is damaged may be what says where the datasets are.
-    with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError), h5py.File(name, "r") as file:
-        file.visititems(visit)
-    return found
 
 
 def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Table, Sampler, dict[str, Any]]:

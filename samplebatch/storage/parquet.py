@@ -1,14 +1,14 @@
 """Batches in Parquet files: compressed, for keeping and for other tools.
 
 A file holds the table that `to_arrow` makes; each policy has row groups of its own. Where Parquet has no place for what
-Arrow holds, the values are written in another layout, and the Arrow schema stands beside them in the metadata under
-`SCHEMA_KEY`, so that what is read equals what was written. Each page has a checksum as the format defines it, for every
+Arrow holds, the values are written in another layout (see `parquet_layout`), and the Arrow schema stands beside them in
+the metadata, so that what is read equals what was written. Each page has a checksum as the format defines it, for every
 reader; before the footer there are checksums of all bytes (see `file_checksums`).
 """
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,25 +17,23 @@ import pyarrow as pa
 
 from samplebatch.batch.arrow import metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.errors import CapacityError, FormatError, near_names
-from samplebatch.storage.arrow_file import batch_in, file_bytes, replacing
-from samplebatch.storage.damage import name_damage
+from samplebatch.errors import FormatError, near_names
+from samplebatch.storage.arrow_file import file_bytes, replacing
+from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
 from samplebatch.storage.file_checksums import PARQUET, ColumnsAt, add_checksums, check_whole
-from samplebatch.storage.parquet_layout import float_paths, from_parquet, holds_flags, parquet_field, to_parquet
-from samplebatch.storage.parquet_size import read_within
+from samplebatch.storage.parquet_layout import float_paths, holds_flags, to_parquet
+from samplebatch.storage.suffixes import check_suffix
+from samplebatch.storage.table_file import ParquetTable, name_file_damage, schema_to_store
 
-SCHEMA_KEY = b"samplebatch.arrow_schema"
-"""Key of the schema's metadata that holds the Arrow schema, in base64, where Parquet has no place for all of it."""
+_GROUP_NBYTES = 1 << 25
+"""Bytes of the rows of a row group, at the most, about: readers take one at a time."""
 
 _POLICY = "policy_id"
 _CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
 
 
-def write_parquet(
-    batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str], *, compression: str = "zstd"
-) -> None:
+def write_parquet(batch: AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd") -> None:
     """Write a batch to a Parquet file, whole or not at all.
 
     The bytes go to a temporary file beside the path, which takes its place once they are on the disk.
@@ -61,39 +59,85 @@ def write_parquet(
     Examples
     --------
     >>> import tempfile
+    >>> from samplebatch import SampleBatch
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_parquet(SampleBatch(rewards=[1.0, 2.0], infos=[{}, {}]), f"{folder}/batch.parquet")
     ...     read_parquet(f"{folder}/batch.parquet")["rewards"].tolist()
     [1.0, 2.0]
     """
+    table = to_table(batch)
+    with parquet_writer(path, table.schema, compression) as writer:
+        for part in _row_groups(batch, table):
+            writer.write_table(part)
+
+
+class ParquetWriter:
+    """Writes tables of one schema as row groups, laid out as Parquet has a place for them; made by `parquet_writer`."""
+
+    def __init__(self, writer: Any, schema: pa.Schema) -> None:
+        self._writer = writer
+        self._schema = schema
+
+    def write_table(self, table: pa.Table) -> None:
+        """Write a table as one row group or several, none of which is larger than readers like to take at once."""
+        columns = [
+            pa.chunked_array(
+                [to_parquet(chunk, nullable=field.nullable, flags=holds_flags(field)) for chunk in column.chunks],
+                stored.type,
+            )
+            for column, field, stored in zip(table.columns, table.schema, self._schema, strict=True)
+        ]
+        laid = pa.Table.from_arrays(columns, schema=self._schema)
+        rows = max(1, laid.num_rows)
+        self._writer.write_table(laid, row_group_size=max(1, min(rows, rows * _GROUP_NBYTES // max(1, laid.nbytes))))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write a record batch."""
+        self.write_table(pa.Table.from_batches([batch]))
+
+
+@contextlib.contextmanager
+def parquet_writer(
+    path: str | os.PathLike[str], schema: pa.Schema, compression: str = "zstd"
+) -> Iterator[ParquetWriter]:
+    """Open a writer of a Parquet file, which takes the path's place, with checksums, when the block ends well.
+
+    Raises
+    ------
+    OSError
+        If the path is a folder, or no file there can be written.
+    FormatError
+        If its name has the ending of another format.
+    ValueError
+        If there is no such codec.
+    """
     from pyarrow import parquet
 
+    check_suffix(path, "Parquet")
     if compression not in _CODECS:
         raise ValueError(
             f"compression must be one of Parquet's codecs, got {compression!r}; {near_names(compression, _CODECS)}"
         )
-    table = batch.to_arrow()
-    stored = _to_parquet(table)
+    stored = schema_to_store(schema)
     with replacing(path) as file:
         with parquet.ParquetWriter(
             file,
-            stored.schema,
+            stored,
             compression=compression,
             # Dictionaries of floats and counters cost time and save nothing.
             use_dictionary=[_POLICY],
-            use_byte_stream_split=float_paths(stored.schema),
+            use_byte_stream_split=float_paths(stored),
             write_page_checksum=True,
             # The version that has 16-bit floats and unsigned integers.
             version="2.6",
         ) as writer:
-            for part in _row_groups(batch, stored):
-                writer.write_table(part)
+            yield ParquetWriter(writer, stored)
         add_checksums(file, PARQUET)
 
 
 def read_parquet(
     path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, max_nbytes: int | None = None
-) -> SampleBatch | MultiAgentBatch:
+) -> Any:
     """Read a batch that `write_parquet` wrote.
 
     Parameters
@@ -120,31 +164,38 @@ def read_parquet(
     OSError
         If the file cannot be read.
     """
-    from pyarrow import parquet
+    file, bound = open_parquet(path, verify=verify, max_nbytes=max_nbytes)
+    must = f"{file.name!r} must be a batch that write_parquet wrote"
+    return read_batch(file, bound, must, allow_pickle=allow_pickle)
 
+
+def open_parquet(
+    path: str | os.PathLike[str], *, verify: bool | None = True, max_nbytes: int | None = None
+) -> tuple[ParquetTable, MemoryBound]:
+    """Open the table of a Parquet file, and make the bound of the memory that may be made of it.
+
+    Parameters
+    ----------
+    path, max_nbytes
+        As of `read_parquet`.
+    verify
+        Whether to hold the file against its checksums; if None, pages are held against theirs when they are read.
+
+    Raises
+    ------
+    FormatError
+        If it is no Parquet file, is damaged or cut short.
+    OSError
+        If it cannot be read.
+    """
     name = os.fspath(path)
-    must = f"{name!r} must be a batch that write_parquet wrote"
     _check_magic(name)
-    bound = MemoryBound(repr(name), os.path.getsize(name), max_nbytes)
-    try:
+    with name_file_damage(name, "Parquet"):
         data = file_bytes(name, memory_map=True)
-        verified = verify and check_parquet(data, name)
-        with parquet.ParquetFile(name, page_checksum_verification=verify and not verified) as file:
-            table = read_within(file, data, bound)
-        # What becomes objects is validated once it is known how much that is.
-        table.validate()
-        table = _from_parquet(table)
-        about = metadata_of(table.schema)
-    except FormatError as error:
-        raise FormatError(f"{must}, and it is not: {error}") from error
-    except CapacityError:
-        raise
-    # pyarrow words damage in many ways: what it cannot decode is any of these.
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise FormatError(f"{name!r} must be a whole Parquet file, and it is damaged or cut short: {error}") from error
-    # Names of columns may be no text, for one.
-    with name_damage(repr(name)):
-        return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+        whole = bool(verify) and check_parquet(data, name)
+        return ParquetTable(data, name, check_pages=verify is not False and not whole), MemoryBound(
+            repr(name), data.size, max_nbytes
+        )
 
 
 def check_parquet(data: pa.Buffer, name: str) -> bool:
@@ -181,53 +232,9 @@ def _columns_at(data: pa.Buffer) -> ColumnsAt:
     return named
 
 
-def _to_parquet(table: pa.Table) -> pa.Table:
-    """Lay a table out so that Parquet has a place for everything in it; the table itself where it has already."""
-    schema = pa.schema([parquet_field(field) for field in table.schema], table.schema.metadata)
-    if schema.equals(table.schema):
-        return table
-    plain = table.schema.remove_metadata().serialize().to_pybytes()
-    columns = [
-        pa.chunked_array(
-            [to_parquet(chunk, nullable=field.nullable, flags=holds_flags(field)) for chunk in column.chunks],
-            field.type,
-        )
-        for column, field in zip(table.columns, schema, strict=True)
-    ]
-    metadata = {**(table.schema.metadata or {}), SCHEMA_KEY: base64.b64encode(plain)}
-    return pa.Table.from_arrays(columns, schema=schema.with_metadata(metadata))
-
-
-def _from_parquet(table: pa.Table) -> pa.Table:
-    """Undo `_to_parquet`.
-
-    Raises
-    ------
-    FormatError
-        If the table does not fit the schema in its metadata.
-    """
-    encoded = (table.schema.metadata or {}).get(SCHEMA_KEY)
-    if encoded is None:
-        return table
-    wanted = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
-    if wanted.names != table.schema.names:
-        raise FormatError("the columns are not those of the schema in the metadata")
-    columns = [_column_from_parquet(*pair) for pair in zip(table.columns, wanted, strict=True)]
-    return pa.Table.from_arrays(columns, schema=wanted.with_metadata(table.schema.metadata))
-
-
-def _column_from_parquet(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    flags = holds_flags(field)
-    expected = parquet_field(field).type
-    if not column.type.equals(expected) and not column.type.equals(field.type):
-        raise FormatError(f"column {field.name!r} must be stored as {expected}, got {column.type}")
-    chunks = [from_parquet(chunk, field.type, nullable=field.nullable, flags=flags) for chunk in column.chunks]
-    return pa.chunked_array(chunks, field.type)
-
-
-def _row_groups(batch: SampleBatch | MultiAgentBatch, table: pa.Table) -> Iterator[pa.Table]:
+def _row_groups(batch: AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
     """Cut a table so that no row group has rows of two policies: readers that want one then skip the others."""
-    if isinstance(batch, SampleBatch) or not batch.policy_batches:
+    if not isinstance(batch, MultiAgentBatch) or not batch.policy_batches:
         yield table
         return
     about: dict[str, Any] = metadata_of(table.schema) or {}

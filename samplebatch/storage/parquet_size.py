@@ -6,13 +6,14 @@ bytes how many they are when they are decompressed, and Parquet believes that al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.errors import FormatError
+from samplebatch.errors import FormatError, SampleBatchError
 from samplebatch.storage.thrift import Struct, ThriftReader
 
 _TAIL_NBYTES = 8
@@ -43,24 +44,24 @@ class Chunk(NamedTuple):
 
     Attributes
     ----------
+    column
+        Name of the table's column.
     name
-        Of the column, with those that it is nested in.
+        The same, with those that it is nested in.
     nbytes
         Bytes of its pages uncompressed, or of its values, whichever is more.
     repeats
         Whether values of no fixed length may be more bytes than that.
     """
 
+    column: str
     name: str
     nbytes: int
     repeats: bool
 
 
-def read_within(file: Any, data: pa.Buffer, bound: MemoryBound) -> pa.Table:
-    """Read a Parquet file, as far as a bound allows.
-
-    Strings may stand in the file once and in the table any number of times: such are read some rows at a time, and
-    counted then.
+class BoundedReader:
+    """Reads columns of a Parquet file as far as a memory bound allows.
 
     Parameters
     ----------
@@ -68,52 +69,88 @@ def read_within(file: Any, data: pa.Buffer, bound: MemoryBound) -> pa.Table:
         An open `pyarrow.parquet.ParquetFile`.
     data
         All bytes of the file.
-    bound
-        What may be made of it.
 
     Raises
     ------
-    CapacityError
-        If a column takes more than is left of the bound; names it.
     FormatError
         If the file does not describe itself.
     """
-    repeats = False
-    for chunk in chunks_in(memoryview(data)):
-        bound.take(chunk.nbytes, f"column {chunk.name!r}")
-        repeats |= chunk.repeats
-    if not repeats or file.metadata.num_rows <= STEP_ROWS:
-        return file.read()
-    batches = []
-    for batch in file.iter_batches(batch_size=STEP_ROWS):
-        for column, field in zip(batch.columns, batch.schema, strict=True):
-            bound.take(column.get_total_buffer_size(), f"column {field.name!r}")
-        batches.append(batch)
-    return pa.Table.from_batches(batches, file.schema_arrow)
+
+    def __init__(self, file: Any, data: pa.Buffer) -> None:
+        self._file = file
+        self._view = memoryview(data).cast("B")
+        with _describing():
+            self._about = _description(self._view)
+            elements = self._about[_SCHEMA][1:]
+            self._widths = [
+                element.get(_ELEMENT_LENGTH, 0) for element in elements if not element.get(_ELEMENT_CHILDREN)
+            ]
+
+    def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
+        """Read columns of some row groups.
+
+        Strings may stand in the file once and in the table any number of times: such are read some rows at a time, and
+        counted then.
+
+        Parameters
+        ----------
+        groups
+            The row groups.
+        names
+            The columns, all or some of the file's, in their order.
+        bound
+            What may be made of the file.
+
+        Raises
+        ------
+        CapacityError
+            If a column takes more than is left of the bound; names it.
+        FormatError
+            If pages are not where the file's description says.
+        """
+        repeats, asked = False, set(names)
+        for chunk in self._chunks(groups):
+            if chunk.column in asked:
+                bound.take(chunk.nbytes, f"column {chunk.name!r}")
+                repeats |= chunk.repeats
+        rows = sum(self._file.metadata.row_group(i).num_rows for i in groups)
+        columns = None if list(names) == self._file.schema_arrow.names else list(names)
+        if not repeats or rows <= STEP_ROWS:
+            table = self._file.read_row_groups(list(groups), columns=columns)
+            # A name stands for all that are nested under it there, and dots do not tell these from others.
+            return table if columns is None else table.select(columns)
+        batches = []
+        for batch in self._file.iter_batches(batch_size=STEP_ROWS, row_groups=list(groups), columns=columns):
+            kept = batch if columns is None else batch.select(columns)
+            for column, field in zip(kept.columns, kept.schema, strict=True):
+                bound.take(column.get_total_buffer_size(), f"column {field.name!r}")
+            batches.append(kept)
+        return pa.Table.from_batches(batches)
+
+    def _chunks(self, groups: Sequence[int]) -> Iterator[Chunk]:
+        with _describing():
+            for group in groups:
+                held = self._about[_ROW_GROUPS][group][_GROUP_COLUMNS]
+                for chunk, width in zip(held, self._widths, strict=True):
+                    yield _chunk(self._view, chunk[_CHUNK_ABOUT], width)
 
 
-def chunks_in(view: memoryview) -> Iterator[Chunk]:
-    """Describe all chunks of a file.
+@contextlib.contextmanager
+def _describing() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if isinstance(error, SampleBatchError):
+            raise
+        raise FormatError(f"its description is not one of Parquet's: {error!r}") from error
 
-    Raises
-    ------
-    FormatError
-        If it has no description, or pages are not where that says.
-    """
-    view = view.cast("B")
+
+def _description(view: memoryview) -> Struct:
+    """Read the description at the end of a file."""
     length = int.from_bytes(view[-_TAIL_NBYTES:][:4], "little")
     if length + _TAIL_NBYTES > len(view):
         raise FormatError("the description at its end is longer than the file")
-    try:
-        about = ThriftReader(view[len(view) - _TAIL_NBYTES - length : len(view) - _TAIL_NBYTES]).struct()
-        widths = [
-            element.get(_ELEMENT_LENGTH, 0) for element in about[_SCHEMA][1:] if not element.get(_ELEMENT_CHILDREN)
-        ]
-        for group in about[_ROW_GROUPS]:
-            for chunk, width in zip(group[_GROUP_COLUMNS], widths, strict=True):
-                yield _chunk(view, chunk[_CHUNK_ABOUT], width)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise FormatError(f"its description is not one of Parquet's: {error!r}") from error
+    return ThriftReader(view[len(view) - _TAIL_NBYTES - length : len(view) - _TAIL_NBYTES]).struct()
 
 
 def _chunk(view: memoryview, about: Struct, width: int) -> Chunk:
@@ -127,8 +164,8 @@ def _chunk(view: memoryview, about: Struct, width: int) -> Chunk:
             if form in page:
                 counted += max(page[form][_FORM_VALUES], 0)
                 repeats |= kind == _BYTES and page[form][_FORM_ENCODING[form]] in _REPEATING
-    name = b".".join(about[_PATH]).decode(errors="replace")
-    return Chunk(name, max(nbytes, width * max(counted, about[_VALUES])), repeats)
+    path = [part.decode(errors="replace") for part in about[_PATH]]
+    return Chunk(path[0], ".".join(path), max(nbytes, width * max(counted, about[_VALUES])), repeats)
 
 
 def _pages(view: memoryview, about: Struct) -> Iterator[Struct]:

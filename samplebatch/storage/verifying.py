@@ -14,9 +14,10 @@ from samplebatch.storage.arrow_file import check_arrow, file_bytes
 from samplebatch.storage.buffer_folder.commits import Commits
 from samplebatch.storage.buffer_folder.files import open_locked
 from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, FolderStatus, read_about
-from samplebatch.storage.hdf5_buffer import check_hdf5
+from samplebatch.storage.hdf5_file import check_hdf5
 from samplebatch.storage.parquet import check_parquet
 from samplebatch.storage.parquet_dataset import ParquetDataset
+from samplebatch.storage.suffixes import form_of_file
 
 
 class FileReport(NamedTuple):
@@ -88,7 +89,7 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
 
 
 def _file(path: Path) -> FileReport:
-    form = _format_of(path)
+    form = form_of_file(path)
     nbytes = path.stat().st_size
     if not nbytes:
         return FileReport(path, form, 0, has_checksums=False, fault=f"{str(path)!r} must have bytes, and it is empty")
@@ -105,24 +106,6 @@ def _file(path: Path) -> FileReport:
             has_checksums=False,
             fault=f"{str(path)!r} must be a whole {form} file, it is not: {error}",
         )
-
-
-def _format_of(path: Path) -> str:
-    """Tell the format of a file by its first or last bytes, or by its name where these may be damaged.
-
-    Raises
-    ------
-    FormatError
-        If it is none of ours.
-    """
-    with path.open("rb") as file:
-        start = file.read(8)
-        file.seek(max(0, path.stat().st_size - 8))
-        end = file.read()
-    for form, magic, suffixes in _SIGNS:
-        if start.startswith(magic) or (end.endswith(magic) and form != "HDF5") or path.suffix in suffixes:
-            return form
-    raise FormatError(f"{str(path)!r} must be an Arrow, Parquet or HDF5 file, and its first bytes are of none of them")
 
 
 def _check_arrow(data: pa.Buffer, name: str) -> bool:
@@ -151,13 +134,6 @@ def _check_hdf5(data: pa.Buffer, name: str) -> bool:
         file.visititems(lambda path, item: None)
     return False
 
-
-_SIGNS = (
-    ("Arrow", b"ARROW1", (".arrow",)),
-    ("Parquet", b"PAR1", (".parquet",)),
-    ("HDF5", b"\x89HDF\r\n\x1a\n", (".hdf5", ".h5")),
-)
-"""Formats, the bytes that their files begin with, and usual endings of their names."""
 
 _CHECKS: dict[str, Callable[[pa.Buffer, str], bool]] = {
     "Arrow": _check_arrow,

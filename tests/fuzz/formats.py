@@ -29,6 +29,7 @@ from samplebatch import (
 )
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn
+from samplebatch.storage.buffer_file import write_buffer
 from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
 from samplebatch.storage.inert_pickle import is_plain, read_pickle
 from samplebatch.storage.state_checksums import CHECKSUMS
@@ -93,7 +94,7 @@ def use_value(value: Any) -> None:
 def without_checksums() -> ExitStack:
     """Write files as an older version does, and as whoever forges one would: no checksum finds their changes."""
     stack = ExitStack()
-    for module in ("arrow_file", "parquet", "hdf5_buffer"):
+    for module in ("arrow_file", "parquet", "hdf5_file"):
         stack.enter_context(mock.patch(f"samplebatch.storage.{module}.add_checksums"))
     return stack
 
@@ -228,7 +229,7 @@ class BufferFile(FileTarget):
         use_buffer(self._read(written(sample, folder) / "buffer"))
 
 
-BUFFER_FILE = BufferFile(lambda buffer, path: buffer.save(path), ReplayBuffer.load)
+BUFFER_FILE = BufferFile(write_buffer, ReplayBuffer.load)
 BUFFER_HDF5 = BufferFile(lambda buffer, path: buffer.save_hdf5(path), ReplayBuffer.load_hdf5)
 
 

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_parquet
 from samplebatch.errors import FormatError
-from samplebatch.storage.parquet import SCHEMA_KEY
+from samplebatch.storage.table_file import SCHEMA_KEY
 
 N = 6
 

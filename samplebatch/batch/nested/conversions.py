@@ -17,6 +17,7 @@ from samplebatch.batch.nested.rows import iterate, select, shortest, split_rows
 from samplebatch.batch.nested.tensors import tree_to, tree_to_numpy
 from samplebatch.batch.nested.values import any_null, complete_rows, missing_value, narrow, nulls
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.saved import Saved
 from samplebatch.batch.targets import ArrayTarget, TorchTarget
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 from samplebatch.names import Words, rename
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.targets import Floats
 
 
-class Conversions(Node):
+class Conversions(Saved, Node):
     """Conversions of `Batch` to torch, NumPy, dicts and Arrow; its missing values; its shapes."""
 
     __slots__ = ()

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from samplebatch.buffer.samplers import Prioritized, Sampler
+from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
 from samplebatch.errors import FormatError, StorageError
 from samplebatch.storage.buffer_description import describe, make_rowless
 from samplebatch.storage.buffer_folder.folder import BufferFolder
 from samplebatch.storage.buffer_folder.journal import WEIGHTS, FolderJournal, MappedStores, adopt_columns, unpack_state
-from samplebatch.storage.buffer_state import generator_from_state, sampler_from_state
+from samplebatch.storage.buffer_state import generator_from_state, sampler_from_state, sampler_state
+from samplebatch.storage.state_dict import export_state
 from samplebatch.storage.untrusted_state import State
 
 if TYPE_CHECKING:
@@ -55,6 +57,30 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     except BaseException:
         folder.close()
         raise
+
+
+def copy_to_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
+    """Copy a buffer into a new folder, closed, for `ReplayBuffer.open` to go on from.
+
+    Raises
+    ------
+    StorageError
+        As `store_in_folder` does.
+    """
+    state = export_state(buffer)
+    own, nothing = buffer._table, np.zeros(0, np.intp)
+    maxsizes = [buffer.maxsize] if buffer._ring is not None else own.rings.maxsizes.tolist()
+    described = describe(buffer)
+    if own.columns.stores.compress or own.columns.stores.ragged or described["missing"]:
+        raise StorageError("rows in a folder must be numbers of one shape, of a buffer of plain values; save to a file")
+    copied = make_rowless(type(buffer), described, {})
+    copied._table = Table(maxsizes, Stores(), keeps_next=own.keeps_next, last_frame=own.last_frame)
+    copied.maxsize = buffer.maxsize
+    copied._rng = np.random.default_rng()
+    copied._use(sampler_from_state(sampler_state(buffer._sampler, nothing), buffer.maxsize, nothing))
+    store_in_folder(copied, path)
+    with copied:
+        copied.load_state_dict(state, verify=False)
 
 
 def open_buffer(cls: type[_Buffer], path: str | os.PathLike[str], *, verify: bool | None = None) -> _Buffer:

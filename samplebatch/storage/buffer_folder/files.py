@@ -79,8 +79,13 @@ def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
 def write_plain(path: Path, plain: dict[str, Any]) -> None:
     """Write a JSON object with a checksum, atomically; durable after a sync only."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps({**plain, _CHECKSUM: _checksum(plain)}), encoding="utf-8")
+    temporary.write_bytes(plain_bytes(plain))
     temporary.replace(path)
+
+
+def plain_bytes(plain: dict[str, Any]) -> bytes:
+    """Return a JSON object with a checksum, as `read_plain` reads it."""
+    return json.dumps({**plain, _CHECKSUM: _checksum(plain)}).encode()
 
 
 def read_plain(path: Path) -> dict[str, Any]:

@@ -1,0 +1,281 @@
+"""Batches of every type as the tables that files hold, and tables of files as the batches that they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.batch.arrow import METADATA_KEY, from_policy_table, from_table, metadata_of
+from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.episodes import number_env_steps
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.errors import ColumnTypeError, FormatError
+from samplebatch.storage.damage import name_damage
+from samplebatch.storage.selection import Filters, RowFilter, choose
+from samplebatch.storage.table_file import TableFile, name_file_damage
+
+AnyBatch = SampleBatch | MultiAgentBatch | Batch
+
+_EMPTY = "empty"
+"""Key of a nested batch's metadata: paths to the values without rows, and whether they are None or reserved names."""
+
+_POLICY = "policy_id"
+
+
+def to_table(batch: AnyBatch) -> pa.Table:
+    """Lay a batch out as a table, with metadata that says of which type it is.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a nested batch has a single value, which is no column; names it.
+    SequenceError
+        If the batch is time-major.
+    """
+    table = batch.to_arrow()
+    if not isinstance(batch, Batch):
+        return table
+    about: dict[str, Any] = metadata_of(table.schema) or {}
+    metadata = json.dumps({**about, _EMPTY: list(_empty_paths(batch, []))}).encode()
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), METADATA_KEY: metadata})
+
+
+def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
+    """Walk through the None and the reserved names of a nested batch; true stands for None."""
+    for name, value in batch.__dict__.items():
+        here = [*path, name]
+        if value is None:
+            yield here, True
+        elif KINDS[type(value)] == NODE:
+            if value.__dict__:
+                yield from _empty_paths(value, here)
+            else:
+                yield here, False
+
+
+def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
+    """Undo the flattening of a nested batch, and put values without rows where they were."""
+    nested = batch.as_batch()
+    for path, is_none in empty:
+        inner: Any = nested
+        for name in path[:-1]:
+            inner = inner.__dict__.setdefault(str(name), Batch())
+        inner.__dict__[str(path[-1])] = None if is_none else Batch()
+    return nested
+
+
+def kind_of(about: Mapping[str, Any] | None) -> str:
+    """Tell what a schema's metadata says that its table is: the name of a class, or "table"."""
+    kind = (about or {}).get("type")
+    return kind if isinstance(kind, str) else "table"
+
+
+def batch_in(
+    table: pa.Table, about: dict[str, Any] | None, must: str, bound: MemoryBound, *, allow_pickle: bool = False
+) -> AnyBatch:
+    """View the table of a file as the batch that its metadata says it is.
+
+    Parameters
+    ----------
+    table
+        The table, of which the sizes of buffers have been checked.
+    about
+        What `metadata_of` read in its schema.
+    must
+        What the file must be, for errors: the first half of a sentence, which names it.
+    bound
+        What memory may be made of the file.
+    allow_pickle
+        Whether columns may be unpickled.
+
+    Raises
+    ------
+    FormatError
+        If no batch wrote it, or it does not fit its own description.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    """
+    kind = kind_of(about)
+    if about is None or kind not in ("SampleBatch", "MultiAgentBatch"):
+        advice = "SampleBatch.from_arrow may take it" if kind == "table" else f"{kind}.load may take it"
+        raise FormatError(f"{must}, got a {'table of another program' if kind == 'table' else kind}; {advice}")
+    try:
+        if kind == "MultiAgentBatch":
+            policies, env_steps = from_policy_table(table, allow_pickle=allow_pickle, bound=bound)
+            return MultiAgentBatch({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
+        batch = SampleBatch._of(*from_table(table, allow_pickle=allow_pickle, bound=bound))
+        return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
+    except (pa.ArrowException, ColumnTypeError) as error:
+        raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
+
+
+def read_batch(
+    file: TableFile,
+    bound: MemoryBound,
+    must: str,
+    columns: Sequence[str] | None = None,
+    filters: Filters | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> AnyBatch:
+    """Read the batch in a file, or columns and rows of it.
+
+    Parameters
+    ----------
+    file
+        The file.
+    bound
+        What memory may be made of it.
+    must
+        What the file must be, for errors.
+    columns
+        Names of the columns to read; None for all.
+    filters
+        Conditions on the rows to read.
+
+    Raises
+    ------
+    FormatError, UntrustedPickleError
+        As `batch_in` does.
+    CapacityError
+        If more memory would be made of the file than the bound allows; names the column.
+    ColumnNotFoundError, ArgumentError
+        If columns or filters name what is not there, or what cannot be compared.
+    """
+    with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
+        chosen, about = _project(file, metadata_of(file.schema), columns)
+        if filters is None:
+            table = file.read(range(len(file.group_rows)), chosen, bound)
+            table = table.replace_schema_metadata(_metadata(table.schema, about))
+            return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+        return _read_rows(file, bound, must, chosen, about, filters, allow_pickle=allow_pickle)
+
+
+def read_group(
+    file: TableFile, group: int, columns: Sequence[str] | None, bound: MemoryBound, *, allow_pickle: bool = False
+) -> AnyBatch:
+    """Read the batch that a group of rows makes by itself; raises as `read_batch` does."""
+    must = f"{file.name!r} must be a part of a dataset"
+    with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
+        chosen, about = _project(file, metadata_of(file.schema), columns)
+        return _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+
+
+def _metadata(schema: pa.Schema, about: Mapping[str, Any] | None) -> dict[bytes, bytes]:
+    own = dict(schema.metadata or {})
+    return own if about is None else {**own, METADATA_KEY: json.dumps(about).encode()}
+
+
+def _project(
+    file: TableFile, about: dict[str, Any] | None, columns: Sequence[str] | None
+) -> tuple[list[str], dict[str, Any] | None]:
+    """Return the table's columns to be read, and the metadata of a table that has no others."""
+    known = list(file.schema.names)
+    if columns is None or about is None:
+        return choose(columns, known, repr(file.name)), about
+    if kind_of(about) != "MultiAgentBatch":
+        about = {**about, "lists": [name for name in about["lists"] if name in known]}
+        return choose(columns, known, repr(file.name)), about
+    own = list(dict.fromkeys(name for part in about["policies"].values() for name in part["columns"]))
+    asked = set(choose(columns, own, repr(file.name)))
+    policies = {
+        policy: {**part, "columns": {name: placed for name, placed in part["columns"].items() if name in asked}}
+        for policy, part in about["policies"].items()
+    }
+    placed = {_POLICY}.union(*(part["columns"].values() for part in policies.values()))
+    return [name for name in known if name in placed], {**about, "policies": policies}
+
+
+def _batch_of_group(
+    file: TableFile,
+    group: int,
+    chosen: Sequence[str],
+    about: dict[str, Any] | None,
+    bound: MemoryBound,
+    must: str,
+    *,
+    allow_pickle: bool = False,
+) -> AnyBatch:
+    table = file.read([group], chosen, bound)
+    if about is not None and kind_of(about) == "MultiAgentBatch":
+        found = {pair["values"]: pair["counts"] for pair in table.column(_POLICY).value_counts().to_pylist()}
+        policies = {policy: {**part, "rows": found.get(policy, 0)} for policy, part in about["policies"].items()}
+        about = {**about, "policies": {policy: part for policy, part in policies.items() if part["rows"]}}
+    table = table.replace_schema_metadata(_metadata(table.schema, about))
+    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+
+
+def _read_rows(
+    file: TableFile,
+    bound: MemoryBound,
+    must: str,
+    chosen: Sequence[str],
+    about: dict[str, Any] | None,
+    filters: Filters,
+    *,
+    allow_pickle: bool = False,
+) -> AnyBatch:
+    """Read the rows that conditions hold for, group by group: those that have none are read no further."""
+    condition = RowFilter(filters, file.schema, repr(file.name))
+    found: list[AnyBatch] = []
+    for group in file.matching(condition):
+        kept = condition.rows(file.read([group], condition.names, bound))
+        if len(kept):
+            whole = _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+            found.append(whole if len(kept) == file.group_rows[group] else take_rows(whole, kept))
+    if found:
+        return join(found)
+    table = file.read([], chosen, bound)
+    if about is not None and kind_of(about) == "MultiAgentBatch":
+        about = {**about, "policies": {}, "env_steps": 0}
+    table = table.replace_schema_metadata(_metadata(table.schema, about))
+    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+
+
+def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
+    """Gather rows of the table that a batch makes: steps, sequences, or steps of policy after policy."""
+    if isinstance(batch, MultiAgentBatch):
+        parts, start = {}, 0
+        for policy, part in batch.items():
+            stop = start + part.count
+            own = rows[(rows >= start) & (rows < stop)] - start
+            if len(own):
+                parts[policy] = part.take(own)
+            start = stop
+        return MultiAgentBatch(parts, _env_steps(parts))
+    if isinstance(batch, SampleBatch):
+        return batch.take_sequences(rows) if names.SEQ_LENS in batch else batch.take(rows)
+    return batch[rows]
+
+
+def join(batches: Sequence[AnyBatch]) -> AnyBatch:
+    """Join batches of one type; raises as `concat_samples` and `Batch.cat` do."""
+    if len(batches) == 1:
+        return batches[0]
+    if isinstance(batches[0], Batch):
+        return Batch.cat([batch for batch in batches if isinstance(batch, Batch)])
+    joined = concat_samples([batch for batch in batches if not isinstance(batch, Batch)])
+    if isinstance(joined, MultiAgentBatch):
+        return MultiAgentBatch(joined.policy_batches, _env_steps(joined.policy_batches))
+    return joined
+
+
+def _env_steps(parts: Mapping[str, SampleBatch]) -> int:
+    """Count the environment steps of rows: by episode and time where every policy has these, else the most rows."""
+    filled = [part for part in parts.values() if part.count]
+    if not filled:
+        return 0
+    if all(names.EPS_ID in part and names.T in part for part in filled):
+        eps_id, t = (np.concatenate([np.asarray(part[name]) for part in filled]) for name in (names.EPS_ID, names.T))
+        return len(number_env_steps(eps_id, t).episode)
+    return max(part.count for part in filled)

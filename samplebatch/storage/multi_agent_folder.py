@@ -1,0 +1,146 @@
+"""Replay buffers of several agents in folders: a file for each policy, and a manifest that says which and what else.
+
+The files of a newer state have other names. The manifest is replaced at once when they are there, and the older files
+go then: whoever is killed leaves the one state or the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samplebatch.buffer.env_steps import EnvSteps
+from samplebatch.buffer.fragments import Form, Tail
+from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import FormatError, StorageError
+from samplebatch.storage.arrow_file import replacing
+from samplebatch.storage.buffer_description import buffer_class
+from samplebatch.storage.buffer_file import read_buffer, write_buffer
+from samplebatch.storage.buffer_folder.files import plain_bytes, read_plain, sync
+from samplebatch.storage.buffer_state import generator_from_state, generator_state, is_plain, plain
+from samplebatch.storage.damage import name_buffer_damage
+
+if TYPE_CHECKING:
+    from samplebatch.storage.untrusted_state import State
+
+MANIFEST = "policies.json"
+_VERSION = 1
+
+
+def write_policies(buffer: MultiAgentReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
+    """Write a buffer of several agents into a folder, in place of the one that was written there before.
+
+    Raises
+    ------
+    StorageError
+        If the folder holds something else, or the buffer was made with an option that is no plain value; names it.
+    OSError
+        If it cannot be written.
+    """
+    folder = Path(path)
+    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        raise StorageError(f"{str(folder)!r} must be a new folder, or one of such a buffer; it holds other files")
+    folder.mkdir(exist_ok=True)
+    with buffer._lock:
+        about = _describe(buffer)
+        mark = secrets.token_hex(4)
+        files = {policy: f"{i}-{mark}.arrow" for i, policy in enumerate(buffer.buffers)}
+        for policy, own in buffer.buffers.items():
+            write_buffer(own, folder / files[policy], "Arrow", compression)
+    with replacing(folder / MANIFEST) as file:
+        file.write(plain_bytes(about | {"files": files}))
+    sync(folder)
+    for older in folder.glob("*.arrow"):
+        if older.name not in files.values():
+            with contextlib.suppress(FileNotFoundError):
+                older.unlink()
+
+
+def _describe(buffer: MultiAgentReplayBuffer) -> State:
+    strange = [name for name, value in buffer._options.items() if not is_plain(value)]
+    if strange:
+        raise StorageError(f"a buffer of several agents must have plain options to be saved, {strange[0]!r} is none")
+    return {
+        "version": _VERSION,
+        "type": "MultiAgentReplayBuffer",
+        "size": plain(buffer._size),
+        "lockstep": buffer.lockstep,
+        "kind": buffer._kind.__name__,
+        "options": plain(buffer._options),
+        "seed": plain(buffer._seed),
+        "forms": {policy: [sorted(form.flags), form.rewards.str] for policy, form in buffer._forms.items()},
+        "tails": {policy: [plain(_item(part)) for part in tail] for policy, tail in buffer._tails.items()},
+        "steps": _plain_steps(buffer._steps.state_dict()),
+        "generator": generator_state(buffer._rng),
+    }
+
+
+def _item(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _plain_steps(state: Mapping[str, Any]) -> State:
+    """Convert arrays to lists beside their dtypes, for JSON."""
+    found: State = json.loads(
+        json.dumps(state, default=lambda array: {"dtype": array.dtype.str, "values": array.tolist()})
+    )
+    return found
+
+
+def _steps(plain_state: Any) -> Any:
+    """Undo `_plain_steps`."""
+    if isinstance(plain_state, dict):
+        if plain_state.keys() == {"dtype", "values"}:
+            return np.array(plain_state["values"], np.dtype(str(plain_state["dtype"])))
+        return {name: _steps(value) for name, value in plain_state.items()}
+    return plain_state
+
+
+def read_policies(
+    path: str | os.PathLike[str],
+    *,
+    allow_pickle: bool = False,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    missing: dict[str, Any],
+) -> MultiAgentReplayBuffer:
+    """Read a buffer of several agents from the folder of `write_policies`; parameters as of `read_buffer`.
+
+    Raises
+    ------
+    FormatError
+        If a file is damaged or missing, or they do not fit each other.
+    UntrustedPickleError, CapacityError
+        As `read_buffer` does.
+    """
+    folder = Path(path)
+    about = read_plain(folder / MANIFEST)
+    if about.get("type") != "MultiAgentReplayBuffer" or about.get("version") != _VERSION:
+        raise FormatError(f"{str(folder)!r} must hold a buffer of several agents of version {_VERSION}, it does not")
+    trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
+    with name_buffer_damage(str(folder)):
+        kind = buffer_class(about["kind"], ReplayBuffer)
+        buffer = MultiAgentReplayBuffer(
+            about["size"], lockstep=about["lockstep"], kind=kind, random_seed=about["seed"], **about["options"]
+        )
+        for policy, file in about["files"].items():
+            if os.path.basename(file) != file or not (folder / file).is_file():
+                raise FormatError(f"{str(folder)!r} must have the file of policy {policy!r}, and {file!r} is missing")
+            own = read_buffer(kind, folder / file, "Arrow", missing=missing, **trust)
+            own._table.lock = buffer._lock
+            buffer.buffers[policy] = own
+        buffer._forms = {
+            policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in about["forms"].items()
+        }
+        buffer._tails = {policy: Tail(*tail) for policy, tail in about["tails"].items()}
+        buffer._steps = EnvSteps.from_state_dict(_steps(about["steps"]))
+        buffer._rng = generator_from_state(about["generator"])
+    return buffer

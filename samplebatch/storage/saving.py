@@ -1,0 +1,216 @@
+"""Saving and loading of batches and buffers: one way, whatever the type and the format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from samplebatch.arguments import choice
+from samplebatch.batch.arrow import metadata_of
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ArgumentError, FormatError
+from samplebatch.storage import hdf5_buffer
+from samplebatch.storage.arrow_file import open_arrow, write_arrow
+from samplebatch.storage.batch_table import AnyBatch, kind_of, read_batch, take_rows, to_table
+from samplebatch.storage.buffer_file import read_buffer, write_buffer
+from samplebatch.storage.buffer_folder.buffers import copy_to_folder, open_buffer
+from samplebatch.storage.buffer_folder.status import ABOUT
+from samplebatch.storage.hdf5_batch import holds_batch, read_hdf5, write_hdf5
+from samplebatch.storage.multi_agent_folder import MANIFEST, read_policies, write_policies
+from samplebatch.storage.parquet import open_parquet, write_parquet
+from samplebatch.storage.selection import Filters, RowFilter
+from samplebatch.storage.suffixes import form_of_file, form_to_write
+from samplebatch.storage.table_file import name_file_damage
+
+_Buffer = TypeVar("_Buffer", bound=ReplayBuffer)
+
+_HDF5_FILTERS = ("gzip", "lzf", "none")
+
+
+def save(thing: Any, path: str | os.PathLike[str], compression: str | None = None) -> None:
+    """Write a batch or a buffer; see `Saved.save`."""
+    form = form_to_write(path)
+    if isinstance(thing, MultiAgentReplayBuffer):
+        if form is not None:
+            raise FormatError(f"{os.fspath(path)!r} must be a folder, with a file a policy; leave out the ending")
+        write_policies(thing, path, compression)
+    elif form == "HDF5":
+        known = None if compression is None else choice("compression", compression, _HDF5_FILTERS)
+        write = hdf5_buffer.save_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
+        write(thing, path, None if known == "none" else known)
+    elif isinstance(thing, ReplayBuffer):
+        if form is None:
+            copy_to_folder(thing, path)
+        else:
+            write_buffer(thing, path, form, compression)
+    elif form == "Parquet":
+        write_parquet(thing, path, compression=compression or "zstd")
+    elif form == "Arrow":
+        write_arrow(thing, path, compression=compression)
+    else:
+        raise FormatError(f"{os.fspath(path)!r} must end in '.arrow', '.parquet' or '.hdf5'")
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    filters: Filters | None = None,
+    memory_map: bool = True,
+    allow_pickle: bool = False,
+    verify: bool | None = None,
+    max_nbytes: int | None = None,
+    **missing: Any,
+) -> Any:
+    """Read a batch or a buffer that `save` wrote, of the type that it had.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    columns
+        Names of the columns of a batch to read; None for all. A name stands for all that is nested under it. Others are
+        neither read nor decompressed.
+    filters
+        Conditions on the rows of a batch to read, as `pyarrow.parquet` takes them: `[("rewards", ">", 0.0)]` for all of
+        several, a list of such lists for one of them. Row groups whose statistics rule them out are not read.
+    memory_map
+        Whether to map an Arrow file instead of reading it. Columns then lie in the file, and writing to them raises.
+    allow_pickle
+        Whether to unpickle Python objects that the format has no type for. Only for files whose writer you trust: a
+        pickle can run any code.
+    verify
+        Whether to hold all bytes against their checksums. By default that is done where all of them are read.
+    max_nbytes
+        Bytes of memory that may be made of a file; 256 MiB or 1024 times its own, whichever is more, if None.
+    **missing
+        Arguments of a buffer that no file can hold, such as the reward function of a hindsight buffer.
+
+    Returns
+    -------
+    SampleBatch, MultiAgentBatch, Batch or a replay buffer
+        The type that was saved. Of a `MultiAgentBatch` with filters, the environment steps are counted by `eps_id` and
+        `t`, or are the most rows of a policy if these are not read.
+
+    Raises
+    ------
+    FormatError
+        If it is of no format that the library writes, holds something else, or is damaged or cut short. Names the
+        columns where bytes have changed.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    CapacityError
+        If more memory would be made of it than `max_nbytes`; names the column.
+    ColumnNotFoundError
+        If there is no column of such a name.
+    ArgumentError
+        If a filter is none, or columns or filters are given for a buffer.
+    OSError
+        If it cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/steps.arrow"
+    >>> Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0]).save(path)
+    >>> load(path)
+    Batch(
+        obs: Batch(
+                 x: array([1., 2.]),
+             ),
+        rew: array([0.5, 1. ]),
+    )
+    """
+    name = os.fspath(path)
+    trust: dict[str, Any] = {"allow_pickle": allow_pickle, "max_nbytes": max_nbytes}
+    if Path(path).is_dir():
+        return _load_folder(path, columns, filters, verify, missing, trust)
+    form = form_of_file(path)
+    if form == "HDF5":
+        if not holds_batch(path):
+            _refuse_selection(name, columns, filters)
+            return load_buffer(ReplayBuffer, path, verify=verify is not False, missing=missing, **trust)
+        batch = read_hdf5(path, None if filters is not None else columns, verify=verify is not False, **trust)
+        return batch if filters is None else _select(batch, columns, filters, name)
+    whole = columns is None and filters is None
+    if form == "Parquet":
+        file, bound = open_parquet(path, verify=whole if verify is None else verify, max_nbytes=max_nbytes)
+    else:
+        file, bound = open_arrow(path, memory_map=memory_map, verify=verify, max_nbytes=max_nbytes)  # type: ignore[assignment]
+    with name_file_damage(name, form):
+        kind = kind_of(metadata_of(file.schema))
+    if kind == "ReplayBuffer":
+        _refuse_selection(name, columns, filters)
+        return load_buffer(ReplayBuffer, path, verify=verify is not False, missing=missing, **trust)
+    _refuse_missing(name, missing)
+    must = f"{name!r} must be a batch or a buffer that save wrote"
+    return read_batch(file, bound, must, columns, filters, allow_pickle=allow_pickle)
+
+
+def load_buffer(
+    cls: type[_Buffer],
+    path: str | os.PathLike[str],
+    *,
+    allow_pickle: bool = False,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    missing: dict[str, Any],
+) -> _Buffer:
+    """Read a buffer of a class from a file of any format; see `ReplayBuffer.load`."""
+    form = form_of_file(path)
+    trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
+    if form == "HDF5":
+        return hdf5_buffer.load_buffer(cls, path, missing=missing, **trust)
+    return read_buffer(cls, path, form, missing=missing, **trust)
+
+
+def _load_folder(
+    path: str | os.PathLike[str],
+    columns: Sequence[str] | None,
+    filters: Filters | None,
+    verify: bool | None,
+    missing: dict[str, Any],
+    trust: dict[str, Any],
+) -> Any:
+    folder, name = Path(path), os.fspath(path)
+    _refuse_selection(name, columns, filters)
+    if (folder / ABOUT).exists():
+        _refuse_missing(name, missing)
+        return open_buffer(ReplayBuffer, path, verify=verify)
+    if (folder / MANIFEST).exists():
+        return read_policies(path, verify=verify is not False, missing=missing, **trust)
+    raise FormatError(f"{name!r} must be a folder that save wrote, it is another")
+
+
+def _refuse_selection(name: str, columns: Sequence[str] | None, filters: Filters | None) -> None:
+    if columns is not None or filters is not None:
+        raise ArgumentError(f"columns and filters are for batches, and {name!r} holds a buffer; leave them out")
+
+
+def _refuse_missing(name: str, missing: dict[str, Any]) -> None:
+    if missing:
+        raise TypeError(f"{name!r} holds nothing that lacks an argument, got {min(missing)!r}")
+
+
+def _select(batch: AnyBatch, columns: Sequence[str] | None, filters: Filters, name: str) -> AnyBatch:
+    """Choose rows and columns of a batch in memory."""
+    table = to_table(batch)
+    kept = take_rows(batch, RowFilter(filters, table.schema, repr(name)).rows(table))
+    if columns is None:
+        return kept
+    if isinstance(kept, MultiAgentBatch):
+        parts = {policy: part.select(*_known(part, columns)) for policy, part in kept.items()}
+        return MultiAgentBatch(parts, kept.count)
+    if isinstance(kept, SampleBatch):
+        return kept.select(*columns)
+    return Batch({column: kept[column] for column in columns})
+
+
+def _known(part: SampleBatch, columns: Sequence[str]) -> list[str]:
+    return [column for column in columns if column in part]

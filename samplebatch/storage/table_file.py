@@ -1,0 +1,205 @@
+"""Tables in Arrow and Parquet files, read by columns and by groups of rows."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.errors import CapacityError, FormatError, SampleBatchError
+from samplebatch.storage.parquet_layout import from_parquet, holds_flags, parquet_field
+from samplebatch.storage.parquet_size import BoundedReader
+from samplebatch.storage.selection import RowFilter
+
+SCHEMA_KEY = b"samplebatch.arrow_schema"
+"""Key of the schema's metadata that holds the Arrow schema, in base64, where Parquet has no place for all of it."""
+
+
+class TableFile(ABC):
+    """An open file with a table, whose rows come in groups; held by readers of batches and datasets.
+
+    Parameters
+    ----------
+    data
+        All bytes of the file.
+    name
+        The file, for errors.
+
+    Attributes
+    ----------
+    name
+        As given.
+    schema
+        The schema that the table had in memory.
+    group_rows
+        Rows of each group: record batches of an Arrow file, row groups of a Parquet file.
+    """
+
+    form: str
+    schema: pa.Schema
+    group_rows: list[int]
+
+    def __init__(self, data: pa.Buffer, name: str) -> None:
+        self.data = data
+        self.name = name
+
+    @abstractmethod
+    def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
+        """Read columns of some groups, in the order given.
+
+        Raises
+        ------
+        FormatError
+            If the file is damaged or cut short.
+        CapacityError
+            If more memory would be made of it than is left of the bound; names the column.
+        """
+
+    def matching(self, condition: RowFilter) -> list[int]:
+        """List the groups that may have rows for which a condition holds."""
+        return list(range(len(self.group_rows)))
+
+
+@contextlib.contextmanager
+def name_file_damage(name: str, form: str) -> Iterator[None]:
+    """Convert errors of pyarrow at damaged bytes into one that names the file.
+
+    Raises
+    ------
+    FormatError
+        If anything is raised within that is no error of the library's.
+    CapacityError
+        If there is not as much memory as would be needed.
+    """
+    try:
+        yield
+    except FormatError as error:
+        if repr(name) in str(error):
+            raise
+        raise FormatError(f"{name!r} must be a whole {form} file, and it is not: {error}") from error
+    except SampleBatchError:
+        raise
+    except MemoryError as error:
+        raise CapacityError(f"{name!r} must fit into memory, it does not: {error}") from error
+    # pyarrow words damage in many ways: what it cannot decode is any of these.
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise FormatError(f"{name!r} must be a whole {form} file, and it is damaged or cut short: {error}") from error
+
+
+class ArrowTable(TableFile):
+    """A table in an Arrow IPC file, viewed where it lies unless its buffers are compressed."""
+
+    form = "Arrow"
+
+    def __init__(self, data: pa.Buffer, name: str) -> None:
+        super().__init__(data, name)
+        with name_file_damage(name, self.form):
+            self._file = pa.ipc.open_file(data)
+            self.schema = self._file.schema
+            self.group_rows = [self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches)]
+
+    def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
+        """Read columns of some record batches; those that are not compressed are viewed."""
+        with name_file_damage(self.name, self.form):
+            file = self._file
+            if list(names) != self.schema.names:
+                # What is compressed and not asked for stays so.
+                fields = [self.schema.get_field_index(name) for name in names]
+                file = pa.ipc.open_file(self.data, options=pa.ipc.IpcReadOptions(included_fields=fields))
+            table = pa.Table.from_batches([file.get_batch(i) for i in groups], file.schema)
+            # What becomes objects is validated once it is known how much that is.
+            table.validate()
+            return table
+
+
+class ParquetTable(TableFile):
+    """A table in a Parquet file, laid out in memory as it was before it was written.
+
+    Parameters
+    ----------
+    data, name
+        As of every file.
+    check_pages
+        Whether to hold each page that is read against its checksum.
+    """
+
+    form = "Parquet"
+
+    def __init__(self, data: pa.Buffer, name: str, *, check_pages: bool) -> None:
+        from pyarrow import parquet
+
+        super().__init__(data, name)
+        with name_file_damage(name, self.form):
+            self._file = parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
+            self._reader = BoundedReader(self._file, data)
+            about = self._file.metadata
+            self.group_rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+            self.schema = _schema_in_memory(self._file.schema_arrow)
+
+    def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
+        """Read columns of some row groups, laid out as they were in memory."""
+        with name_file_damage(self.name, self.form):
+            stored = self._reader.read(groups, names, bound)
+            stored.validate()
+            fields = [self.schema.field(i) for i in _places(self.schema, stored.schema.names)]
+            columns = [_column_in_memory(*pair) for pair in zip(stored.columns, fields, strict=True)]
+            return pa.Table.from_arrays(columns, schema=pa.schema(fields, self.schema.metadata))
+
+    def matching(self, condition: RowFilter) -> list[int]:
+        """List the row groups whose statistics do not rule out that a condition holds."""
+        from pyarrow import dataset, fs
+
+        form = dataset.ParquetFileFormat()
+        with name_file_damage(self.name, self.form):
+            fragment = form.make_fragment(self.name, fs.LocalFileSystem())
+            return [group.id for group in fragment.subset(filter=condition.expression).row_groups]
+
+
+def schema_to_store(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the table that Parquet holds in place of one in memory, which it then has in its metadata.
+
+    Parquet's is the same schema where it has a place for everything in it.
+    """
+    stored = pa.schema([parquet_field(field) for field in schema], schema.metadata)
+    if stored.equals(schema):
+        return schema
+    plain = schema.remove_metadata().serialize().to_pybytes()
+    return stored.with_metadata({**(schema.metadata or {}), SCHEMA_KEY: base64.b64encode(plain)})
+
+
+def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
+    """Return the schema of which `schema_to_store` made another.
+
+    Raises
+    ------
+    FormatError
+        If the one does not fit the other.
+    """
+    encoded = (stored.metadata or {}).get(SCHEMA_KEY)
+    if encoded is None:
+        return stored
+    wanted = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
+    if wanted.names != stored.names:
+        raise FormatError("the columns are not those of the schema in the metadata")
+    return wanted.with_metadata(stored.metadata)
+
+
+def _places(schema: pa.Schema, names: Sequence[str]) -> list[int]:
+    """Return the places of fields by name; those of all fields where their names are those of the schema."""
+    return list(range(len(names))) if names == schema.names else [schema.get_field_index(name) for name in names]
+
+
+def _column_in_memory(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    flags = holds_flags(field)
+    expected = parquet_field(field).type
+    if not column.type.equals(expected) and not column.type.equals(field.type):
+        raise FormatError(f"column {field.name!r} must be stored as {expected}, got {column.type}")
+    chunks: list[Any] = [
+        from_parquet(chunk, field.type, nullable=field.nullable, flags=flags) for chunk in column.chunks
+    ]
+    return pa.chunked_array(chunks, field.type)

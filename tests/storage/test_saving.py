@@ -1,0 +1,431 @@
+"""One way to save and load: every type through every format, parts of files, and files that are refused."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import csv, parquet
+
+import samplebatch
+from samplebatch import (
+    Batch,
+    CachedReplayBuffer,
+    HERReplayBuffer,
+    MultiAgentBatch,
+    MultiAgentReplayBuffer,
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    SampleBatch,
+    VectorReplayBuffer,
+    load,
+)
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    ColumnNotFoundError,
+    FormatError,
+    StorageError,
+    UntrustedPickleError,
+)
+from tests.storage.test_parquet import recurrent, steps, tensors
+
+FILES = ("arrow", "parquet", "hdf5")
+
+BATCHES: dict[str, Any] = {
+    "flat": steps,
+    "slice": lambda: steps()[1:4],
+    "no rows": lambda: SampleBatch(a=np.zeros((0, 3)), b=np.zeros(0, bool)),
+    "recurrent": recurrent,
+    "padded": lambda: recurrent().right_zero_pad(4),
+    "tensors": tensors,
+    "maps": lambda: SampleBatch(maps=RaggedColumn.from_rows([np.ones((i, 2), "f4") for i in range(3)], "maps")),
+    "agents": lambda: MultiAgentBatch({"left/1": steps(3), "right": steps(5)}, 5),
+    "no agents": lambda: MultiAgentBatch({}, 3),
+    "nested": lambda: Batch(
+        obs={"camera": np.zeros((4, 2, 2), np.uint8), "arm": np.arange(4.0)},
+        rew=torch.arange(4),
+        flags=np.arange(4) % 2 == 0,
+        policy=Batch(),
+        hidden=Batch(state=None, other=np.arange(4)),
+        name=np.array(["a", "b", None, "d"], object),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_comes_back_with_its_type(tmp_path: Path, name: str, form: str) -> None:
+    batch = BATCHES[name]()
+    batch.save(tmp_path / f"batch.{form}")
+    back = load(tmp_path / f"batch.{form}")
+    assert type(back) is type(batch)
+    assert back == batch
+    assert os.listdir(tmp_path) == [f"batch.{form}"]
+
+
+ROWS = 5
+DTYPES = ("?", "i1", "i8", "u2", "f2", "f4", "f8", "c8", "c16", "M8[D]", "M8[s]", "m8[ms]", "S3", "U4")
+columns = st.one_of(
+    st.tuples(st.sampled_from(DTYPES), st.sampled_from(((), (3,), (2, 2), (0,)))).map(
+        lambda pair: (np.arange(ROWS * int(np.prod(pair[1]))) % 3).astype("i8").astype(pair[0]).reshape(ROWS, *pair[1])
+    ),
+    st.lists(st.integers(0, 3), min_size=ROWS, max_size=ROWS).map(
+        lambda lengths: RaggedColumn.from_rows([np.arange(n, dtype="f4") for n in lengths], "ragged")
+    ),
+    st.lists(
+        st.recursive(
+            st.none() | st.integers(-9, 9) | st.text("ab", max_size=2), lambda x: st.lists(x, max_size=2), max_leaves=3
+        ),
+        min_size=ROWS,
+        max_size=ROWS,
+    ).map(lambda rows: np.fromiter(rows, object, ROWS)),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.bool)).map(lambda dtype: torch.ones(ROWS, 2).to(dtype)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.sampled_from(("obs", "t", "infos", "x.y")), columns, min_size=1), st.sampled_from(FILES))
+def test_every_kind_of_column_comes_back_through_every_format(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], form: str
+) -> None:
+    batch = SampleBatch(values)
+    path = tmp_path_factory.getbasetemp() / f"any.{form}"
+    batch.save(path)
+    back = load(path, allow_pickle=True)
+    assert back == batch
+    for name in batch.column_names:
+        assert back.column(name).dtype == batch.column(name).dtype
+
+
+def fill(buffer: Any, n: int = 0) -> Any:
+    for i in range(30):
+        many = max(n, 1)
+        step = Batch(
+            obs={"a": np.full((many, 2), i, "f4"), "image": np.full((many, 4, 4), i, np.uint8)},
+            act=np.arange(many),
+            rew=np.ones(many) * i,
+            terminated=np.full(many, i % 7 == 6),
+            truncated=np.zeros(many, bool),
+            obs_next={"a": np.full((many, 2), i + 1, "f4"), "image": np.full((many, 4, 4), i + 1, np.uint8)},
+            info={"lives": np.full(many, i)},
+        )
+        buffer.add(step if n else step[0])
+    return buffer
+
+
+BUFFERS: dict[str, Any] = {
+    "plain": lambda: fill(ReplayBuffer(20)),
+    "no next": lambda: fill(ReplayBuffer(20, ignore_obs_next=True, stack_num=2)),
+    "compressed": lambda: fill(ReplayBuffer(20, compress="obs")),
+    "vector": lambda: fill(VectorReplayBuffer(20, 2), 2),
+    "prioritized": lambda: fill(PrioritizedReplayBuffer(20, alpha=0.6, beta=0.4)),
+    "prioritized vector": lambda: fill(PrioritizedVectorReplayBuffer(20, 2, alpha=0.6, beta=0.4), 2),
+    "cached": lambda: fill(CachedReplayBuffer(ReplayBuffer(20), 2, 10), 2),
+    "empty": lambda: ReplayBuffer(20),
+}
+
+
+def draws(buffer: Any) -> Any:
+    return copy.deepcopy(buffer).sample(16)
+
+
+@pytest.mark.parametrize("form", [".arrow", ".parquet", ".hdf5", ""])
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_comes_back_with_its_class_rows_and_next_draws(tmp_path: Path, name: str, form: str) -> None:
+    buffer = BUFFERS[name]()
+    path = tmp_path / f"buffer{form}"
+    if not form and name == "compressed":
+        with pytest.raises(StorageError):
+            buffer.save(path)
+        return
+    buffer.save(path)
+    with load(path) as back:
+        assert type(back) is type(buffer)
+        if len(buffer):
+            (batch, indices), (expected, expected_indices) = draws(back), draws(buffer)
+            assert np.array_equal(indices, expected_indices)
+            assert batch == expected
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+
+
+def agents(i: int) -> MultiAgentBatch:
+    def rows(n: int) -> SampleBatch:
+        t = np.arange(n)
+        return SampleBatch(
+            obs=t + 10.0 * i, actions=t, rewards=t * 1.0, terminateds=t == n - 1, eps_id=np.full(n, i), t=t
+        )
+
+    return MultiAgentBatch({"walker": rows(4), "guard": rows(3)}, 4)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_buffer_of_several_agents_goes_on_as_it_would_have(tmp_path: Path, lockstep: bool) -> None:
+    buffer = MultiAgentReplayBuffer({"walker": 9, "guard": 20}, lockstep=lockstep, stack_num=2)
+    for i in range(4):
+        buffer.add(agents(i))
+    for _ in range(2):
+        buffer.save(tmp_path / "agents")
+    back = load(tmp_path / "agents")
+    assert sorted(entry.suffix for entry in (tmp_path / "agents").iterdir()) == [".arrow", ".arrow", ".json"]
+    for own in (buffer, back):
+        own.add(agents(4))
+    assert back.sample(8) == buffer.sample(8)
+    with pytest.raises(FormatError, match="folder"):
+        buffer.save(tmp_path / "agents.arrow")
+    next((tmp_path / "agents").glob("0-*.arrow")).unlink()
+    with pytest.raises(FormatError, match="'walker'"):
+        load(tmp_path / "agents")
+
+
+def test_a_folder_of_something_else_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match="other files"):
+        MultiAgentReplayBuffer(4).save(tmp_path)
+
+
+def test_a_hindsight_buffer_is_asked_for_its_function(tmp_path: Path) -> None:
+    def reward(achieved: Any, desired: Any) -> Any:
+        return -np.abs(achieved - desired).sum(-1)
+
+    buffer = HERReplayBuffer(10, compute_reward_fn=reward, horizon=5)
+    goal = {"observation": np.zeros(2), "achieved_goal": np.ones(1), "desired_goal": np.zeros(1)}
+    buffer.add(Batch(obs=goal, act=0, rew=0.0, terminated=False, truncated=False, obs_next=goal))
+    buffer.save(tmp_path / "her.parquet")
+    assert len(load(tmp_path / "her.parquet", compute_reward_fn=reward)) == 1
+    with pytest.raises(FormatError, match="compute_reward_fn"):
+        load(tmp_path / "her.parquet")
+
+
+# Parts of files
+
+
+def wide(n: int = 3000) -> SampleBatch:
+    return SampleBatch(
+        obs={"image": np.zeros((n, 8, 8), np.uint8), "arm": np.arange(n) / 7},
+        rewards=np.arange(n) % 10 / 1.0,
+        terminateds=np.arange(n) % 100 == 99,
+        eps_id=np.arange(n) // 100,
+        infos=[{"i": i} for i in range(n)],
+    )
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_columns_are_chosen_by_name(tmp_path: Path, form: str) -> None:
+    wide(100).save(tmp_path / f"x.{form}")
+    part = load(tmp_path / f"x.{form}", columns=["rewards", "obs.arm"])
+    assert sorted(part.column_names) == ["obs.arm", "rewards"]
+    whole = load(tmp_path / f"x.{form}", columns=["obs"])
+    assert whole == wide(100).select("obs")
+    with pytest.raises(ColumnNotFoundError, match=r"'reward'.*'rewards'"):
+        load(tmp_path / f"x.{form}", columns=["reward"])
+    with pytest.raises(ArgumentError, match="list of names"):
+        load(tmp_path / f"x.{form}", columns="rewards")
+
+
+FILTERS: dict[str, tuple[Any, Any]] = {
+    "number": ([("rewards", ">", 7.0)], lambda b: np.asarray(b["rewards"]) > 7.0),
+    "flag": ([("terminateds", "==", True)], lambda b: np.asarray(b["terminateds"])),
+    "both": (
+        [("eps_id", "in", [3, 5]), ("rewards", "<=", 1)],
+        lambda b: np.isin(b["eps_id"], [3, 5]) & (b["rewards"] <= 1),
+    ),
+    "either": ([[("eps_id", "=", 3)], [("rewards", "!=", 0)]], lambda b: (b["eps_id"] == 3) | (b["rewards"] != 0)),
+    "none": ([("rewards", ">", 100.0)], lambda b: np.zeros(len(b), bool)),
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+@pytest.mark.parametrize("name", FILTERS)
+def test_rows_are_chosen_by_conditions(tmp_path: Path, name: str, form: str) -> None:
+    filters, mask = FILTERS[name]
+    batch = wide(1000)
+    batch.save(tmp_path / f"x.{form}")
+    expected = batch.take(np.flatnonzero(mask(batch)))
+    assert load(tmp_path / f"x.{form}", filters=filters) == expected
+    assert load(tmp_path / f"x.{form}", filters=filters, columns=["infos"]) == expected.select("infos")
+
+
+def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samplebatch.storage.parquet._GROUP_NBYTES", 20_000)
+    path = tmp_path / "x.parquet"
+    wide().save(path)
+    with parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    assert len(groups) > 5
+    start = groups[0].column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + 200] = bytes(200)
+    path.write_bytes(data)
+    assert load(path, filters=[("eps_id", "==", 29)]) == wide()[2900:]
+    with pytest.raises(FormatError):
+        load(path, filters=[("eps_id", "==", 0)])
+
+
+def test_policies_are_chosen_by_their_rows(tmp_path: Path) -> None:
+    batch = MultiAgentBatch({"a": wide(50), "b": SampleBatch(rewards=[9.0, 1.0], x=[1, 2])}, 50)
+    for form in FILES:
+        batch.save(tmp_path / f"x.{form}")
+        found = load(tmp_path / f"x.{form}", filters=[("rewards", ">", 8.0)], columns=["rewards"])
+        assert {policy: part["rewards"].tolist() for policy, part in found.items()} == {"a": [9.0] * 5, "b": [9.0]}
+        assert list(load(tmp_path / f"x.{form}", filters=[("policy_id", "==", "b")])) == ["b"]
+        assert load(tmp_path / f"x.{form}", columns=["x"])["b"]["x"].tolist() == [1, 2]
+
+
+def test_sequences_are_chosen_whole(tmp_path: Path) -> None:
+    batch = recurrent()
+    for form in FILES:
+        batch.save(tmp_path / f"x.{form}")
+        assert load(tmp_path / f"x.{form}", filters=[("seq_lens", ">", 1)]) == batch.take_sequences([1, 2])
+        with pytest.raises(ArgumentError, match="'obs'"):
+            load(tmp_path / f"x.{form}", filters=[("obs", ">", 1)])
+
+
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ([], "there are none"),
+        ([("rewards", ">")], "must be tuples"),
+        ([("rewards", "~", 1)], "must be tuples"),
+        ([("rewards", ">", "x")], "values of their types"),
+        ([("infos", "==", 1)], "'infos'"),
+    ],
+)
+def test_filters_that_are_none_are_refused(tmp_path: Path, filters: Any, words: str) -> None:
+    wide(10).save(tmp_path / "x.parquet")
+    with pytest.raises(ArgumentError, match=words):
+        load(tmp_path / "x.parquet", filters=filters)
+
+
+def test_columns_and_filters_are_refused_for_buffers(tmp_path: Path) -> None:
+    for form in (".arrow", ".parquet", ".hdf5", ""):
+        fill(ReplayBuffer(5)).save(tmp_path / f"x{form}")
+        with pytest.raises(ArgumentError, match="holds a buffer"):
+            load(tmp_path / f"x{form}", columns=["obs"])
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_a_compressed_buffer_saves_compressed(tmp_path: Path, form: str) -> None:
+    buffer = ReplayBuffer(2000, compress="obs", ignore_obs_next=True)
+    for i in range(2000):
+        frame = np.zeros((84, 84), np.uint8)
+        frame[i % 80 : i % 80 + 4] = 255
+        buffer.add(Batch(obs=frame, act=0, rew=0.0, terminated=i % 100 == 99, truncated=False))
+    buffer.save(tmp_path / f"buffer.{form}")
+    assert os.path.getsize(tmp_path / f"buffer.{form}") < 1.2 * buffer.nbytes < 2000 * 84 * 84 / 10
+    assert np.array_equal(load(tmp_path / f"buffer.{form}")[1500].obs, buffer[1500].obs)
+
+
+@pytest.mark.parametrize(
+    ("form", "codecs"), [("arrow", ("lz4", "zstd")), ("parquet", ("lz4", "gzip")), ("hdf5", ("gzip", "lzf"))]
+)
+def test_compression_is_an_argument(tmp_path: Path, form: str, codecs: tuple[str, ...]) -> None:
+    path, batch = tmp_path / f"x.{form}", SampleBatch(a=np.zeros((1000, 50)))
+    batch.save(path, compression="none")
+    plain = path.stat().st_size
+    for codec in codecs:
+        batch.save(path, compression=codec)
+        assert path.stat().st_size < plain / 3 or form == "parquet"
+        assert load(path) == batch
+    with pytest.raises(ValueError, match="compression"):
+        batch.save(path, compression="rar")
+
+
+def test_columns_that_are_compressed_in_memory_are_so_in_the_file(tmp_path: Path) -> None:
+    batch = SampleBatch(obs=np.zeros((500, 1000), np.uint8))
+    expected = batch.copy()
+    batch.compress(bulk=True)
+    batch.save(tmp_path / "x.arrow")
+    assert (tmp_path / "x.arrow").stat().st_size < 50_000
+    assert load(tmp_path / "x.arrow") == expected
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.pkl", "x.what", "x.npz"])
+def test_endings_of_other_formats_are_refused(tmp_path: Path, name: str) -> None:
+    things: list[Any] = [steps(), Batch(a=[1]), MultiAgentBatch({}, 0), ReplayBuffer(4)]
+    for thing in things:
+        with pytest.raises(FormatError, match=name):
+            thing.save(tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_format_is_not_written_under_the_name_of_another(tmp_path: Path) -> None:
+    writers: list[tuple[Any, str]] = [
+        (samplebatch.write_arrow, "x.parquet"),
+        (samplebatch.write_arrow, "x.csv"),
+        (samplebatch.write_parquet, "x.arrow"),
+        (lambda batch, path: ReplayBuffer(3).save_hdf5(path), "x.arrow"),
+    ]
+    for write, name in writers:
+        with pytest.raises(FormatError, match="must end as"):
+            write(SampleBatch(a=[1]), tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_are_known_by_their_bytes(tmp_path: Path) -> None:
+    SampleBatch(a=[1]).save(tmp_path / "x.parquet")
+    os.rename(tmp_path / "x.parquet", tmp_path / "x.arrow")
+    assert load(tmp_path / "x.arrow") == SampleBatch(a=[1])
+
+
+def foreign(folder: Path) -> list[Path]:
+    table = pa.table({"a": [1, 2]})
+    parquet.write_table(table, folder / "foreign.parquet")
+    with pa.ipc.new_file(folder / "foreign.arrow", table.schema) as writer:
+        writer.write_table(table)
+    csv.write_csv(table, folder / "foreign.csv")
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / "foreign.hdf5", "w") as file:
+        file["a"] = [1, 2]
+    for name in ("empty.arrow", "empty.parquet", "empty.hdf5"):
+        (folder / name).touch()
+    (folder / "folder").mkdir()
+    return sorted(folder.iterdir())
+
+
+def test_foreign_files_and_folders_are_refused_by_name(tmp_path: Path) -> None:
+    for path in foreign(tmp_path):
+        with pytest.raises(FormatError, match=path.name):
+            load(path)
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "nowhere.arrow")
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_files_cut_short_anywhere_are_refused(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"x.{form}"
+    for thing in (steps(), Batch(a=np.arange(3)), fill(ReplayBuffer(5))):
+        thing.save(path)
+        whole = path.read_bytes()
+        for length in range(0, len(whole), 1 + len(whole) // 12):
+            path.write_bytes(whole[:length])
+            with pytest.raises(FormatError, match=path.name):
+                load(path)
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_pickles_and_bounds_hold_everywhere(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"x.{form}"
+    SampleBatch(a=[1], infos=[{"x": {1, 2}, "y": complex}]).save(path)
+    with pytest.raises(UntrustedPickleError, match="infos"):
+        load(path)
+    assert load(path, allow_pickle=True)["infos"][0]["y"] is complex
+    SampleBatch(infos=[{"i": i} for i in range(1000)]).save(path)
+    with pytest.raises(CapacityError):
+        load(path, max_nbytes=1000)
