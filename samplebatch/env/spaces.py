@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, NODE, node
+from samplebatch.batch.nested.node import KINDS, NODE, RECORD, node, values_of
 from samplebatch.batch.tree import Structure
 from samplebatch.column.exact import Refuse, exact_rows
 from samplebatch.errors import require
@@ -130,9 +130,8 @@ class SpaceLayout:
         if parts is None:
             found.append(np.asarray(values) if self.is_numeric(space) else _objects(values))
             return
-        named = KINDS[type(values)] == NODE
         for key, part in parts:
-            self._gather(part, values[str(key)] if named else values[key], found)
+            self._gather(part, _part_of(values, key), found)
 
     def flatten_one(self, value: Any, top: str, refuse: Refuse) -> list[Leaf]:
         """Take the value of a single environment apart into one array of shape (1, ...) a leaf, each of its own memory.
@@ -198,7 +197,7 @@ class SpaceLayout:
             own = []
             for row, value in enumerate(values):
                 try:
-                    own.append(value[key])
+                    own.append(_part_of(value, key))
                 except (KeyError, IndexError, TypeError) as error:
                     raise refuse(f"column '{name}.{key}' must have a value, got none", row) from error
             self._gather_each(part, own, f"{name}.{key}", found, refuse)
@@ -244,6 +243,13 @@ def put(leaf: Leaf, rows: npt.NDArray[np.intp], values: Leaf) -> Leaf:
         leaf = leaf.astype(np.result_type(leaf.dtype, values.dtype))
     leaf[rows] = values
     return leaf
+
+
+def _part_of(value: Any, key: Any) -> Any:
+    """Return a part of a dict, a tuple or a batch, our own or another library's; batches name the items of a tuple."""
+    if KINDS[type(value)] in (NODE, RECORD) and not isinstance(value, tuple):
+        return (values_of(value) or {})[str(key)]
+    return value[key]
 
 
 def _objects(values: Any) -> Leaf:

@@ -33,7 +33,7 @@ import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
-from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, MAPPING, NODE, TENSOR, node
+from samplebatch.batch.nested.node import DISTRIBUTION, KINDS, NODE, TENSOR, node, values_of
 from samplebatch.env.spaces import SpaceLayout
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy.random import RandomPolicy
@@ -130,7 +130,7 @@ class PolicyAdapter:
             return {**self._decision(result[0]), "state": result[1]}
         if kind == DISTRIBUTION:
             return self._sample(result)
-        values = _named_values(result, kind)
+        values = _named_values(result)
         if values is None:
             return {"act": self._best(self._actions(result))}
         if "act" in values:
@@ -259,14 +259,12 @@ def is_space(policy: Any) -> bool:
     return gymnasium is not None and isinstance(policy, gymnasium.Space)
 
 
-def _named_values(result: Any, kind: int) -> Mapping[str, Any] | None:
-    """Return the named values of a policy's result, another library's batch included; None if it has none."""
-    if kind == NODE:
-        found: dict[str, Any] = result.__dict__
-        return found
-    if kind == MAPPING:
-        return result  # type: ignore[no-any-return]
-    return vars(result) if kind != ARRAY and hasattr(result, "act") and hasattr(result, "__dict__") else None
+def _named_values(result: Any) -> Mapping[str, Any] | None:
+    """Return the named values of a policy's result, be it an object of any kind with `act`; None if it has none."""
+    named = values_of(result)
+    if named is None and hasattr(result, "act") and hasattr(result, "__dict__"):
+        named = vars(result)
+    return named
 
 
 def _device_and_dtype(policy: Any) -> tuple[Any, Any]:

@@ -1,7 +1,11 @@
-"""Recurrent states of policies: an array, a tensor, or a tree of them, with a row for each environment."""
+"""Recurrent states of policies: an array, a tensor, or a tree of them, with a row for each environment.
+
+A tree consists of tuples, lists, dicts and batches, those of other libraries included. A policy gets its own kind back.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +14,7 @@ import numpy as np
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy
-from samplebatch.batch.nested.node import ARRAY, KINDS, MAPPING, NODE, TENSOR, node
+from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, RECORD, TENSOR, node, values_of
 from samplebatch.env.infos import Rows
 from samplebatch.errors import PolicySpecError
 
@@ -87,9 +91,8 @@ def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
 
 def as_arrays(state: Any) -> Any:
     """Return a state as an array, or as a nested batch of arrays; the items of a tuple get the names `0`, `1`, ..."""
-    if isinstance(state, (tuple, list)):
-        return node(Batch, {str(place): as_arrays(part) for place, part in enumerate(state)})
-    return to_numpy(state)
+    parts = _parts(state)
+    return to_numpy(state) if parts is None else node(Batch, {str(key): as_arrays(part) for key, part in parts})
 
 
 def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
@@ -97,7 +100,7 @@ def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(state, (tuple, list)):
         for place, part in enumerate(state):
             yield from _name_leaves(f"state_in_{place}", part)
-    elif KINDS[type(state)] in (NODE, MAPPING):
+    elif values_of(state) is not None:
         yield from _name_leaves("state_in", state)
     else:
         yield "state_in_0", to_numpy(state)
@@ -113,12 +116,10 @@ def _name_leaves(name: str, state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(state: Any) -> list[tuple[Any, Any]] | None:
-    kind = KINDS[type(state)]
-    if kind == NODE:
-        return list(state.__dict__.items())
-    if kind == MAPPING:
-        return list(state.items())
-    return list(enumerate(state)) if isinstance(state, (tuple, list)) else None
+    if isinstance(state, (tuple, list)):
+        return list(enumerate(state))
+    named = values_of(state)
+    return None if named is None else list(named.items())
 
 
 def _map_leaves(state: Any, function: Callable[..., Any], other: Any = None, *, paired: bool = False) -> Any:
@@ -134,4 +135,8 @@ def _map_leaves(state: Any, function: Callable[..., Any], other: Any = None, *, 
     made = {key: _map_leaves(part, function, others.get(key), paired=paired) for key, part in parts}
     if isinstance(state, (tuple, list)):
         return type(state)(made.values()) if type(state) in (tuple, list) else type(state)(*made.values())
-    return node(Batch, made) if KINDS[type(state)] == NODE else made
+    kind = KINDS[type(state)]
+    if kind == RECORD:
+        make: Any = type(state)
+        return make(**made) if dataclasses.is_dataclass(state) else make(made)
+    return node(Batch, made) if kind == NODE else made

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samplebatch.batch.nested.node import KINDS, NODE, RECORD, values_of
 from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names
 from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly, wider
@@ -58,6 +59,9 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
                 return _concatenate(values, casting="no").reshape(len(values), *shape)
             except TypeError:
                 pass
+    if KINDS[type(first)] in (NODE, RECORD):
+        values = [_as_dicts(value) for value in values]
+        first = values[0]
     if not is_nested(first):
         return _stack_leaf(name, values)
     structure, _ = flatten(name, first)
@@ -69,6 +73,12 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
         structure,
         [_stack_leaf(path, [leaves[place][1] for _, leaves in taken_apart]) for place, path in enumerate(paths)],
     )
+
+
+def _as_dicts(value: Any) -> Any:
+    """Return a batch, our own or another library's, as nested dicts."""
+    named = values_of(value)
+    return value if named is None else {key: _as_dicts(part) for key, part in named.items()}
 
 
 def _stack_leaf(name: str, values: Sequence[Any]) -> Leaf:
