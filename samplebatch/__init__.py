@@ -46,12 +46,17 @@ _HOMES = {
     "broadcast": "samplebatch.transport.broadcast",
     "gather": "samplebatch.transport.gather",
     "load": "samplebatch.storage.saving",
+    "Producer": "samplebatch.transport.producer",
+    "Consumer": "samplebatch.transport.consumer",
+    "Publisher": "samplebatch.transport.publisher",
+    "Subscription": "samplebatch.transport.subscription",
     "read_arrow": "samplebatch.storage.arrow_file",
     "write_arrow": "samplebatch.storage.arrow_file",
     "read_parquet": "samplebatch.storage.parquet",
     "write_parquet": "samplebatch.storage.parquet",
     "ParquetDataset": "samplebatch.storage.parquet_dataset",
     "verify": "samplebatch.storage.verifying",
+    "FileReport": "samplebatch.storage.verifying",
     "to_hdf5": "samplebatch.storage.hdf5",
     "from_hdf5": "samplebatch.storage.hdf5",
     "enable_shared_pickling": "samplebatch.transport.shared_pickling",
@@ -65,8 +70,10 @@ _HOMES = {
     "RolloutWorkers": "samplebatch.workers.workers",
     "Aggregator": "samplebatch.rollout.aggregator",
     "postprocess": "samplebatch.rollout.postprocessing",
+    "Trajectory": "samplebatch.rollout.trajectories",
     "GAE": "samplebatch.rollout.advantages",
     "NStepReturns": "samplebatch.rollout.advantages",
+    "episode_statistics": "samplebatch.rollout.statistics",
     "SampleBatchError": "samplebatch.errors",
 }
 
@@ -114,6 +121,8 @@ if TYPE_CHECKING:
     from samplebatch.rollout.collector import Collector as Collector
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
     from samplebatch.rollout.postprocessing import postprocess as postprocess
+    from samplebatch.rollout.statistics import episode_statistics as episode_statistics
+    from samplebatch.rollout.trajectories import Trajectory as Trajectory
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
@@ -122,12 +131,17 @@ if TYPE_CHECKING:
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
     from samplebatch.storage.saving import load as load
+    from samplebatch.storage.verifying import FileReport as FileReport
     from samplebatch.storage.verifying import verify as verify
     from samplebatch.transport.broadcast import broadcast as broadcast
     from samplebatch.transport.channel import channel as channel
+    from samplebatch.transport.consumer import Consumer as Consumer
     from samplebatch.transport.gather import gather as gather
+    from samplebatch.transport.producer import Producer as Producer
+    from samplebatch.transport.publisher import Publisher as Publisher
     from samplebatch.transport.shared_pickling import disable_shared_pickling as disable_shared_pickling
     from samplebatch.transport.shared_pickling import enable_shared_pickling as enable_shared_pickling
+    from samplebatch.transport.subscription import Subscription as Subscription
     from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers
 
 __getattr__, __dir__ = exports(__name__, _HOMES, "__version__")

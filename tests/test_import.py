@@ -13,6 +13,7 @@ import samplebatch
 import samplebatch.batch
 import samplebatch.column
 import samplebatch.rollout
+import samplebatch.transport
 
 REPORT = "; import json, sys; print(json.dumps(sorted(sys.modules)))"
 TIMED = """
@@ -55,7 +56,7 @@ def test_import_takes_little_more_than_its_dependencies(statement: str, bound: f
     assert min(ratios) < bound
 
 
-DOORS = (samplebatch, samplebatch.batch, samplebatch.column, samplebatch.rollout)
+DOORS = (samplebatch, samplebatch.batch, samplebatch.column, samplebatch.rollout, samplebatch.transport)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ FRONT_DOORS = {
     "samplebatch.returns",
     "samplebatch.rollout",
     "samplebatch.testing",
+    "samplebatch.transport",
 }
 """Packages that only list public names and their homes, in any layer."""
 

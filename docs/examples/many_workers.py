@@ -12,14 +12,12 @@ import gymnasium
 import numpy as np
 
 import samplebatch
-from samplebatch.transport.producer import Producer
-from samplebatch.transport.subscription import Subscription
 
 FRAGMENT = 50
 COLUMNS = {"obs": ("f4", (4,)), "actions": "i8", "rewards": "f4", "terminateds": "?", "weights_version": "i8"}
 
 
-def play(producer: Producer, weights: Subscription, worker: int, fragments: int) -> None:
+def play(producer: samplebatch.Producer, weights: samplebatch.Subscription, worker: int, fragments: int) -> None:
     """Step CartPole by the newest weights, and stamp every step with their version."""
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=worker)

@@ -10,13 +10,12 @@ import multiprocessing
 import gymnasium
 
 import samplebatch
-from samplebatch.transport.producer import Producer
 
 FRAGMENT = 200
 COLUMNS = {"obs": ("f4", (4,)), "actions": "i8", "rewards": "f4", "terminateds": "?", "truncateds": "?"}
 
 
-def play(producer: Producer, fragments: int) -> None:
+def play(producer: samplebatch.Producer, fragments: int) -> None:
     """Step CartPole with random actions, each step straight into a block."""
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=1)

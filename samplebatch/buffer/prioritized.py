@@ -44,7 +44,7 @@ class PrioritiesMixin(_Base):
         """Priorities to the power of alpha, one a slot and 0 where there is no row, as a tree of sums."""
         if self._ring is not None:
             raise RingError("the weights of all rings lie in one tree; read `weight` of the whole buffer")
-        return SegmentTree.over(self._sampler.tree)
+        return SegmentTree._over(self._sampler.tree)
 
     def update_weight(
         self,

@@ -253,7 +253,7 @@ class SegmentTree:
         self._sums = SumTree(size)
 
     @classmethod
-    def over(cls, sums: SumTree) -> Self:
+    def _over(cls, sums: SumTree) -> Self:
         """Make a segment tree that shares the weights of a sum tree."""
         tree = cls.__new__(cls)
         tree._sums = sums

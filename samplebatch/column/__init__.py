@@ -17,6 +17,7 @@ _HOMES = {
     "RaggedColumn": "samplebatch.column.ragged",
     "ObjectColumn": "samplebatch.column.objects",
     "CompressedColumn": "samplebatch.column.compressed",
+    "MemoryBound": "samplebatch.column.memory_bound",
 }
 
 __all__ = [*_HOMES]
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from samplebatch.column.compressed import CompressedColumn as CompressedColumn
     from samplebatch.column.convert import as_column as as_column
     from samplebatch.column.interface import Column as Column
+    from samplebatch.column.memory_bound import MemoryBound as MemoryBound
     from samplebatch.column.objects import ObjectColumn as ObjectColumn
     from samplebatch.column.ragged import RaggedColumn as RaggedColumn
     from samplebatch.column.tensor import TensorColumn as TensorColumn

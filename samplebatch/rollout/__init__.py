@@ -33,6 +33,8 @@ _HOMES = {
     "WorkerStats": "samplebatch.workers.statistics",
     "WorkerFailure": "samplebatch.workers.pool",
     "as_policy": "samplebatch.policy.as_policy",
+    "PolicyAdapter": "samplebatch.policy.as_policy",
+    "SpaceLayout": "samplebatch.env.spaces",
     "RandomPolicy": "samplebatch.policy.random",
     "ActionMap": "samplebatch.policy.actor",
     "load_policy": "samplebatch.policy.file",
@@ -51,7 +53,9 @@ if TYPE_CHECKING:
     from samplebatch.env.registry import environment_kind as environment_kind
     from samplebatch.env.registry import known_environments as known_environments
     from samplebatch.env.registry import make_environment as make_environment
+    from samplebatch.env.spaces import SpaceLayout as SpaceLayout
     from samplebatch.policy.actor import ActionMap as ActionMap
+    from samplebatch.policy.as_policy import PolicyAdapter as PolicyAdapter
     from samplebatch.policy.as_policy import as_policy as as_policy
     from samplebatch.policy.file import load_policy as load_policy
     from samplebatch.policy.random import RandomPolicy as RandomPolicy

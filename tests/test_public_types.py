@@ -1,0 +1,97 @@
+"""Every class of ours that a public signature names has a public name itself, and stands in the reference."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("batch", "column", "returns", "rollout", "testing", "transport")
+DOORS = ("samplebatch", *(f"samplebatch.{package}" for package in PACKAGES))
+OPEN_MODULES = ("samplebatch.errors", "samplebatch.names")
+"""Modules whose every name is public; the reference has them whole."""
+MADE_BY_FUNCTIONS = ("Producer", "Consumer", "Publisher", "Subscription", "Reservation", "PolicyAdapter")
+"""Classes that `channel`, `broadcast`, `reserve` and `as_policy` make: nobody else calls their constructors."""
+
+
+def public_names() -> dict[str, Any]:
+    doors = {door: import_module(door) for door in DOORS}
+    return {f"{path}.{name}": getattr(door, name) for path, door in doors.items() for name in door.__all__}
+
+
+@cache
+def imported_names(module: str) -> dict[str, tuple[str, str]]:
+    """Map the names that a module's annotations may use to where they come from, imports for type checkers included."""
+    tree = ast.parse(inspect.getsource(import_module(module)))
+    found = {node.name: (module, node.name) for node in tree.body if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+    return found
+
+
+def functions_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a public function itself, or the public methods and properties of a class, inherited ones included."""
+    if inspect.isfunction(value):
+        yield path, value
+    elif inspect.isclass(value):
+        for name in dir(value):
+            held = inspect.getattr_static(value, name)
+            held = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
+            public = not name.startswith("_") or name in ("__iter__", "__enter__", "__getitem__")
+            public |= name == "__init__" and value.__name__ not in MADE_BY_FUNCTIONS
+            if public and inspect.isfunction(held) and held.__module__.startswith("samplebatch"):
+                yield f"{path}.{name}", held
+
+
+def classes_named(function: Any) -> Iterator[type]:
+    """Yield our classes that a function's annotations name."""
+    known = imported_names(function.__module__)
+    for annotation in function.__annotations__.values():
+        for name in re.findall(r"\w+", str(annotation)):
+            module, original = known.get(name, ("", ""))
+            found = getattr(import_module(module), original, None) if module.startswith("samplebatch") else None
+            if inspect.isclass(found) and found.__module__.startswith("samplebatch"):
+                yield found
+
+
+def mentions() -> dict[type, str]:
+    """Map every class that a public signature names to one such signature."""
+    found: dict[type, str] = {}
+    for path, value in public_names().items():
+        for where, function in functions_of(path, value):
+            for named in classes_named(function):
+                found.setdefault(named, where)
+    return found
+
+
+def without(named: set[int]) -> list[str]:
+    """List the classes in public signatures that are not among some objects."""
+    return sorted(
+        f"{cls.__module__}.{cls.__name__}, named by {where}"
+        for cls, where in mentions().items()
+        if id(cls) not in named and cls.__module__ not in OPEN_MODULES
+    )
+
+
+def test_classes_in_public_signatures_have_public_names() -> None:
+    hidden = without({id(value) for value in public_names().values()})
+    assert not hidden, "\n".join(hidden)
+
+
+def test_classes_in_public_signatures_stand_in_the_reference() -> None:
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    listed = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    missing = without({id(value) for path, value in public_names().items() if path in listed})
+    assert not missing, "\n".join(missing)
+
+
+def test_the_walk_sees_inherited_methods_and_functions() -> None:
+    found = {named.__name__ for named in mentions()}
+    assert {"Producer", "Consumer", "Subscription", "SampleBatch", "Batch", "CollectStats"} <= found
