@@ -89,6 +89,7 @@ ONE_IMPORTER = {
         "samplebatch.batch.nested.arithmetic",
         "samplebatch.batch.nested.conversions",
         "samplebatch.batch.packed",
+        "samplebatch.batch.policy_rows",
         "samplebatch.batch.space_dict",
         "samplebatch.batch.row_batch",
         "samplebatch.batch.sequence_batch",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch import arrow, summary
 from samplebatch.batch.column_map import OBSERVATIONS
 from samplebatch.batch.device_batch import ValuesT
-from samplebatch.batch.lockstep import lockstep
+from samplebatch.batch.policy_rows import PolicyRows
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.saved import Saved
 from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     import torch
 
     from samplebatch.batch.delivery import Device
-    from samplebatch.batch.targets import Floats, Target
+    from samplebatch.batch.targets import Floats
 
 
-class MultiAgentBatch(Saved, Generic[ValuesT]):
+class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
     """Steps of several agents, one `SampleBatch` per policy that acted for them.
+
+    `batch["walker"]` is a policy's batch, and can be assigned; `batch[2:5]` views environment steps, with the rows of
+    all agents at them.
 
     Parameters
     ----------
@@ -59,10 +62,7 @@ class MultiAgentBatch(Saved, Generic[ValuesT]):
 
     def __init__(self, policy_batches: dict[PolicyID, SampleBatch[ValuesT]], env_steps: int) -> None:
         for policy, batch in policy_batches.items():
-            if not names.is_policy_id(policy):
-                raise ColumnTypeError(f"a policy id must be a string or an integer, got a {type(policy).__name__}")
-            if not isinstance(batch, SampleBatch):
-                raise ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
+            _check_policy(policy, batch)
         self.policy_batches = policy_batches
         self.count = whole("env_steps", env_steps)
 
@@ -77,11 +77,21 @@ class MultiAgentBatch(Saved, Generic[ValuesT]):
         """Return the number of steps of all agents together."""
         return sum([batch.count for batch in self.policy_batches.values()])
 
-    def __getitem__(self, policy: PolicyID) -> SampleBatch[ValuesT]:
+    @overload
+    def __getitem__(self, policy: slice) -> Self: ...
+    @overload
+    def __getitem__(self, policy: PolicyID) -> SampleBatch[ValuesT]: ...
+    def __getitem__(self, policy: PolicyID) -> Any:
+        if isinstance(policy, slice):
+            return self._cut(policy)
         try:
             return self.policy_batches[policy]
         except KeyError:
             raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.policy_batches)}") from None
+
+    def __setitem__(self, policy: PolicyID, batch: SampleBatch[ValuesT]) -> None:
+        _check_policy(policy, batch)
+        self.policy_batches[policy] = batch
 
     def __iter__(self) -> Iterator[PolicyID]:
         return iter(self.policy_batches)
@@ -96,52 +106,6 @@ class MultiAgentBatch(Saved, Generic[ValuesT]):
     def items(self) -> Iterable[tuple[PolicyID, SampleBatch[ValuesT]]]:
         """Return the pairs of policy id and batch."""
         return self.policy_batches.items()
-
-    def timeslices(self, k: int) -> list[MultiAgentBatch[ValuesT]]:
-        """Split into parts of k consecutive environment steps, each with the rows of all agents at those steps.
-
-        An environment step is a distinct pair of `eps_id` and `t`; they are taken in order, and rows within a part are
-        ordered by `eps_id`, `t` and, where there is one, `agent_index`. A part may hold steps of several episodes;
-        policies without rows in a part are left out of it. Parts are views of the batch where its rows are in order
-        already, and of one ordered copy of each policy's batch otherwise.
-
-        Parameters
-        ----------
-        k
-            Environment steps in each part, fewer in the last.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If a policy's batch has no `eps_id` or no `t`.
-        ArgumentError
-            If k is no whole number from 1 on.
-
-        Examples
-        --------
-        >>> batch = MultiAgentBatch(
-        ...     {
-        ...         "one": SampleBatch(obs=[11, 12, 13], t=[1, 2, 3], eps_id=[0, 0, 0]),
-        ...         "two": SampleBatch(obs=[21, 23], t=[1, 3], eps_id=[0, 0]),
-        ...         "three": SampleBatch(obs=[33], t=[3], eps_id=[0]),
-        ...     },
-        ...     env_steps=3,
-        ... )
-        >>> for part in batch.timeslices(2):
-        ...     print(part.count, {policy: rows["obs"].tolist() for policy, rows in part.items()})
-        2 {'one': [11, 12], 'two': [21]}
-        1 {'one': [13], 'two': [23], 'three': [33]}
-        """
-        whole("k", k, 1)
-        return [MultiAgentBatch._of(parts, steps) for parts, steps in lockstep(self.policy_batches, k)]
-
-    @classmethod
-    def _of(cls, policy_batches: dict[PolicyID, SampleBatch[Any]], env_steps: int) -> MultiAgentBatch[Any]:
-        """Make a batch of parts that are known to be sound."""
-        new = cls.__new__(cls)
-        new.policy_batches = policy_batches
-        new.count = env_steps
-        return new
 
     @staticmethod
     def wrap_as_needed(policy_batches: dict[PolicyID, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
@@ -206,10 +170,6 @@ class MultiAgentBatch(Saved, Generic[ValuesT]):
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return a dict of the columns of each policy, by policy id; see `SampleBatch.to_dict`."""
         return {policy: batch.to_dict() for policy, batch in self.items()}
-
-    def _to(self, target: Target) -> MultiAgentBatch[Any]:
-        """Convert the columns of every policy to a target's form."""
-        return self._each(lambda batch: batch._to(target))
 
     def _each(self, convert: Callable[[SampleBatch[Any]], SampleBatch[Any]]) -> MultiAgentBatch[Any]:
         """Convert every policy's batch."""
@@ -286,3 +246,10 @@ class MultiAgentBatch(Saved, Generic[ValuesT]):
 
     def _title(self) -> str:
         return f"MultiAgentBatch({self.count} env steps, {self.agent_steps()} agent steps)"
+
+
+def _check_policy(policy: PolicyID, batch: SampleBatch[Any]) -> None:
+    if not names.is_policy_id(policy):
+        raise ColumnTypeError(f"a policy id must be a string or an integer, got a {type(policy).__name__}")
+    if not isinstance(batch, SampleBatch):
+        raise ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
