@@ -167,7 +167,8 @@ class SampleBatch(DeviceBatch, Generic[ValuesT]):
     def as_batch(self, names: names.Words = "kept") -> Batch:
         """Return a nested batch over the same arrays and tensors; nested columns become nested batches.
 
-        A tuple of columns becomes a batch with the names `0`, `1`, ... Writing to one of the two is seen in the other;
+        A tuple of columns becomes a batch with the names `0`, `1`, ...; ragged rows become an array of objects, a view
+        of each row. Writing to one of the two is seen in the other;
         columns added to one are not.
 
         Parameters
@@ -179,7 +180,7 @@ class SampleBatch(DeviceBatch, Generic[ValuesT]):
         Raises
         ------
         ColumnTypeError
-            If a column is ragged or compressed; names it.
+            If a column is compressed; names it.
         ArgumentError
             If `names` is another word.
         ColumnMismatchError

@@ -59,6 +59,34 @@ def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return offsets
 
 
+def pad_rows(elements: npt.NDArray[Any], extents: npt.NDArray[np.int64], value: Any) -> npt.NDArray[Any]:
+    """Copy rows that lie end to end into one array, each followed by a value up to the largest extents.
+
+    Parameters
+    ----------
+    elements
+        Shape (m,).
+    extents
+        Of each row, shape (n, ndim).
+    value
+        What fills up the rows.
+
+    Examples
+    --------
+    >>> pad_rows(np.arange(5), np.array([[2], [3]]), -1).tolist()
+    [[0, 1, -1], [2, 3, 4]]
+    """
+    widest = extents.max(0, initial=0)
+    out = memory.empty((len(extents), *widest.tolist()), elements.dtype)
+    out[...] = value
+    inside = np.ones(out.shape, np.bool_)
+    for axis, width in enumerate(widest.tolist()):
+        places = np.arange(width).reshape(-1, *(1,) * (len(widest) - axis - 1))
+        inside &= places < extents[:, axis].reshape(-1, *(1,) * len(widest))
+    out[inside] = elements
+    return out
+
+
 def element_type(dtype: np.dtype[Any]) -> pa.DataType:
     """Return the Arrow type of one element: a list of two numbers where the dtype is complex."""
     storage = storage_of(dtype)

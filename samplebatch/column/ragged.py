@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.column import memory
-from samplebatch.column.flat_array import arrow_elements, element_type, gather, offsets_of, row_views
+from samplebatch.column.flat_array import arrow_elements, element_type, gather, offsets_of, pad_rows, row_views
 from samplebatch.column.interface import Column, Header, Indices
 from samplebatch.column.row_keys import resolve
 from samplebatch.column.tensor import TensorColumn
@@ -180,6 +180,15 @@ class RaggedColumn(Column):
             shapes = np.zeros((length, self.ndim), _INT64)
             shapes[positions] = self.shapes
         return RaggedColumn(memory.copy_of(self.flat), offsets_of(lengths), shapes)
+
+    def pad(self, value: Any = 0) -> npt.NDArray[Any]:
+        """Return the rows in one array, shape (n, ...), each filled up with a value to the largest extents.
+
+        >>> RaggedColumn.from_rows([[1, 2], [3], []], "visited").pad(-1).tolist()
+        [[1, 2], [3, -1], [-1, -1]]
+        """
+        extents = self.lengths[:, None] if self.shapes is None else self.shapes
+        return pad_rows(self.flat, extents, value)
 
     @classmethod
     def concat(cls, columns: Sequence[RaggedColumn], name: str) -> RaggedColumn:

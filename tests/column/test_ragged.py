@@ -335,3 +335,24 @@ def test_numpys_copy_protocol():
         np.asarray(column, copy=False)
     equal = RaggedColumn.from_rows([[1, 2], [3, 4]], "x")
     assert np.asarray(equal).shape == (2,)
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+
+def test_padded_rows_have_the_largest_extents() -> None:
+    column = RaggedColumn.from_rows([[1, 2, 3], [4], [], [5, 6]], "a")
+    assert column.pad().tolist() == [[1, 2, 3], [4, 0, 0], [0, 0, 0], [5, 6, 0]]
+    assert column[1:].pad(-1).tolist() == [[4, -1], [-1, -1], [5, 6]]
+    assert column.take(np.array([3, 3])).pad().tolist() == [[5, 6], [5, 6]]
+    assert column[:0].pad().shape == (0, 0)
+
+
+def test_rows_of_more_dimensions_are_padded_along_each() -> None:
+    rows = [np.arange(6.0).reshape(2, 3), np.arange(4.0).reshape(4, 1), np.zeros((0, 5))]
+    padded = RaggedColumn.from_rows(rows, "a").pad(np.nan)
+    assert padded.shape == (3, 4, 5)
+    assert padded.dtype == np.float64
+    for row, found in zip(rows, padded, strict=True):
+        assert found[: row.shape[0], : row.shape[1]].tolist() == row.tolist()
+        assert np.isnan(found).sum() == 20 - row.size

@@ -115,3 +115,14 @@ def test_data_loader(own: bool, workers: int) -> None:
         assert batches[1].obs.x.tolist() == [[4, 5], [6, 7]]
         assert batches[1].act.tolist() == [2, 3]
         assert batches[1].name.tolist() == ["c", "d"]
+
+
+def test_ragged_columns_become_arrays_of_the_rows_they_have() -> None:
+    flat = SampleBatch(visited=[[1, 2], [3], []], obs={"path": [np.zeros((1, 2)), np.ones((2, 2)), np.ones((0, 2))]})
+    batch = flat.as_batch()
+    assert [row.tolist() for row in batch.visited] == [[1, 2], [3], []]
+    assert [row.shape for row in batch[1:].obs.path] == [(2, 2), (0, 2)]
+    batch.visited[0][1] = 9
+    assert flat["visited"][0].tolist() == [1, 9]
+    again = batch.as_sample_batch()
+    assert [row.tolist() for row in again["visited"]] == [[1, 9], [3], []]
