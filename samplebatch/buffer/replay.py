@@ -180,29 +180,22 @@ class ReplayBuffer(SequenceSampling, Saved):
         """
         table = self._table
         with table.lock:
-            if buffer_ids is None and type(batch) is Batch and not columns and self._ring is None:
+            rows = None if buffer_ids is None else _count_steps(buffer_ids)
+            if type(batch) is Batch and not columns and self._ring is None and rows in (None, 1):
                 held = batch.__dict__
                 added = None if table.fast_add is None else table.fast_add(held)
                 if added is None:
-                    added = table.add_one(held)
-                    table.compile_fast_add(held, None)
+                    added = table.add(held, 1, single=rows is None)
+                    table.compile_fast_add(held, rows)
                 return added
-            return self._add(step_values(batch, columns), buffer_ids)
+            return self._add(step_values(batch, columns), rows)
 
-    def _add(self, held: dict[str, Any], buffer_ids: Any) -> Added:
-        if buffer_ids is None and self._ring is None:
-            return self._table.add_one(held)
-        steps = 1
-        if buffer_ids is not None:
-            numbers = np.asarray(buffer_ids).tolist()
-            steps = len(numbers) if isinstance(numbers, list) else 0
-            if not steps or numbers != [0] * steps:
-                raise RingError(
-                    f"buffer_ids of a buffer of one ring must be [0], or a 0 for each row, got {buffer_ids}"
-                )
+    def _add(self, held: dict[str, Any], rows: int | None) -> Added:
+        """Add rows, or a step without a leading axis, to the only ring, or to the one that this buffer is."""
+        steps, single = rows or 1, rows is None
         if self._ring is None:
-            return self._table.add(held, steps, None if steps == 1 else np.zeros(steps, np.intp))
-        found = self._table.add(held, steps, np.full(steps, self._ring), single=buffer_ids is None)
+            return self._table.add(held, steps, None if steps == 1 else np.zeros(steps, np.intp), single=single)
+        found = self._table.add(held, steps, np.full(steps, self._ring), single=single)
         return found[0] - self._start, found[1], found[2], found[3] - self._start
 
     def update(self, buffer: ReplayBuffer) -> Ints:
@@ -600,3 +593,11 @@ class ReplayBuffer(SequenceSampling, Saved):
 
 _BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))
 """Attributes that a pickle does not hold, or holds in another form."""
+
+
+def _count_steps(buffer_ids: Any) -> int:
+    """Return how many steps the ids of a buffer of one ring are for."""
+    numbers = buffer_ids if type(buffer_ids) is list else np.asarray(buffer_ids).tolist()
+    if not isinstance(numbers, list) or not numbers or numbers != [0] * len(numbers):
+        raise RingError(f"buffer_ids of a buffer of one ring must be [0], or a 0 for each row, got {buffer_ids}")
+    return len(numbers)

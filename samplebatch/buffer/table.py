@@ -133,42 +133,33 @@ class Table:
 
     # Adding
 
-    def add_one(self, held: dict[str, Any]) -> Added:
-        """Add a step to the only ring; see `Rings.advance`.
+    def add(self, held: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
+        """Add one step to each of n rings; see `Rings.advance`.
 
         Parameters
         ----------
         held
-            The step's values by name, as a `Batch` holds them.
+            The values by name, as a `Batch` holds them.
+        n
+            How many rows they are.
+        rings
+            The ring of each row, shape (n,); rows of the same ring are steps one after the other. None for all rings in
+            order.
+        single
+            Whether the values are those of one step, without a leading axis.
 
         Raises
         ------
         ColumnNotFoundError
             If a column is missing that every step must have.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column cannot take its value. Nothing has changed then.
+            If a column cannot take its values. Nothing has changed then.
         RingError
             If there are no slots.
-        """
-        values, obs_next = self._complete(held, 1, single=True)
-        return self._add(values, obs_next, 1, None, single=True)
-
-    def add(self, held: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
-        """Add one step to each of n rings, all of them in order if none are given; see `Rings.advance`.
-
-        With `single`, the values are those of one step, without a leading axis.
-
-        Raises
-        ------
-        SampleBatchError
-            As `add_one` does.
         """
         values, obs_next = self._complete(held, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
             return self._add_series(values, obs_next, rings)
-        return self._add(values, obs_next, n, rings, single=single)
-
-    def _add(self, values: dict[str, Any], obs_next: Any, n: int, rings: Ints | None, *, single: bool) -> Added:
         self._write(values, obs_next, rings, n, single=single)
         rew, done = values["rew"], values["done"]
         found = self.rings.advance(rings, done[None] if single else done, rew[None] if single else rew)
@@ -235,7 +226,7 @@ class Table:
         Raises
         ------
         SampleBatchError
-            As `add_one` does.
+            As `add` does.
         """
         n = min(count, int(self.rings.maxsizes[ring]))
         values, obs_next = self._complete(rows, n, single=False, stored=True)
@@ -280,7 +271,7 @@ class Table:
         Raises
         ------
         SampleBatchError
-            As `add_one` does.
+            As `add` does.
         """
         n = stop - start
         values, obs_next = self._complete(rows, n, single=False)
@@ -308,7 +299,7 @@ class Table:
         ColumnTypeError
             If there is no default, and a new column's dtype has no missing value.
         SampleBatchError
-            As `add_one` does.
+            As `add` does.
         """
         n = len(slots)
         if name == "done":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,26 @@ def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) ->
     7.0
     """
     return value if type(value) in _TYPES[dtype] else exact_rows(name, [value], dtype, (1,), refuse)[0]
+
+
+def exact_floats(name: str, values: Sequence[Any], refuse: Refuse) -> npt.NDArray[np.float64]:
+    """Convert the reward of each of n environments exactly, to shape (n,); see `exact_rows`."""
+    if FLOATS.issuperset(map(type, values)):
+        return np.array(values, FLOAT)
+    return exact_rows(name, values, FLOAT, (len(values),), refuse)
+
+
+def exact_flags(name: str, values: Sequence[Any], refuse: Refuse) -> npt.NDArray[np.bool_]:
+    """Convert the flag of each of n environments exactly, to shape (n,); see `exact_rows`.
+
+    Examples
+    --------
+    >>> exact_flags("terminateds", (False, 1), lambda sentence, row: SampleBatchError(sentence))
+    array([False,  True])
+    """
+    if BOOLS.issuperset(map(type, values)):
+        return np.array(values, BOOL)
+    return exact_rows(name, values, BOOL, (len(values),), refuse)
 
 
 def nearest_rows(

@@ -10,7 +10,7 @@ from typing import Any
 from numpy import count_nonzero
 
 from samplebatch import names
-from samplebatch.column.exact import BOOL, FLOAT, Refuse, exact_rows
+from samplebatch.column.exact import Refuse, exact_flags, exact_floats
 from samplebatch.env.base import Environments, Flags, Floats
 from samplebatch.env.infos import Infos
 from samplebatch.env.seeds import seeds_of_reset
@@ -81,7 +81,8 @@ class EnvironmentList(Environments):
         returned = [self._envs[env].reset(**own) for env, own in zip(envs, given, strict=False)]
         refuse = self.refusing(*envs)
         obs, infos = take_apart("reset", returned, 2, refuse)
-        begun = self.observations.flatten_each(obs, names.OBS, refuse), _copy_infos(infos, refuse)
+        said = _copy_infos(infos, refuse) if any(infos) else []
+        begun = self.observations.flatten_each(obs, names.OBS, refuse), said
         self._resetting = False
         return begun
 
@@ -95,14 +96,14 @@ class EnvironmentList(Environments):
         """
         returned = self._step_each(self._rows_of(actions))
         self.made += 1
-        shape, refuse = (self.num_envs,), self.refuse
+        refuse = self.refuse
         obs, rewards, terminateds, truncateds, infos = take_apart("step", returned, 5, refuse)
         return (
             self.observations.flatten_each(obs, names.OBS, refuse),
-            exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse),
-            exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse),
-            exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse),
-            _copy_infos(infos, refuse),
+            exact_floats(names.REWARDS, rewards, refuse),
+            exact_flags(names.TERMINATEDS, terminateds, refuse),
+            exact_flags(names.TRUNCATEDS, truncateds, refuse),
+            _copy_infos(infos, refuse) if any(infos) else [],
         )
 
     def _step_each(self, actions: Iterable[Any]) -> list[Any]:
@@ -172,9 +173,7 @@ def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse)
 
 
 def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
-    """Copy infos, which environments may use again; none at all where no environment says anything."""
-    if not any(infos):
-        return []
+    """Copy infos, which environments may use again."""
     for row, info in enumerate(infos):
         if not isinstance(info, Mapping):
             raise refuse(f"column {names.INFOS!r} must hold dicts, got a {type(info).__name__}", row)

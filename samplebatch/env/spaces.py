@@ -14,6 +14,9 @@ from samplebatch.batch.tree import Structure
 from samplebatch.column.exact import Refuse, exact_rows
 from samplebatch.errors import require
 
+_ndarray = np.ndarray
+_concatenate = np.concatenate
+
 Leaf = npt.NDArray[Any]
 """The values of one leaf of a space, shape (n, ...): numbers where the space says so, else objects."""
 
@@ -67,6 +70,7 @@ class SpaceLayout:
         self.spaces: tuple[Any, ...] = tuple(leaf for _, leaf in found)
         self.structure = self._structure_of(space)
         self.plain = self.names == ("",) and self.is_numeric(space)
+        self._form: tuple[int, ...] = space.shape if self.plain else ()
         discrete = isinstance(space, kinds.Discrete)
         self.choices: tuple[int, int] | None = (int(space.start), int(space.n)) if discrete else None
 
@@ -181,6 +185,11 @@ class SpaceLayout:
         Traceback (most recent call last):
         samplebatch.errors.EnvironmentSpecError: column 'obs.arm' must have a value, got none from environment 1
         """
+        if self.plain and self._form:
+            dtype, shape = self._space.dtype, self._form
+            fits = [v for v in values if type(v) is _ndarray and v.dtype is dtype and v.shape == shape]
+            if len(fits) == len(values):
+                return [_concatenate(fits).reshape(len(fits), *shape)]
         found: list[Leaf] = []
         # Arrays that are stacked from a list are never those of an environment.
         self._gather_each(self._space, list(values), top, found, refuse)

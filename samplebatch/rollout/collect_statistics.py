@@ -46,6 +46,10 @@ class SequenceSummaryStats:
         array = np.asarray(numbers)
         if not array.size:
             return None
+        if array.size == 1:
+            # Most calls that collect few steps end one episode at the most.
+            number = float(array.item())
+            return cls(number, abs(number - number), number, number)
         return cls(float(array.mean()), float(array.std()), float(array.max()), float(array.min()))
 
 
@@ -116,8 +120,8 @@ class CollectStats(Generic[BatchT]):
             collect_speed=steps / time_s if time_s > 0 else 0.0,
             returns=returns,
             lens=lens,
-            returns_stat=SequenceSummaryStats.from_sequence(returns),
-            lens_stat=SequenceSummaryStats.from_sequence(lens),
+            returns_stat=SequenceSummaryStats.from_sequence(returns) if len(returns) else None,
+            lens_stat=SequenceSummaryStats.from_sequence(lens) if len(lens) else None,
             batch=batch,
             policies=policies or {},
         )
@@ -131,6 +135,8 @@ def check_amounts(n_step: int | None, n_episode: int | None) -> None:
     ArgumentError
         If one is no whole number from 0 on, or not exactly one is positive.
     """
+    if type(n_step) is int and n_step > 0 and n_episode is None:
+        return
     named = {"n_step": n_step, "n_episode": n_episode}
     if sum([whole(name, number) > 0 for name, number in named.items() if number is not None]) != 1:
         raise ArgumentError(

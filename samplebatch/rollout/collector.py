@@ -13,7 +13,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.as_environments import as_environments
-from samplebatch.env.infos import Infos, Rows, batch_of
+from samplebatch.env.infos import Infos, batch_of
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
@@ -330,11 +330,12 @@ class Collector:
 
     def _collect_chunk(self, limit: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
         """Step all environments, at most so often and as long as there are episodes to finish, and record the steps."""
-        obs_nbytes = sum([leaf.nbytes for leaf in self._obs or ()])
-        limit = min(limit, _MAX_CHUNK, max(1, _MAX_CHUNK_NBYTES // (2 * obs_nbytes + 1)))
         if render is not None or self._state is not None or self._recorder.looks_at_each_step:
             # A state may have to begin afresh after any step.
             limit = 1
+        elif limit > 1:
+            obs_nbytes = sum([leaf.nbytes for leaf in self._obs or ()])
+            limit = min(limit, _MAX_CHUNK, max(1, _MAX_CHUNK_NBYTES // (2 * obs_nbytes + 1)))
         columns: list[Columns] = []
         steps: list[Any] = []
         result: ActResult | None = None
@@ -362,10 +363,16 @@ class Collector:
         self, columns: list[Columns], steps: list[Any], quota: EpisodeQuota | None, act: ActResult | None
     ) -> None:
         chunk = self._environments.finish_chunk(steps)
+        state, drop = None if act is None else act.state, chunk.autoreset
+        if quota is None and state is None:
+            self._recorder.record_chunk(columns, chunk, drop, act)
+            self._state = None
+            return
         ends = chunk.ends()
         beyond = None if quota is None else quota.spend(ends)
-        self._recorder.record_chunk(columns, chunk, _union(chunk.autoreset, beyond), act)
-        state = None if act is None else act.state
+        if beyond is not None:
+            drop = beyond if drop is None else np.union1d(drop, beyond)
+        self._recorder.record_chunk(columns, chunk, drop, act)
         if state is not None:
             begun = ends[-1]
             if self._environments.resets_later:
@@ -392,13 +399,6 @@ class Collector:
             info = node(Batch, {}) if not self._infos else batch_of(self._infos)
             info.__dict__["env_id"] = self._env_ids
         return actor.act(obs, info, self._state, self.num_envs)
-
-
-def _union(rows: Rows | None, others: Rows | None) -> Rows | None:
-    """Join rows of two kinds, ascending; None stands for none."""
-    if rows is None or others is None:
-        return others if rows is None else rows
-    return np.union1d(rows, others)
 
 
 def check_buffer(buffer: Any, num_envs: int) -> None:

@@ -18,27 +18,27 @@ _count = np.count_nonzero
 
 
 class CountedSteps(NamedTuple):
-    """Steps with their episodes, those of an environment together and in order of time.
+    """Steps with their episodes, which `EpisodeCount` returns to recorders.
 
     Attributes
     ----------
-    rows
-        Which of the given steps each is, shape (k,).
-    env_id, eps_id, t
-        The environment and the episode of each step, and the steps before it in it; shape (k,).
+    eps_id, t
+        The episode of each step, and the steps before it in it; shape (k,). Not to be written to.
     ended
-        Environments whose episodes ended, in order of time, shape (e,).
+        Environments whose episodes ended, in order of time, shape (e,); perhaps None for none.
     returns, lens
         Rewards and steps of each of these episodes, shape (e,).
     """
 
-    rows: Rows
-    env_id: Ints
     eps_id: Ints
     t: Ints
-    ended: Ints
+    ended: Ints | None
     returns: Floats
     lens: Ints
+
+
+_NO_RETURNS: Floats = np.empty(0)
+_NO_LENS: Ints = np.empty(0, np.int64)
 
 
 class EpisodeCount:
@@ -54,22 +54,44 @@ class EpisodeCount:
     >>> count = EpisodeCount(2)
     >>> done = np.array([False, True, False, False])
     >>> counted = count.add(np.array([0, 1, 0, 1]), done, np.array([1.0, 2.0, 4.0, 8.0]))
-    >>> counted.rows, counted.t, counted.returns
-    (array([0, 2, 1, 3]), array([0, 1, 0, 0]), array([2.]))
-    >>> count.add(np.array([0]), np.array([True]), np.array([16.0])).returns
+    >>> counted.t, counted.returns
+    (array([0, 0, 1, 0]), array([2.]))
+    >>> count.add_step(np.array([True, False]), np.array([16.0, 32.0])).returns
     array([21.])
     """
 
     def __init__(self, num_envs: int) -> None:
-        self._t = np.zeros(num_envs, np.int64)
-        self._returns = np.zeros(num_envs)
+        self._t: Ints = np.zeros(num_envs, np.int64)
+        self._returns: Floats = np.zeros(num_envs)
         self._eps_id = episode_ids(num_envs)
 
     def begin(self) -> None:
         """Start an episode in every environment."""
-        self._t[:] = 0
-        self._returns[:] = 0.0
-        self._eps_id = episode_ids(len(self._t))
+        count = len(self._t)
+        self._t = np.zeros(count, np.int64)
+        self._returns = np.zeros(count)
+        self._eps_id = episode_ids(count)
+
+    def add_step(self, done: Flags, rewards: Floats, envs: Rows | None = None) -> CountedSteps:
+        """Count one step of every environment, in their order, or of k of them, none twice; see `add`."""
+        # Arrays that were returned stay as they are.
+        if envs is None:
+            eps_id, t = self._eps_id, self._t
+            self._t, self._returns = t + 1, self._returns + rewards
+        else:
+            eps_id, t = self._eps_id[envs], self._t[envs]
+            self._t, self._returns = self._t.copy(), self._returns.copy()
+            self._t[envs] = t + 1
+            self._returns[envs] += rewards
+        if not _count(done):
+            return CountedSteps(eps_id, t, None, _NO_RETURNS, _NO_LENS)
+        ended = done.nonzero()[0] if envs is None else envs[done]
+        counted = CountedSteps(eps_id, t, ended, self._returns[ended], self._t[ended])
+        self._t[ended] = 0
+        self._returns[ended] = 0.0
+        self._eps_id = self._eps_id.copy()
+        self._eps_id[ended] = episode_ids(len(ended))
+        return counted
 
     def add(self, env_id: Ints, done: Flags, rewards: Floats) -> CountedSteps:
         """Count steps, which are given in order of time.
@@ -83,12 +105,12 @@ class EpisodeCount:
         rewards
             Its reward, shape (k,).
         """
+        if not len(env_id):
+            return CountedSteps(env_id, env_id, None, _NO_RETURNS, _NO_LENS)
         order = by_stream(env_id)
         count = len(order)
         env_id, done = env_id[order], done[order]
-        if not count:
-            return CountedSteps(order, env_id, env_id, env_id, env_id, np.empty(0), env_id)
-        # A run is what one environment did of one episode.
+        # A run is the steps of one environment in one episode.
         new_env = np.empty(count, np.bool_)
         new_env[0] = True
         np.not_equal(env_id[1:], env_id[:-1], out=new_env[1:])
@@ -106,20 +128,17 @@ class EpisodeCount:
         over = done[stops - 1]
         newest = np.append(first[1:], True)
         env_newest, goes_on = env_of[newest], ~over[newest]
+        # Arrays that were returned stay as they are.
+        self._t, self._returns, self._eps_id = self._t.copy(), self._returns.copy(), self._eps_id.copy()
         self._t[env_newest] = lens[newest] * goes_on
         self._returns[env_newest] = np.where(goes_on, returns[newest], 0.0)
         self._eps_id[env_newest] = np.where(goes_on, ids[newest], episode_ids(len(env_newest)))
 
+        eps_id, t = np.empty(count, np.int64), np.empty(count, np.int64)
+        eps_id[order] = ids.repeat(lengths)
+        t[order] = np.arange(count) - (starts - before).repeat(lengths)
         by_time = order[stops[over] - 1].argsort()
-        return CountedSteps(
-            order,
-            env_id,
-            ids.repeat(lengths),
-            np.arange(count) - (starts - before).repeat(lengths),
-            env_of[over][by_time],
-            returns[over][by_time],
-            lens[over][by_time],
-        )
+        return CountedSteps(eps_id, t, env_of[over][by_time], returns[over][by_time], lens[over][by_time])
 
 
 def episode_ids(count: int) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from samplebatch.env.spaces import Columns, SpaceLayout, column_names
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import TO_FLAT, TO_NESTED
 from samplebatch.policy.actor import ActResult
-from samplebatch.rollout.episodes import EpisodeCount
+from samplebatch.rollout.episodes import CountedSteps, EpisodeCount
 from samplebatch.rollout.hooks import EpisodeHook, call_on_buffer, call_on_rows
 from samplebatch.rollout.recorder import Block, Recorder, Streams
 from samplebatch.rollout.stacking import NestedRows, join_blocks
@@ -64,21 +65,23 @@ class VectorRecorder:
         on_step: StepHook | None = None,
         on_episode: EpisodeHook | None = None,
     ) -> None:
-        self._env_ids = env_ids
+        self._env_ids, self._agent_index = env_ids, np.zeros(len(env_ids), np.int64)
         self._buffer = buffer
+        # A buffer need not look at the ids of rows that go to every ring in order.
+        self._all_rings = None if getattr(buffer, "buffer_num", 0) == len(env_ids) else list(range(len(env_ids)))
         self._on_step, self._on_episode = on_step, on_episode
         self._actions = actions
         self._new_names = column_names(names.NEXT_OBS, observations)
-        self._layouts = {names.OBS: observations, names.NEXT_OBS: observations, names.ACTIONS: actions}
+        self._layouts = {
+            top: layout
+            for top, layout in ((names.OBS, observations), (names.NEXT_OBS, observations), (names.ACTIONS, actions))
+            if layout.structure is not None
+        }
         self._recorder = Recorder()
         self._episodes = EpisodeCount(len(env_ids))
         self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
-        self._start()
-
-    def _start(self) -> None:
         self.recorded = 0
-        self._returns: list[npt.NDArray[np.float64]] = []
-        self._lens: list[npt.NDArray[np.int64]] = []
+        self._ended: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]] = []
 
     def record_chunk(
         self,
@@ -105,29 +108,32 @@ class VectorRecorder:
         ColumnMismatchError
             If the columns of the steps differ too much to be joined.
         """
-        steps, count = len(columns), len(self._env_ids)
-        known = columns[0].keys()
+        known, outcomes = columns[0], (*result.new_obs, *result[1:4])
+        outcome_names = (*self._new_names, *_OUTCOMES)
+        if len(columns) == 1 and self._on_step is None and result.finals is None:
+            # Buffers copy what they are given, as do batches.
+            data = {**known, **{name: block for name, (block,) in zip(outcome_names, outcomes, strict=True)}}
+            self.record(data, result.infos, drop=drop, act=act)
+            return
         for own in columns:
-            if own.keys() != known:
-                odd = next(iter(own.keys() ^ known))
+            if own.keys() != known.keys():
+                odd = next(iter(own.keys() ^ known.keys()))
                 raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
         data = {name: join_blocks(name, [own[name] for own in columns]) for name in known}
-        outcomes = (*zip(self._new_names, result.new_obs, strict=True), *zip(_OUTCOMES, result[1:4], strict=True))
-        data |= {name: join_blocks(name, blocks) for name, blocks in outcomes}
+        data |= {name: join_blocks(name, blocks) for name, blocks in zip(outcome_names, outcomes, strict=True)}
         if result.finals is not None:
             rows, leaves = result.finals
             for name, leaf in zip(self._new_names, leaves, strict=True):
                 if leaf.dtype != data[name].dtype and not leaf.dtype.hasobject:
                     data[name] = data[name].astype(np.result_type(leaf, data[name]))
                 data[name][rows] = leaf
-        envs = np.arange(count) if steps == 1 else np.resize(np.arange(count), steps * count)
-        self.record(data, result.infos, envs, steps=steps, drop=drop, act=act)
+        self.record(data, result.infos, steps=len(columns), drop=drop, act=act)
 
     def record(
         self,
         columns: Columns,
         infos: Mapping[int, Infos],
-        envs: Rows,
+        envs: Rows | None = None,
         *,
         steps: int = 1,
         drop: Rows | None = None,
@@ -142,7 +148,7 @@ class VectorRecorder:
         infos
             Infos by step; steps without any may be missing.
         envs
-            The place of each row's environment, shape (k,).
+            The place of each row's environment, shape (k,); None for all of them in order in each step.
         steps
             How many steps these are, all of equally many rows.
         drop
@@ -150,60 +156,68 @@ class VectorRecorder:
         act
             The decision, where a hook looks at each step.
         """
+        every = len(self._env_ids)
+        count = every if envs is None else len(envs) // steps
         kept = None
         if drop is not None:
-            kept = np.delete(np.arange(len(envs)), drop)
+            keeps = np.ones(steps * count, np.bool_)
+            keeps[drop] = False
+            kept = keeps.nonzero()[0]
             if not len(kept):
                 return
             # Clipping is what makes NumPy skip a second look at every index.
             columns = {name: column.take(kept, 0, None, "clip") for name, column in columns.items()}
-        count, own = len(envs) // steps, envs if kept is None else envs[kept]
-        self.recorded += len(own)
-        if self._buffer is None:
-            if self._on_step is not None and act is not None:
-                transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, kept))
-                self._on_step(_decision(act, self._actions, kept), transitions)
-                columns = to_columns(transitions)
-            self._keep(columns, _info_rows(infos, steps, count, kept), own)
+            envs = kept % every if envs is None else envs[kept]
+        elif envs is None and steps > 1:
+            envs = np.arange(steps * every) % every
+        self.recorded += every if envs is None else len(envs)
+        decided = None if self._on_step is None else act
+        if self._buffer is None and decided is None:
+            self._keep(columns, _info_rows(infos, steps, count, kept), envs, steps)
             return
         transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, kept))
-        if self._on_step is not None and act is not None:
-            self._on_step(_decision(act, self._actions, kept), transitions)
-        # A buffer need not look at the ids of rows that go to every ring in order.
-        in_order = kept is None and steps == 1 and count == len(self._env_ids) == getattr(self._buffer, "buffer_num", 0)
-        added = self._buffer.add(transitions, buffer_ids=None if in_order else own)
-        self._call_on_ended(added, own, *self._count(columns, own)[2:])
+        if self._on_step is not None and decided is not None:
+            self._on_step(_decision(decided, self._actions, kept), transitions)
+        if self._buffer is None:
+            self._keep(to_columns(transitions), _info_rows(infos, steps, count, kept), envs, steps)
+            return
+        added = self._buffer.add(transitions, buffer_ids=self._all_rings if envs is None else envs)
+        counted = self._count(columns, envs, steps)
+        if self._on_episode is not None and counted.ended is not None:
+            self._call_on_ended(self._on_episode, added, envs, counted)
 
-    def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows) -> None:
+    def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows | None, steps: int) -> None:
         """Record rows for a batch."""
-        eps_id, t, *_ = self._count(columns, envs)
+        counted = self._count(columns, envs, steps)
         blocks: dict[str, Block] = dict(columns)
         for top, layout in self._layouts.items():
-            if layout.structure is not None:
-                leaves = [columns[name] for name in column_names(top, layout)]
-                blocks = {name: block for name, block in blocks.items() if name.partition(".")[0] != top}
-                blocks[top] = NestedRows(layout.structure, leaves)
-        streams = Streams(eps_id, self._env_ids[envs], np.zeros(len(envs), np.int64))
-        self._recorder.append(names.DEFAULT_POLICY_ID, blocks, streams, t, infos)
+            leaves = [columns[name] for name in column_names(top, layout)]
+            blocks = {name: block for name, block in blocks.items() if name.partition(".")[0] != top}
+            blocks[top] = NestedRows(layout.structure, leaves)
+        env_id, agent_index = self._env_ids, self._agent_index
+        if envs is not None:
+            env_id, agent_index = env_id[envs], np.zeros(len(envs), np.int64)
+        streams = Streams(counted.eps_id, env_id, agent_index)
+        self._recorder.append(names.DEFAULT_POLICY_ID, blocks, streams, counted.t, infos)
 
-    def _count(self, columns: Columns, envs: Rows) -> tuple[Any, Any, Any, Any]:
-        """Count rows; return the episode and time of each, the environments whose episodes ended, and the lengths."""
-        done = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS]
-        counted = self._episodes.add(envs, done, columns[names.REWARDS])
-        self._returns.append(counted.returns)
-        self._lens.append(counted.lens)
-        eps_id, t = np.empty_like(counted.eps_id), np.empty_like(counted.t)
-        eps_id[counted.rows], t[counted.rows] = counted.eps_id, counted.t
-        return eps_id, t, counted.ended, counted.lens
+    def _count(self, columns: Columns, envs: Rows | None, steps: int) -> CountedSteps:
+        """Count rows by episode."""
+        done, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
+        if envs is None or steps == 1:
+            counted = self._episodes.add_step(done, rewards, envs)
+        else:
+            counted = self._episodes.add(envs, done, rewards)
+        if counted.ended is not None:
+            self._ended.append((counted.returns, counted.lens))
+        return counted
 
-    def _call_on_ended(self, added: Any, envs: Rows, ended: Any, lens: Any) -> None:
-        """Call the episode hook on those that ended in the buffer with the added rows, of one step."""
-        if self._on_episode is None or not len(ended):
-            return
-        row_of = {env: row for row, env in enumerate(envs.tolist())}
-        for env, length in zip(ended.tolist(), lens.tolist(), strict=True):
+    def _call_on_ended(self, hook: EpisodeHook, added: Any, envs: Rows | None, counted: CountedSteps) -> None:
+        """Call the episode hook on episodes that ended in the buffer with the added rows, of one step."""
+        ended: Any = counted.ended
+        row_of = {env: row for row, env in enumerate(envs.tolist())} if envs is not None else range(len(self._env_ids))
+        for env, length in zip(ended.tolist(), counted.lens.tolist(), strict=True):
             row = row_of[env]
-            call_on_buffer(self._on_episode, self._buffer, int(added[3][row]), int(added[0][row]), length)
+            call_on_buffer(hook, self._buffer, int(added[3][row]), int(added[0][row]), length)
 
     def begin(self) -> None:
         """Start an episode in every environment; those under way do not go on.
@@ -228,9 +242,10 @@ class VectorRecorder:
         constants
             Further columns, of one number each.
         """
-        returns = np.concatenate(self._returns or [np.empty(0)])
-        lens = np.concatenate(self._lens or [np.empty(0, np.int64)])
-        self._start()
+        ended, self._ended, self.recorded = self._ended, [], 0
+        returns, lens = np.empty(0), np.empty(0, np.int64)
+        if ended:
+            returns, lens = map(np.concatenate, zip(*ended, strict=True))
         if self._buffer is not None:
             return None, returns, lens
         batches = self._recorder.take(constants)
@@ -270,18 +285,21 @@ def to_transitions(values: Columns, infos: Batch) -> Batch:
     """
     data: dict[str, Any] = {}
     for name, value in values.items():
-        top, dot, path = name.partition(".")
-        top = TO_NESTED.get(top, top)
-        if not dot:
-            data[top] = value
-            continue
-        *folders, leaf = path.split(".")
-        folder = data.setdefault(top, node(Batch, {})).__dict__
+        folders, leaf = _nested_place(name)
+        folder = data
         for key in folders:
             folder = folder.setdefault(key, node(Batch, {})).__dict__
         folder[leaf] = value
     data["info"] = infos
     return node(Batch, data)
+
+
+@lru_cache(maxsize=1024)
+def _nested_place(name: str) -> tuple[tuple[str, ...], str]:
+    """Return where a column lies in transitions: the names of the batches around it, and its own."""
+    top, *path = name.split(".")
+    *folders, leaf = TO_NESTED.get(top, top), *path
+    return tuple(folders), leaf
 
 
 def to_columns(transitions: Batch) -> Columns:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from samplebatch import VectorReplayBuffer
 from samplebatch.rollout.collector import Collector
-from samplebatch.rollout.episodes import EpisodeQuota
+from samplebatch.rollout.episodes import EpisodeCount, EpisodeQuota
 
 
 def stay(obs: Any) -> Any:
@@ -103,3 +103,25 @@ def test_many_at_once_or_one_by_one(
         return found
 
     assert collected() == collected(on_step_hook=lambda decided, transitions: None)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=12), st.integers(0, 12))
+def test_steps_of_all_environments_are_counted_as_steps_of_some(ends: list[list[bool]], switch: int) -> None:
+    together, by_row = EpisodeCount(3), EpisodeCount(3)
+    episodes: dict[int, int] = {}
+    for step, over in enumerate(ends):
+        done, rewards = np.array(over), np.arange(3.0) + 10 * step
+        one, other = together.add_step(done, rewards), by_row.add(np.arange(3), done, rewards)
+        # Ids are random: the same episode has the same two of them in every step.
+        pairs = zip(one.eps_id.tolist(), other.eps_id.tolist(), strict=True)
+        assert all(episodes.setdefault(mine, its) == its for mine, its in pairs)
+        assert one.t.tolist() == other.t.tolist()
+        assert one.returns.tolist() == other.returns.tolist()
+        assert one.lens.tolist() == other.lens.tolist() == [own + 1 for own in one.t[done].tolist()]
+        ended = [] if one.ended is None else one.ended.tolist()
+        assert ended == other.ended.tolist() == np.flatnonzero(done).tolist()
+        if step == switch:
+            # Either goes on where the other way of counting left off.
+            together, by_row = by_row, together
+            episodes = {its: mine for mine, its in episodes.items()}
