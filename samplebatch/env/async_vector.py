@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from samplebatch.column.exact import BOOL, FLOAT
 from samplebatch.env.as_environments import is_factory
 from samplebatch.env.base import Environments, Flags, Floats
 from samplebatch.env.environment_list import check_space
-from samplebatch.env.environment_process import RENDER, RESET, STEP, STEPPED
+from samplebatch.env.environment_process import LOAD, RENDER, RESET, SAVE, STEP, STEPPED
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.processes import EnvironmentProcesses
 from samplebatch.env.registry import Environment, environment_factory
@@ -312,6 +312,43 @@ class AsyncEnvironments(Environments):
         among[envs] = True
         self._processes.receive(len(envs), None, among)
         self._processes.check()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the environments, which their processes pickle; see `Environments.state_dict`.
+
+        Raises
+        ------
+        WorkerError
+            If a process ends.
+        """
+        found = self._ask_all(SAVE, [None] * self.num_envs)
+        refused = next((one for one in found if one["pickles"] is None), None)
+        pickles = [pickled for one in found for pickled in one["pickles"] or ()]
+        return {"saved": refused or {"pickles": pickles, "why": None}, "made": self.made}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Continue where environments made alike were; see `Environments.load_state_dict`.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            If they are of other classes.
+        WorkerError
+            If a process ends.
+        """
+        pickles = state["saved"]["pickles"]
+        if pickles is not None:
+            self._ask_all(LOAD, [{"pickles": [pickled], "why": None} for pickled in pickles])
+            self.made = state["made"]
+        return pickles is not None
+
+    def _ask_all(self, command: int, given: Sequence[Any]) -> list[Any]:
+        """Let the process of each environment, none of them under way, carry out a command, and return the answers."""
+        for env, own in enumerate(given):
+            self._processes.ask(env, command, own)
+        self._processes.wait_for_all()
+        self._processes.check()
+        return [answer for _, answers in self._processes.receive(len(given)) for _, answer in answers]
 
     def close(self) -> None:
         """Let the environments finish their steps and close; those that take longer than ten seconds are ended."""

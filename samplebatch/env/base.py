@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.column.exact import Refuse
+from samplebatch.env.environment_state import load_environments, save_environments
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.spaces import Leaf, SpaceLayout
 from samplebatch.errors import EnvironmentSpecError
@@ -92,6 +93,8 @@ class Environments(ABC):
     """
 
     resets_later = False
+    _kept: ClassVar[Sequence[str]] = ("made",)
+    """Attributes that belong to the state beside the environments themselves."""
 
     def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         self.env = env
@@ -145,6 +148,30 @@ class Environments(ABC):
         new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
         spoken = {place: said for place, said in enumerate(infos) if any(said)}
         return StepResult(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
+
+    def _parts(self) -> list[Any]:
+        """Return the objects that are stepped, which have the state."""
+        return [self.env]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the environments, which can be pickled, for `load_state_dict`."""
+        return {"saved": save_environments(self._parts()), **{name: getattr(self, name) for name in self._kept}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Continue where environments made alike were; return whether these could be saved.
+
+        If not, nothing has changed: they must be reset.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            If they are of other classes.
+        """
+        if not load_environments(self._parts(), state["saved"]):
+            return False
+        for name in self._kept:
+            setattr(self, name, state[name])
+        return True
 
     def render_all(self) -> None:
         """Render every environment."""

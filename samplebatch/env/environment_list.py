@@ -139,6 +139,9 @@ class EnvironmentList(Environments):
             infos[env] = info
         return obs, infos
 
+    def _parts(self) -> list[Any]:
+        return self._envs
+
     def render_all(self) -> None:
         """Render every environment."""
         for env in self._envs:

@@ -13,6 +13,8 @@ command      arguments                     answer
 `STEP`       the action                    `STEPPED`: left, reward, terminated, truncated, info; where the episode ended
                                            `BEGUN` follows, once the environment is reset
 `RENDER`     none                          `RENDERED`
+`SAVE`       none                          `SAVED`: the environment, see `save_environments`
+`LOAD`       what `SAVED` brought          `SAVED`: None
 ===========  ============================  ===========================================================================
 
 "left" are the leaves of the observation that do not lie in shared memory. `FAILED` stands in the place of every answer:
@@ -30,6 +32,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
+from samplebatch.env.environment_state import SavedEnvironments, load_environments, save_environments
 from samplebatch.env.registry import environment_kind, make_environment
 from samplebatch.env.shared_observations import FIRST_OBS, NEW_OBS, SharedObservations
 from samplebatch.env.spaces import Leaf
@@ -38,8 +41,8 @@ from samplebatch.errors import EnvironmentSpecError
 from samplebatch.transport.children import begin_child
 from samplebatch.transport.region import Region
 
-MAKE, SHARE, RESET, STEP, RENDER = range(5)
-SPACES, BEGUN, STEPPED, RENDERED, FAILED = range(5)
+MAKE, SHARE, RESET, STEP, RENDER, SAVE, LOAD = range(7)
+SPACES, BEGUN, STEPPED, RENDERED, SAVED, FAILED = range(6)
 
 LAST, MORE = b"\0", b"\1"
 
@@ -84,6 +87,8 @@ class _Service:
             RESET: self._reset,
             STEP: self._step,
             RENDER: self._render,
+            SAVE: self._save,
+            LOAD: self._load,
         }
 
     def answer(self, command: int, given: Any) -> Iterator[bytes]:
@@ -124,6 +129,13 @@ class _Service:
     def _render(self, _: None) -> Iterator[bytes]:
         self._env.render()
         yield _message(RENDERED)
+
+    def _save(self, _: None) -> Iterator[bytes]:
+        yield _message(SAVED, save_environments([self._env]))
+
+    def _load(self, saved: SavedEnvironments) -> Iterator[bytes]:
+        load_environments([self._env], saved)
+        yield _message(SAVED, None)
 
     def close(self) -> None:
         """Close the environment; there is nobody to tell an error to."""

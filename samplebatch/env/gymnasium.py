@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ _FINAL_OBSERVATIONS = ("final_obs", "final_observation")
 
 class VectorEnvironments(Environments):
     """A vector environment of Gymnasium's, which resets its environments by itself or not at all."""
+
+    _kept: ClassVar[Sequence[str]] = ("made", "_raw")
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
@@ -151,6 +153,7 @@ class NextStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the step after its episode ended."""
 
     resets_later = True
+    _kept = ("made", "_raw", "_resetting")
     _resetting: Rows | None = None
 
     def __init__(self, env: Any) -> None:
@@ -178,6 +181,8 @@ class NextStepEnvironments(VectorEnvironments):
         for said in result.infos.values():
             _refuse_finals(said)
         ends = ends_of(result.terminateds, result.truncateds).reshape(len(steps), self.num_envs)
+        if self._resetting is None and not _count(ends):
+            return result
         # Shifted by one step: an environment is reset in the step after the one that ended its episode.
         resets = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
         if self._resetting is not None:

@@ -68,6 +68,7 @@ class NextStepSyncEnvironments(SyncEnvironments):
     """The environments of a plain `SyncVectorEnv` that resets each in the step after its episode ended."""
 
     resets_later = True
+    _kept = ("made", "_resets")
     _resets: Flags | None = None
     """Which environments the next step resets; None for none."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from samplebatch.errors import PolicySpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.as_policy import Decision, as_policy, own_policy
 from samplebatch.policy.random import RandomPolicy
+from samplebatch.policy.random_by_environment import RandomByEnvironment
 
 ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
 """How actions become what environments take: cut off at the bounds, scaled to them from [-1, 1], or by a function."""
@@ -157,7 +158,7 @@ class Actor:
                 raise PolicySpecError(
                     f"a policy must return an action for each of {rows} environments, got actions of shape {leaf.shape}"
                 )
-        self._check_numbers(leaves)
+        self._check(leaves, mapped=self._map is None)
         # The policy may write its next actions where these are.
         columns = {names.OBS: obs[0], names.ACTIONS: act.copy()} if plain else self._columns(obs, leaves)
         after = None
@@ -171,16 +172,10 @@ class Actor:
                 if name in _RECORDED and kept.dtype.kind not in _NUMBERS:
                     raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(kept)} from the policy")
                 columns[name] = kept.copy()
-        mapped = leaves
         if self._map is not None:
-            mapped = self._layout.flatten(to_numpy(self._map(act)))
-            self._check_numbers(mapped)
-        for leaf, shape, name in zip(mapped, self._shapes, self._action_names, strict=True):
-            if shape is not None and leaf.shape[1:] != shape:
-                raise PolicySpecError(
-                    f"column {name!r} must have rows of shape {shape}, as the action space has, got {leaf.shape[1:]}"
-                )
-        return _new_tuple(ActResult, (columns, mapped, after, decision))
+            leaves = self._layout.flatten(to_numpy(self._map(act)))
+            self._check(leaves, mapped=True)
+        return _new_tuple(ActResult, (columns, leaves, after, decision))
 
     def draw(self, obs: Sequence[Leaf], rows: int) -> ActResult:
         """Draw actions at random."""
@@ -189,11 +184,30 @@ class Actor:
         kept = leaves if self._unmap is None else self._layout.flatten(to_numpy(self._unmap(drawn)))
         return ActResult(self._columns(obs, kept), leaves, None, {"act": drawn})
 
-    def _check_numbers(self, leaves: Sequence[Leaf]) -> None:
-        """Refuse actions that are no real numbers where the space has numbers."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generators of random actions. A policy has a state of its own, which is not in it."""
+        own = self.policy.policy
+        drawn = own.state_dict() if isinstance(own, RandomPolicy | RandomByEnvironment) else None
+        return {"random": self._random.state_dict(), "policy": drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the draws of an actor of the same spaces where its `state_dict` was."""
+        self._random.load_state_dict(state["random"])
+        own = self.policy.policy
+        if isinstance(own, RandomPolicy | RandomByEnvironment) and state["policy"] is not None:
+            own.load_state_dict(state["policy"])
+
+    def _check(self, leaves: Sequence[Leaf], *, mapped: bool) -> None:
+        """Refuse actions that are no real numbers where the space has numbers, or not of its shape once mapped."""
         for leaf, shape, name in zip(leaves, self._shapes, self._action_names, strict=True):
-            if shape is not None and leaf.dtype.kind not in "biuf":
+            if shape is None:
+                continue
+            if leaf.dtype.kind not in "biuf":
                 raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(leaf)} from the policy")
+            if mapped and leaf.shape[1:] != shape:
+                raise PolicySpecError(
+                    f"column {name!r} must have rows of shape {shape}, as the action space has, got {leaf.shape[1:]}"
+                )
 
     def _columns(self, obs: Sequence[Leaf], actions: Sequence[Leaf]) -> Columns:
         columns = dict(zip(self._obs_names, obs, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,15 @@ class RandomPolicy:
     def __init__(
         self, action_space: Any, *, seed: int | np.random.SeedSequence | np.random.Generator | None = None
     ) -> None:
-        rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(seed)
         self.action_space = action_space
-        self._layout = SpaceLayout(action_space)
-        self._draws = [_draw_of(leaf, rng, numeric=self._layout.is_numeric(leaf)) for leaf in self._layout.spaces]
+        self._layout = layout = SpaceLayout(action_space)
+        # Spaces without arrays (texts, graphs, sequences) know best how to draw from themselves.
+        self._own = [None if layout.is_numeric(leaf) else copy.deepcopy(leaf) for leaf in layout.spaces]
+        self._draws = [
+            _draw_of(leaf, self._rng) if own is None else _draw_objects(own, self._rng)
+            for leaf, own in zip(layout.spaces, self._own, strict=True)
+        ]
 
     def __call__(self, batch: Batch, state: Any = None) -> Batch:
         """Draw an action for every row of `batch.obs`."""
@@ -57,6 +62,24 @@ class RandomPolicy:
         """Draw so many actions: an array of shape (rows, ...), or a batch of them for dict and tuple spaces."""
         return self._layout.batch([draw(rows) for draw in self._draws])
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generators, which can be pickled."""
+        return {"generator": self._rng.bit_generator.state, "spaces": copy.deepcopy(self._own)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the draws of a policy of the same space where its `state_dict` was.
+
+        >>> from gymnasium import spaces
+        >>> policy, again = (RandomPolicy(spaces.Discrete(99), seed=seed) for seed in (1, 2))
+        >>> again.load_state_dict(policy.state_dict())
+        >>> (policy.sample(5) == again.sample(5)).all()
+        np.True_
+        """
+        self._rng.bit_generator.state = state["generator"]
+        for own, known in zip(self._own, copy.deepcopy(state["spaces"]), strict=True):
+            if own is not None:
+                own.__dict__.update(known.__dict__)
+
 
 def _rows(observations: Any) -> int:
     while KINDS[type(observations)] == NODE:
@@ -64,7 +87,12 @@ def _rows(observations: Any) -> int:
     return len(observations)
 
 
-def _draw_of(space: Any, rng: np.random.Generator, *, numeric: bool) -> Draw:
+def _draw_objects(space: Any, rng: np.random.Generator) -> Draw:
+    space.seed(int(rng.integers(1 << 31)))
+    return lambda rows: np.fromiter((space.sample() for _ in range(rows)), object, rows)
+
+
+def _draw_of(space: Any, rng: np.random.Generator) -> Draw:
     spaces = require("gymnasium.spaces", "envs")
     if isinstance(space, spaces.Discrete):
         first, stop, dtype = int(space.start), int(space.start + space.n), space.dtype
@@ -74,12 +102,7 @@ def _draw_of(space: Any, rng: np.random.Generator, *, numeric: bool) -> Draw:
         return lambda rows: rng.integers(low, high, (rows, *space.shape), space.dtype)
     if isinstance(space, spaces.MultiBinary):
         return lambda rows: rng.integers(0, 2, (rows, *space.shape), space.dtype)
-    if numeric:
-        return _box(space, rng)
-    # Spaces without arrays (texts, graphs, sequences) know best how to draw from themselves.
-    own = copy.deepcopy(space)
-    own.seed(int(rng.integers(1 << 31)))
-    return lambda rows: np.fromiter((own.sample() for _ in range(rows)), object, rows)
+    return _box(space, rng)
 
 
 def _box(space: Any, rng: np.random.Generator) -> Draw:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,18 @@ class RandomByEnvironment:
         at = self._at[envs]
         self._at[envs] = at + 1
         return {"act": self._layout.batch([leaf[envs, at] for leaf in self._drawn])}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generators, and the actions that are drawn already; it can be pickled."""
+        drawn = [leaf.copy() for leaf in self._drawn]
+        return {"policies": [own.state_dict() for own in self._policies], "drawn": drawn, "at": self._at.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the draws for as many environments where their `state_dict` was."""
+        for own, known in zip(self._policies, state["policies"], strict=True):
+            own.load_state_dict(known)
+        self._drawn = [leaf.copy() for leaf in state["drawn"]]
+        self._at = state["at"].copy()
 
     def _draw_ahead(self, env: int) -> None:
         leaves = self._layout.flatten(self._policies[env].sample(_AHEAD))

@@ -1,0 +1,138 @@
+"""States of environments: pickled whole, with their generators, and put into environments that were made alike."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, TypedDict
+
+from samplebatch.errors import EnvironmentSpecError
+
+_ARGUMENTS = "_ezpickle_args"
+"""The attribute that tells of Gymnasium's `EzPickle`, which pickles the arguments of an object, not its state."""
+
+
+class SavedEnvironments(TypedDict):
+    """Environments as `save_environments` pickles them, a part of the state of collectors.
+
+    Attributes
+    ----------
+    pickles
+        A pickle of each; None where one cannot be pickled.
+    why
+        The reason then.
+    """
+
+    pickles: list[bytes] | None
+    why: str | None
+
+
+def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
+    """Pickle environments, all or none of them."""
+    try:
+        return {"pickles": [save_environment(env) for env in envs], "why": None}
+    except Exception as error:
+        return {"pickles": None, "why": f"{type(error).__name__}: {error}"}
+
+
+def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
+    """Let environments continue where others were; return whether these could be pickled.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If they are of other classes.
+    """
+    if saved["pickles"] is None:
+        return False
+    for env, pickled in zip(envs, saved["pickles"], strict=True):
+        load_environment(env, pickled)
+    return True
+
+
+def save_environment(env: Any) -> bytes:
+    """Pickle an environment with the wrappers around it, and all that it needs to continue exactly as it would have.
+
+    Windows, fonts and pictures of pygame are left out, as they are drawn again.
+
+    Raises
+    ------
+    Exception
+        Any, if a part of it cannot be pickled: a process, a simulator of another language.
+
+    Examples
+    --------
+    >>> import gymnasium
+    >>> env, again = gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1")
+    >>> _ = env.reset(seed=1)
+    >>> load_environment(again, save_environment(env))
+    >>> env.step(0)[0].tolist() == again.step(0)[0].tolist()
+    True
+    """
+    file = io.BytesIO()
+    left_out = {id(value): path for path, value in _drawn(env)}
+
+    class Pickler(import_module("cloudpickle").Pickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> Any:
+            return left_out.get(id(value))
+
+        def reducer_override(self, value: Any) -> Any:
+            attributes = getattr(value, "__dict__", None)
+            if type(attributes) is dict and _ARGUMENTS in attributes and not isinstance(value, type):
+                return object.__new__, (type(value),), attributes, None, None, _fill
+            return super().reducer_override(value)
+
+    Pickler(file).dump(env)
+    return file.getvalue()
+
+
+def load_environment(env: Any, state: bytes) -> None:
+    """Let an environment continue where the one was that `save_environment` pickled.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If that one was of another class.
+    """
+    own = dict(_drawn(env))
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, path: Any) -> Any:
+            return own.get(path)
+
+    loaded = Unpickler(io.BytesIO(state)).load()
+    if type(loaded) is not type(env):
+        raise EnvironmentSpecError(
+            f"the state of an environment must be one of a {type(env).__name__}, got one of a {type(loaded).__name__}"
+        )
+    # The collector, and whoever made it, know the environment by this very object.
+    env.__dict__.clear()
+    env.__dict__.update(loaded.__dict__)
+
+
+def _drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the attributes of an environment and its wrappers that belong to pygame, each with the way to it."""
+    known: set[int] = set()
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]
+    while waiting:
+        path, layer = waiting.pop()
+        attributes = getattr(layer, "__dict__", None)
+        if id(layer) in known or not isinstance(attributes, Mapping):
+            continue
+        known.add(id(layer))
+        for name, value in attributes.items():
+            if type(value).__module__.partition(".")[0] == "pygame":
+                yield (*path, name), value
+            elif hasattr(value, "step") and hasattr(value, "reset"):
+                waiting.append(((*path, name), value))
+            elif isinstance(value, list | tuple):
+                waiting += [
+                    ((*path, name, str(place)), part) for place, part in enumerate(value) if hasattr(part, "step")
+                ]
+
+
+def _fill(made: Any, attributes: dict[str, Any]) -> None:
+    """Give an object its attributes, in place of the ones that it would make itself."""
+    made.__dict__.update(attributes)
