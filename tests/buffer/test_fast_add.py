@@ -72,6 +72,16 @@ def test_both_write_the_same_slots(name: str, rows: int | None) -> None:
         assert shown(fast) == shown(general)
 
 
+def test_a_row_with_an_axis_of_its_own_is_a_step_of_one_ring() -> None:
+    fast, general = pair(None)
+    for n in range(30):
+        batch = Batch(step(n, 1))
+        found, expected = fast.add(batch, buffer_ids=[0]), add_generally(general, batch[0])
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        assert fast._table.fast_add is not None
+    assert shown(fast) == shown(general)
+
+
 @pytest.mark.parametrize("rows", [None, 2])
 def test_vector_rewards_and_objects(rows: int | None) -> None:
     fast, general = pair(rows)
@@ -186,13 +196,12 @@ def test_the_batch_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "fill",
     [
-        lambda buffer, batch: buffer.add(batch, buffer_ids=[0]),
-        lambda buffer, batch: buffer.add(batch, buffer_ids=np.zeros(len(batch), int)),
+        lambda buffer, batch: buffer.add(Batch.cat([batch, batch]), buffer_ids=[0, 0]),
         lambda buffer, batch: buffer.add(batch[0].to_dict()),
         lambda buffer, batch: buffer.add(**batch[0]),
         lambda buffer, batch: ReplayBufferManager([buffer]).buffers[0].add(batch[0]),
     ],
-    ids=["one row", "rows of a collector", "a dict", "keywords", "part of another"],
+    ids=["rows of a collector", "a dict", "keywords", "part of another"],
 )
 def test_it_is_compiled_only_where_add_calls_it(fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "compile_fast_add", lambda *_: pytest.fail("compiled, and never called"))
