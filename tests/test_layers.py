@@ -83,7 +83,6 @@ LONG = {"samplebatch.buffer.replay": 650}
 
 ONE_IMPORTER = {
     "takes one concern off the class that the only importer has": {
-        "samplebatch.batch.device_batch",
         "samplebatch.batch.episode_batch",
         "samplebatch.batch.nested.arithmetic",
         "samplebatch.batch.packed",
@@ -123,22 +122,17 @@ ONE_IMPORTER = {
         "samplebatch.env.multi_agent",
     },
     "runs in a process of its own, or in place of that": {
-        "samplebatch.workers.local_worker",
-        "samplebatch.workers.supervision",
         "samplebatch.workers.worker",
     },
     "is loaded on demand, as it loads an optional library or much of the package": {
         "samplebatch.cli.collecting",
         "samplebatch.cli.inspecting",
         "samplebatch.cli.verifying",
-        "samplebatch.storage.buffer_file",
-        "samplebatch.storage.buffer_folder.buffers",
         "samplebatch.storage.multi_agent_state",
     },
     "is a file format of its own": {
         "samplebatch.storage.hdf5_batch",
         "samplebatch.storage.multi_agent_folder",
-        "samplebatch.storage.parquet_layout",
         "samplebatch.storage.parquet_size",
         "samplebatch.storage.thrift",
         "samplebatch.storage.tianshou_pickle",
