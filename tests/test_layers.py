@@ -109,7 +109,6 @@ ONE_IMPORTER = {
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",
-        "samplebatch.transport.reservation",
         "samplebatch.transport.shared_queue",
         "samplebatch.workers.buffer_writer",
     },
