@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +11,7 @@ from samplebatch.env.base import Environments
 from samplebatch.env.environment_list import EnvironmentList
 from samplebatch.env.envpool import EnvPoolEnvironments, is_envpool
 from samplebatch.env.gymnasium import vector_environments
-from samplebatch.env.registry import environment_kind, make_environment
+from samplebatch.env.registry import Environment, environment_factory, environment_kind, make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 
@@ -106,3 +106,70 @@ def make_all(given: Sequence[Any]) -> list[Any]:
 def is_factory(env: Any) -> bool:
     """Tell whether an argument makes an environment, as ids, classes and functions do, or is one."""
     return isinstance(env, str | type) or (callable(env) and not hasattr(env, "step"))
+
+
+def environment_makers(env: Environment | Sequence[Environment], num_envs: int | None) -> list[Callable[[], Any]]:
+    """Find the functions that make the environments of a collector.
+
+    Parameters
+    ----------
+    env
+        Functions or ids, one for each environment; or one for all.
+    num_envs
+        How many environments there are, by default as many as functions.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there is no such environment, or one is given that is made already.
+    ArgumentError
+        If `num_envs` is no whole number from 1, or another number than that of the functions.
+
+    Examples
+    --------
+    >>> len(environment_makers("CartPole-v1", 3)), len(environment_makers([dict, dict], None))
+    (3, 2)
+    """
+    if num_envs is not None:
+        whole("num_envs", num_envs, 1)
+    if not isinstance(env, (list, tuple)):
+        return [_maker(env)] * (num_envs or 1)
+    if not env:
+        raise EnvironmentSpecError("there must be at least one environment, got none")
+    if num_envs not in (None, len(env)):
+        raise ArgumentError(f"num_envs must be {len(env)}, as env is a list of as many functions, got {num_envs}")
+    return [_maker(one) for one in env]
+
+
+def _maker(env: Any) -> Callable[[], Any]:
+    if is_factory(env):
+        return environment_factory(env)
+    own = "the functions that it was made of, its env_fns" if hasattr(env, "env_fns") else "functions that make it"
+    raise EnvironmentSpecError(
+        "env must be given as functions that make environments, or ids, since each is made in a process of its own, "
+        f"got a {type(env).__name__}; pass {own}"
+    )
+
+
+def list_environments(env: Environment | Sequence[Environment], count: int) -> tuple[Environment, ...]:
+    """List the name or function of each of the environments of all workers.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If there is no such environment, or one is given that is made already.
+    ArgumentError
+        If there is a list of another length.
+
+    Examples
+    --------
+    >>> list_environments("CartPole-v1", 2)
+    ('CartPole-v1', 'CartPole-v1')
+    """
+    environments: tuple[Any, ...] = tuple(env) if isinstance(env, (list, tuple)) else (env,) * count
+    if len(environments) != count:
+        raise ArgumentError(
+            f"env must have as many environments as num_workers * envs_per_worker, {count}, got {len(environments)}"
+        )
+    environment_makers(environments, None)
+    return environments

@@ -9,65 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.arguments import whole
 from samplebatch.column.exact import BOOL, FLOAT
-from samplebatch.env.as_environments import is_factory
 from samplebatch.env.base import Environments, Flags, Floats
 from samplebatch.env.environment_list import check_space
 from samplebatch.env.environment_process import LOAD, RENDER, RESET, SAVE, STEP, STEPPED
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.processes import EnvironmentProcesses
-from samplebatch.env.registry import Environment, environment_factory
 from samplebatch.env.seeds import seeds_of_reset
 from samplebatch.env.shared_observations import FIRST_OBS, NEW_OBS, SharedObservations
 from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names, put
-from samplebatch.errors import ArgumentError, EnvironmentSpecError
+from samplebatch.errors import EnvironmentSpecError
 
 _OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 _NONE: Rows = np.empty(0, np.intp)
-
-
-def environment_makers(env: Environment | Sequence[Environment], num_envs: int | None) -> list[Callable[[], Any]]:
-    """Find the functions that make the environments of a collector.
-
-    Parameters
-    ----------
-    env
-        Functions or ids, one for each environment; or one for all.
-    num_envs
-        How many environments there are, by default as many as functions.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If there is no such environment, or one is given that is made already.
-    ArgumentError
-        If `num_envs` is no whole number from 1, or another number than that of the functions.
-
-    Examples
-    --------
-    >>> len(environment_makers("CartPole-v1", 3)), len(environment_makers([dict, dict], None))
-    (3, 2)
-    """
-    if num_envs is not None:
-        whole("num_envs", num_envs, 1)
-    if not isinstance(env, (list, tuple)):
-        return [_maker(env)] * (num_envs or 1)
-    if not env:
-        raise EnvironmentSpecError("there must be at least one environment, got none")
-    if num_envs not in (None, len(env)):
-        raise ArgumentError(f"num_envs must be {len(env)}, as env is a list of as many functions, got {num_envs}")
-    return [_maker(one) for one in env]
-
-
-def _maker(env: Any) -> Callable[[], Any]:
-    if is_factory(env):
-        return environment_factory(env)
-    own = "the functions that it was made of, its env_fns" if hasattr(env, "env_fns") else "functions that make it"
-    raise EnvironmentSpecError(
-        "env must be given as functions that make environments, or ids, since each is made in a process of its own, "
-        f"got a {type(env).__name__}; pass {own}"
-    )
 
 
 class AsyncStepResult(NamedTuple):
@@ -124,6 +78,7 @@ class AsyncEnvironments(Environments):
 
     Examples
     --------
+    >>> from samplebatch.env.as_environments import environment_makers
     >>> environments = AsyncEnvironments(environment_makers("CartPole-v1", 2))
     >>> _ = environments.reset(seeds=[1, 2])
     >>> environments.send(np.array([1]), [np.array([0])])

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult, environment_makers
+from samplebatch.env.as_environments import environment_makers
+from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult
 from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
 from samplebatch.env.registry import Environment
 from samplebatch.env.spaces import put

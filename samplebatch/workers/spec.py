@@ -20,8 +20,8 @@ class WorkerSpec:
     ----------
     index
         Which of the workers it is, counted from 0.
-    env
-        What it steps.
+    envs
+        The names or functions that make its environments.
     policy
         Makes the policy, or the policies by their ids.
     num_envs
@@ -35,7 +35,7 @@ class WorkerSpec:
     """
 
     index: int
-    env: Environment
+    envs: tuple[Environment, ...]
     policy: Callable[[], Any]
     num_envs: int
     policy_mapping: PolicyMapping | None

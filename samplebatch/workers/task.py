@@ -171,7 +171,7 @@ class MultiAgentTask(Task):
 
     def __init__(self, spec: WorkerSpec, subscription: Subscription, count_steps: Count, first: Any) -> None:
         super().__init__(spec, subscription)
-        environments = [first, *(make_environment(spec.env) for _ in range(spec.num_envs - 1))]
+        environments = [first, *make_all(spec.envs[1:])]
         mapping = policy_by_kind(first) if spec.policy_mapping is None else spec.policy_mapping
         given = spec.policy()
         if isinstance(given, Mapping):
@@ -235,7 +235,7 @@ def make_task(spec: WorkerSpec, subscription: Subscription, count_steps: Count) 
     PolicySpecError
         If the policy cannot be made.
     """
-    first = make_environment(spec.env)
+    first = make_environment(spec.envs[0])
     try:
         kind = environment_kind(first)
         task = SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask
@@ -255,7 +255,7 @@ def _as_environments(spec: WorkerSpec, first: Any) -> Environments:
         )
     if is_vector:
         return as_environments(first)
-    return EnvironmentList([first, *make_all([spec.env] * (spec.num_envs - 1))])
+    return EnvironmentList([first, *make_all(spec.envs[1:])])
 
 
 def _only_policy(policies: Mapping[str, Any]) -> Any:

@@ -16,7 +16,8 @@ import numpy as np
 from samplebatch.arguments import choice, positive, whole
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
-from samplebatch.env.registry import Environment, environment_factory
+from samplebatch.env.as_environments import list_environments
+from samplebatch.env.registry import Environment
 from samplebatch.errors import ArgumentError, WorkerError
 from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy, label_weights, weights_nbytes
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
@@ -69,7 +70,8 @@ class RolloutWorkers:
     ----------
     env
         The environment's name, or a function that makes it (see `environment_factory`): of one agent or several, or a
-        vector environment. It goes to other processes by pickle, so a function must be importable.
+        vector environment; or a list of names and functions, one for each environment of all workers, the first for
+        `env_id` 0. They go to other processes by pickle, so functions must be importable.
     policy
         Who decides: `"random"`; anything that `as_policy` takes and that can be pickled, a torch module for instance;
         a function or class that makes one, of nothing or of `observation_space` and `action_space`; or the name of one
@@ -143,7 +145,7 @@ class RolloutWorkers:
 
     def __init__(
         self,
-        env: Environment,
+        env: Environment | Sequence[Environment],
         policy: Any = RANDOM,
         buffer: Any = None,
         *,
@@ -186,7 +188,7 @@ class RolloutWorkers:
         if not isinstance(buffer, MultiAgentReplayBuffer):
             check_buffer(buffer, num_workers * envs_per_worker)
         choice("backend", backend, get_args(Backend))
-        environment_factory(env)
+        environments = list_environments(env, num_workers * envs_per_worker)
         check_policy(policy)
         made: Callable[[], Any] = PickledPolicy(policy) if backend == "process" else partial(copy.deepcopy, policy)
         steps, episodes = (shares(amount, num_workers, envs_per_worker) for amount in (n_step, n_episode))
@@ -196,7 +198,7 @@ class RolloutWorkers:
         self._specs = [
             WorkerSpec(
                 index=index,
-                env=env,
+                envs=environments[index * envs_per_worker : (index + 1) * envs_per_worker],
                 policy=made,
                 num_envs=envs_per_worker,
                 policy_mapping=policy_mapping,

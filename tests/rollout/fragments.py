@@ -14,7 +14,7 @@ from samplebatch.workers.task import Task, make_task
 
 def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tuple[Hook, ...] = ()) -> WorkerSpec:
     seeds = np.random.SeedSequence(1)
-    return WorkerSpec(0, environment, lambda: policy, envs, None, False, None, hooks, seeds)
+    return WorkerSpec(0, (environment,) * envs, lambda: policy, envs, None, False, None, hooks, seeds)
 
 
 def begin(of: WorkerSpec) -> Task:
