@@ -14,8 +14,15 @@ _HOMES = {
     "from_minari": "samplebatch.convert.minari",
     "episodes_from_minari": "samplebatch.convert.minari",
     "to_minari": "samplebatch.convert.minari",
+    "from_ray_dataset": "samplebatch.convert.ray_data",
+    "to_ray_dataset": "samplebatch.convert.ray_data",
     "from_rllib_episodes": "samplebatch.convert.rllib_episodes",
     "to_rllib_episodes": "samplebatch.convert.rllib_episodes",
+    "read_rllib_json": "samplebatch.convert.rllib_json",
+    "write_rllib_json": "samplebatch.convert.rllib_json",
+    "read_rllib_parquet": "samplebatch.convert.rllib_parquet",
+    "write_rllib_parquet": "samplebatch.convert.rllib_parquet",
+    "write_rllib_episodes": "samplebatch.convert.rllib_parquet",
     "from_sb3": "samplebatch.convert.sb3",
     "to_sb3_replay": "samplebatch.convert.sb3",
     "to_sb3_rollout": "samplebatch.convert.sb3",
@@ -29,8 +36,15 @@ if TYPE_CHECKING:
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari
+    from samplebatch.convert.ray_data import from_ray_dataset as from_ray_dataset
+    from samplebatch.convert.ray_data import to_ray_dataset as to_ray_dataset
     from samplebatch.convert.rllib_episodes import from_rllib_episodes as from_rllib_episodes
     from samplebatch.convert.rllib_episodes import to_rllib_episodes as to_rllib_episodes
+    from samplebatch.convert.rllib_json import read_rllib_json as read_rllib_json
+    from samplebatch.convert.rllib_json import write_rllib_json as write_rllib_json
+    from samplebatch.convert.rllib_parquet import read_rllib_parquet as read_rllib_parquet
+    from samplebatch.convert.rllib_parquet import write_rllib_episodes as write_rllib_episodes
+    from samplebatch.convert.rllib_parquet import write_rllib_parquet as write_rllib_parquet
     from samplebatch.convert.sb3 import from_sb3 as from_sb3
     from samplebatch.convert.sb3 import to_sb3_replay as to_sb3_replay
     from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout

@@ -138,6 +138,16 @@ def as_flat(source: Source) -> SampleBatch:
     return batch
 
 
+def fragments_of(source: Source) -> Iterator[SampleBatch | MultiAgentBatch]:
+    """Yield the parts of an iterable one after the other, or the source itself; raises as `as_flat`.
+
+    A MultiAgentBatch may have any number of policies.
+    """
+    single = isinstance(source, MultiAgentBatch | ReplayBuffer) or values_of(source) is not None
+    for part in [source] if single or not isinstance(source, Iterable) else source:
+        yield part if isinstance(part, MultiAgentBatch) else as_flat(part)
+
+
 def _join(source: Any) -> SampleBatch:
     if isinstance(source, SampleBatch):
         return source

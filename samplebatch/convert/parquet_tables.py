@@ -1,0 +1,67 @@
+"""Tables of Parquet files that other libraries wrote, read within a bound of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.errors import CapacityError, FormatError
+from samplebatch.storage.arrow_file import file_bytes
+from samplebatch.storage.parquet_size import read_within
+
+
+def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> Iterator[tuple[pa.Table, MemoryBound]]:
+    """Read a Parquet file, or those of a folder and the folders in it by name, with the bound of each.
+
+    Raises
+    ------
+    FormatError
+        If there is no Parquet file, or one is damaged; names it.
+    CapacityError
+        If a file takes more memory than its bound; names the column.
+    OSError
+        If a file cannot be read.
+    """
+    for file in files_in(path, ".parquet"):
+        bound = MemoryBound(repr(str(file)), file.stat().st_size, max_nbytes)
+        yield read_table(file, bound), bound
+
+
+def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
+    """List a file, or the files of a suffix in a folder and the folders in it, by name.
+
+    Raises
+    ------
+    FormatError
+        If there is none.
+    OSError
+        If there is no such path.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        place.stat()
+        return [place]
+    found = sorted(file for file in place.rglob(f"*{suffix}") if file.is_file())
+    if not found:
+        raise FormatError(f"{str(place)!r} must be a folder with {suffix} files, it has none")
+    return found
+
+
+def read_table(path: Path, bound: MemoryBound) -> pa.Table:
+    """Read one Parquet file within a bound; raises as `read_tables` does."""
+    from pyarrow import parquet
+
+    try:
+        data = file_bytes(str(path), memory_map=True)
+        with parquet.ParquetFile(str(path)) as file:
+            table = read_within(file, data, bound)
+        table.validate()
+    except (CapacityError, FormatError):
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise FormatError(f"{str(path)!r} must be a whole Parquet file, and it is not: {error}") from error
+    return table

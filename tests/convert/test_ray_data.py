@@ -1,0 +1,91 @@
+"""Ray Data: our tables as its blocks, and its own types of tensors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from samplebatch import SampleBatch
+from samplebatch.convert.ray_types import without_ray_types
+from samplebatch.errors import FormatError
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import numpy as np, ray
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+import pytest
+from samplebatch import SampleBatch
+from samplebatch.convert import from_ray_dataset, to_ray_dataset
+from samplebatch.errors import EmptyBufferError
+from tests.convert.experience import two_episodes
+
+batch = two_episodes(nested=True)
+batch["infos"] = [{"lives": i} for i in range(5)]
+batch["ragged"] = [[1.0] * (1 + i % 3) for i in range(5)]
+dataset = to_ray_dataset([batch[:2], batch[2:]])
+assert dataset.num_blocks() == 2
+assert from_ray_dataset(dataset) == batch
+whole = from_ray_dataset(to_ray_dataset(batch))
+assert whole == batch
+
+mapped = dataset.map_batches(lambda rows: {**rows, "rewards": rows["rewards"] * 2}, batch_format="numpy")
+found = from_ray_dataset(mapped)
+order = np.lexsort((found["t"], found["eps_id"]))
+assert found["rewards"][order].tolist() == (batch["rewards"] * 2).tolist()
+assert found["obs.camera"].shape == (5, 4, 1) and found["obs.camera"].dtype == np.uint8
+assert found["terminateds"][order].tolist() == batch["terminateds"].tolist()
+assert [row.tolist() for row in found["ragged"]] == [list(map(float, row)) for row in batch["ragged"]]
+with pytest.raises(EmptyBufferError, match="must have steps to be converted"):
+    from_ray_dataset(dataset.filter(lambda row: False))
+ray.shutdown()
+print("all of it")
+"""
+
+
+@pytest.mark.long
+def test_datasets_go_there_and_back() -> None:
+    pytest.importorskip("ray.data")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert run.stdout.strip().endswith("all of it"), run.stderr[-3000:]
+
+
+def ray_tensors(values: np.ndarray, shape: Any = None) -> pa.Table:
+    """Make the column that Ray writes to Parquet, as it is read where Ray is not loaded."""
+    flat = pa.array(values.reshape(-1))
+    offsets = np.arange(len(values) + 1) * int(np.prod(values.shape[1:]))
+    storage = pa.LargeListArray.from_arrays(pa.array(offsets), flat)
+    metadata = {
+        "ARROW:extension:name": "ray.data.arrow_tensor_v2",
+        "ARROW:extension:metadata": json.dumps(list(values.shape[1:]) if shape is None else shape),
+    }
+    return pa.table([storage], schema=pa.schema([pa.field("obs", storage.type, metadata=metadata)]))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "u1", "?", "i8"])
+def test_tensors_are_read_where_ray_is_not_loaded(dtype: str) -> None:
+    values = np.arange(24).reshape(4, 3, 2).astype(dtype)
+    found = SampleBatch.from_arrow(without_ray_types(ray_tensors(values)))["obs"]
+    assert found.dtype == values.dtype
+    assert found.tolist() == values.tolist()
+
+
+def test_tensors_are_viewed() -> None:
+    table = ray_tensors(np.arange(24.0).reshape(4, 3, 2))
+    found = SampleBatch.from_arrow(without_ray_types(table))["obs"]
+    assert found.ctypes.data == table.column(0).chunk(0).flatten().buffers()[1].address
+
+
+@pytest.mark.parametrize("shape", [[3, 3], [], ["x"], [-1, -6], "x", {"a": 1}, [0]], ids=str)
+def test_shapes_that_do_not_fit_are_refused(shape: Any) -> None:
+    with pytest.raises(FormatError, match="column 'obs' must"):
+        without_ray_types(ray_tensors(np.arange(24.0).reshape(4, 3, 2), shape))

@@ -1,0 +1,242 @@
+"""RLlib's offline data in JSON and Parquet, written and read by RLlib."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.convert import (
+    read_rllib_json,
+    read_rllib_parquet,
+    write_rllib_episodes,
+    write_rllib_json,
+    write_rllib_parquet,
+)
+from samplebatch.convert.rllib_packing import pack
+from samplebatch.errors import CapacityError, ColumnTypeError, FormatError, UntrustedPickleError
+from tests.convert.experience import two_episodes
+from tests.malice import Mark
+
+pytest.importorskip("ray")
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.offline.json_reader import JsonReader
+from ray.rllib.offline.json_writer import JsonWriter
+from ray.rllib.policy.sample_batch import MultiAgentBatch as TheirMultiAgentBatch
+from ray.rllib.policy.sample_batch import SampleBatch as TheirSampleBatch
+from ray.rllib.utils.compression import pack as rllib_pack
+from ray.rllib.utils.compression import unpack as rllib_unpack
+
+
+def theirs(batch: SampleBatch) -> TheirSampleBatch:
+    return TheirSampleBatch({name: np.array(batch[name]) for name in batch})
+
+
+def written_by_rllib(folder: Path, batch: Any) -> None:
+    writer = JsonWriter(str(folder))
+    writer.write(batch)
+    writer.cur_file.close()
+
+
+def read_by_rllib(path: Path, count: int) -> list[Any]:
+    reader = JsonReader(str(path))
+    batches = [reader.next() for _ in range(count)]
+    reader.cur_file.close()
+    return batches
+
+
+def assert_same_values(found: SampleBatch, expected: SampleBatch) -> None:
+    assert set(found.column_names) == set(expected.column_names)
+    for path in expected.column_names:
+        assert np.asarray(found[path]).tolist() == expected[path].tolist()
+
+
+def test_rllibs_json_is_read(tmp_path: Path) -> None:
+    written_by_rllib(tmp_path, theirs(two_episodes()))
+    found = read_rllib_json(tmp_path)
+    assert isinstance(found, SampleBatch)
+    assert_same_values(found, two_episodes())
+    assert found["obs"].dtype == np.float32
+
+
+def test_rllibs_json_of_several_policies_is_read(tmp_path: Path) -> None:
+    written_by_rllib(tmp_path, TheirMultiAgentBatch({"a": theirs(two_episodes()), "b": theirs(two_episodes()[:2])}, 5))
+    found = read_rllib_json(tmp_path)
+    assert isinstance(found, MultiAgentBatch)
+    assert found.count == 5
+    assert_same_values(found["b"], two_episodes()[:2])
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+@pytest.mark.parametrize("compress", [(), ("obs", "new_obs", "actions")], ids=["plain", "packed"])
+def test_rllib_reads_our_json(tmp_path: Path, nested: bool, compress: tuple[str, ...]) -> None:
+    batch = two_episodes(nested=nested)
+    write_rllib_json([batch[:3], batch[3:]], tmp_path / "steps.json", compress_columns=compress)
+    first, second = read_by_rllib(tmp_path / "steps.json", 2)
+    assert [first.count, second.count] == [3, 2]
+    assert np.asarray(first["rewards"]).tolist() == batch["rewards"][:3].tolist()
+    obs = first["obs"]["x"] if nested else first["obs"]
+    assert np.asarray(obs).tolist() == (batch["obs.x"] if nested else batch["obs"])[:3].tolist()
+    found = read_rllib_json(tmp_path / "steps.json")
+    assert_same_values(found, batch)
+
+
+def test_several_policies_and_infos_go_through_json(tmp_path: Path) -> None:
+    batch = two_episodes()
+    batch["infos"] = [{"lives": i} for i in range(5)]
+    write_rllib_json(MultiAgentBatch({"p": batch}, 5), tmp_path / "steps.json")
+    found = read_rllib_json(tmp_path)
+    assert found["p"]["infos"].tolist() == batch["infos"].tolist()
+    (read,) = read_by_rllib(tmp_path / "steps.json", 1)
+    assert read.count == 5
+
+
+def test_packing_is_rllibs() -> None:
+    value = {"x": np.arange(6, dtype=np.int16).reshape(2, 3)}
+    assert rllib_unpack(pack(value))["x"].tolist() == value["x"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("nonsense", "line 1 of .* must be JSON"),
+        ('{"type": "Episode"}', "line 1 of .* must be a SampleBatch or MultiAgentBatch"),
+        ("[" * 100_000, "line 1 of .* must be JSON"),
+        ("[1]", "line 1 of .* must be a SampleBatch or MultiAgentBatch"),
+        ('{"type": "MultiAgentBatch", "policy_batches": {}, "count": "x"}', "must have a count of environment steps"),
+        ('{"type": "MultiAgentBatch", "policy_batches": {"a": 3}, "count": 3}', "must have columns by name"),
+        ('{"type": "SampleBatch", "obs": "BCJNGGRA"}', "column 'obs' in line 1 of .* must be packed"),
+        ('{"type": "SampleBatch", "obs": "é"}', "column 'obs' in line 1 of .* must be packed"),
+        ("", "must have batches of RLlib, it has none"),
+    ],
+)
+def test_damaged_json_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "steps.json").write_text(line)
+    with pytest.raises(FormatError, match=message):
+        read_rllib_json(tmp_path / "steps.json")
+
+
+def test_packed_code_is_not_run(tmp_path: Path, mark: Path) -> None:
+    line = json.dumps({"type": "SampleBatch", "obs": rllib_pack([Mark(mark)])})
+    (tmp_path / "steps.json").write_text(line)
+    with pytest.raises(UntrustedPickleError, match="column 'obs' in line 1"):
+        read_rllib_json(tmp_path)
+    table = pa.table({"obs": [rllib_pack(Mark(mark))], "rewards": [1.0]})
+    parquet.write_table(table, tmp_path / "steps.parquet")
+    with pytest.raises(UntrustedPickleError, match="column 'obs'"):
+        read_rllib_parquet(tmp_path)
+
+
+def test_packed_zeros_are_bounded(tmp_path: Path) -> None:
+    bomb = base64.b64encode(lz4.frame.compress(pickle.dumps(np.zeros(1 << 20)))).decode()
+    (tmp_path / "steps.json").write_text(json.dumps({"type": "SampleBatch", "obs": bomb}))
+    with pytest.raises(CapacityError, match="column 'obs'"):
+        read_rllib_json(tmp_path, max_nbytes=1 << 22)
+    assert len(read_rllib_json(tmp_path)) == 1 << 20
+
+
+def test_objects_without_a_form_in_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ColumnTypeError, match="column 'infos' must hold what JSON has a form for"):
+        write_rllib_json(SampleBatch(rewards=[1.0], infos=[{"x": {1, 2}}]), tmp_path / "steps.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+def test_rows_of_parquet_come_back(tmp_path: Path, nested: bool) -> None:
+    batch = two_episodes(nested=nested)
+    write_rllib_parquet(batch, tmp_path / "steps.parquet")
+    found = read_rllib_parquet(tmp_path)
+    for path in batch.column_names:
+        expected = batch[path] if path != "eps_id" else batch[path].astype(str)
+        assert np.asarray(found[path]).tolist() == expected.tolist()
+    assert np.asarray(found["obs.x" if nested else "obs"]).dtype == np.float32
+
+
+def test_nested_columns_of_rows_must_be_packed(tmp_path: Path) -> None:
+    with pytest.raises(ColumnTypeError, match="column 'obs' is nested and must be packed; name it in compress_columns"):
+        write_rllib_parquet(two_episodes(nested=True), tmp_path / "a.parquet", compress_columns=())
+
+
+def test_rllib_makes_episodes_of_our_rows(tmp_path: Path) -> None:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from ray.rllib.offline.offline_prelearner import SCHEMA, OfflinePreLearner
+
+    write_rllib_parquet(two_episodes(), tmp_path / "steps.parquet")
+    table = parquet.read_table(tmp_path / "steps.parquet")
+    rows = {name: np.array(table[name].to_pylist()) for name in table.column_names}
+    learner = OfflinePreLearner.__new__(OfflinePreLearner)
+    learner.config = AlgorithmConfig()
+    made = learner._map_to_episodes(
+        rows, schema=SCHEMA, input_compress_columns=["obs", "new_obs"], is_multi_agent=False
+    )["episodes"]
+    assert len(made) == 5
+    assert made[1].get_observations()[1].tolist() == two_episodes()["new_obs"][1].tolist()
+
+
+def recorded() -> list[SingleAgentEpisode]:
+    made = []
+    for k in range(2):
+        episode = SingleAgentEpisode(id_=f"e{k}")
+        episode.add_env_reset(np.array([k, 0], np.float32))
+        for i in range(3):
+            episode.add_env_step(
+                np.array([k, i + 1], np.float32), np.int64(i % 2), float(i), {"lives": i}, terminated=i == 2,
+                extra_model_outputs={"action_logp": np.float32(-i)},
+            )  # fmt: skip
+        made.append(episode)
+    return made
+
+
+def test_episodes_that_rllib_packs_are_read(tmp_path: Path) -> None:
+    msgpack, numpy_in_msgpack = pytest.importorskip("msgpack"), pytest.importorskip("msgpack_numpy")
+    rows = [msgpack.packb(episode.get_state(), default=numpy_in_msgpack.encode) for episode in recorded()]
+    parquet.write_table(pa.table({"item": rows}), tmp_path / "a.parquet")
+    found = read_rllib_parquet(tmp_path)
+    assert found["obs"].tolist() == [[k, i] for k in range(2) for i in range(3)]
+    assert found["new_obs"][:, 1].tolist() == [1, 2, 3, 1, 2, 3]
+    assert found["action_logp"].tolist() == [0, -1, -2] * 2
+    assert found["eps_id"].tolist() == ["e0"] * 3 + ["e1"] * 3
+    assert found["infos"][1] == {"lives": 1}
+
+
+def test_rllib_reads_our_episodes(tmp_path: Path) -> None:
+    msgpack, numpy_in_msgpack = pytest.importorskip("msgpack"), pytest.importorskip("msgpack_numpy")
+    write_rllib_episodes(two_episodes(), tmp_path / "a.parquet")
+    rows = parquet.read_table(tmp_path / "a.parquet")["item"].to_pylist()
+    first, second = (
+        SingleAgentEpisode.from_state(msgpack.unpackb(row, object_hook=numpy_in_msgpack.decode)) for row in rows
+    )
+    assert first.is_terminated
+    assert second.get_observations().tolist() == [[10, 10.5], [11, 11.5], [12, 12.5]]
+    found = read_rllib_parquet(tmp_path)
+    assert found["rewards"].tolist() == two_episodes()["rewards"].tolist()
+
+
+def test_damaged_episodes_are_refused(tmp_path: Path, mark: Path) -> None:
+    msgpack = pytest.importorskip("msgpack")
+    code = {b"nd": True, b"type": [["", "|O"]], b"kind": b"O", b"shape": [1], b"data": pickle.dumps(Mark(mark))}
+    state = recorded()[0].get_state() | {"observations": {"data": code, "lookback": 0}}
+    for row, error in (
+        (b"\xc1", FormatError),
+        (msgpack.packb(3), FormatError),
+        (msgpack.packb({"id_": "a"}), FormatError),
+        (msgpack.packb(state, default=lambda value: value.item()), UntrustedPickleError),
+    ):
+        parquet.write_table(pa.table({"item": [row]}), tmp_path / "a.parquet")
+        with pytest.raises(error, match="episode 0"):
+            read_rllib_parquet(tmp_path)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(FormatError, match="must be a whole Parquet file"):
+        read_rllib_parquet(tmp_path)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(FormatError, match=r"must be a folder with .parquet files, it has none"):
+        read_rllib_parquet(tmp_path)
