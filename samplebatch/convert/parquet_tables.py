@@ -9,9 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.errors import CapacityError, FormatError
-from samplebatch.storage.arrow_file import file_bytes
-from samplebatch.storage.parquet_size import read_within
+from samplebatch.errors import FormatError
+from samplebatch.storage.parquet import open_parquet
 
 
 def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> Iterator[tuple[pa.Table, MemoryBound]]:
@@ -26,9 +25,9 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
     OSError
         If a file cannot be read.
     """
-    for file in files_in(path, ".parquet"):
-        bound = MemoryBound(repr(str(file)), file.stat().st_size, max_nbytes)
-        yield read_table(file, bound), bound
+    for place in files_in(path, ".parquet"):
+        file, bound = open_parquet(place, max_nbytes=max_nbytes)
+        yield file.read(range(len(file.group_rows)), file.schema.names, bound), bound
 
 
 def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
@@ -49,19 +48,3 @@ def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
     if not found:
         raise FormatError(f"{str(place)!r} must be a folder with {suffix} files, it has none")
     return found
-
-
-def read_table(path: Path, bound: MemoryBound) -> pa.Table:
-    """Read one Parquet file within a bound; raises as `read_tables` does."""
-    from pyarrow import parquet
-
-    try:
-        data = file_bytes(str(path), memory_map=True)
-        with parquet.ParquetFile(str(path)) as file:
-            table = read_within(file, data, bound)
-        table.validate()
-    except (CapacityError, FormatError):
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise FormatError(f"{str(path)!r} must be a whole Parquet file, and it is not: {error}") from error
-    return table

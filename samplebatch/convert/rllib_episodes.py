@@ -247,7 +247,8 @@ def _id(episode: SampleBatch) -> str | None:
 def _infos(episode: SampleBatch) -> list[Any]:
     if names.INFOS not in episode:
         return [{} for _ in range(episode.count)]
-    return [row[names.INFOS] or {} for row in episode.select(names.INFOS).rows()]
+    # Infos alone count no steps.
+    return [row[names.INFOS] or {} for row in episode.select(names.INFOS, names.REWARDS).rows()]
 
 
 class _AgentSteps(NamedTuple):

@@ -18,7 +18,7 @@ from samplebatch.convert.parquet_tables import read_tables
 from samplebatch.convert.ray_types import without_ray_types
 from samplebatch.convert.rllib_episodes import AGENT_ID, MODULE_ID, EpisodeParts, to_rllib_episodes, trim
 from samplebatch.convert.rllib_packing import pack, unpack
-from samplebatch.convert.steps import Source, arrays_of, as_steps, flags_of, join_episodes
+from samplebatch.convert.steps import Source, arrays_of, as_steps, flags_of, join_episodes, require_columns
 from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError, require
 from samplebatch.storage.arrow_file import replacing
 
@@ -181,6 +181,8 @@ def write_rllib_parquet(
 
     Raises
     ------
+    ColumnNotFoundError
+        If there are no rewards, or nothing tells episodes apart.
     ColumnTypeError
         If a column that is not packed is nested, or has rows that vary in shape; names it.
     EmptyBufferError, SequenceError
@@ -191,6 +193,7 @@ def write_rllib_parquet(
     from pyarrow import parquet
 
     steps = as_steps(source)
+    require_columns(steps.batch, names.REWARDS)
     packed = frozenset(compress_columns)
     terminated, truncated = flags_of(steps.batch)
     ids = np.asarray(steps.batch[names.EPS_ID]) if names.EPS_ID in steps.batch else steps.numbers()
@@ -204,7 +207,7 @@ def write_rllib_parquet(
 
 
 def _packed_rows(batch: SampleBatch, name: str) -> pa.Array:
-    return pa.array([pack(row[name]) for row in batch.select(name).rows()])
+    return pa.array([pack(row[name]) for row in batch.select(*dict.fromkeys((name, names.REWARDS))).rows()])
 
 
 def _plain_rows(batch: SampleBatch, name: str) -> pa.Array:
