@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,9 @@ import numpy as np
 import torch
 
 Parameters = dict[str, np.ndarray]
+
+HIDDEN = (16,)
+"""Widths of hidden layers."""
 
 # Environments and loops
 
@@ -100,7 +103,9 @@ def optimizer(rate: float = 1e-3) -> Any:
     return AdamOptimizerFactory(lr=rate)
 
 
-def network(envs: Any, *, actions: bool = True, together: bool = False, **options: Any) -> Any:
+def network(
+    envs: Any, hidden: Sequence[int] = HIDDEN, *, actions: bool = True, together: bool = False, **options: Any
+) -> Any:
     """Make a small network of observations, with an output for each action, and maybe actions as further inputs."""
     from tianshou.utils.net.common import Net
 
@@ -109,7 +114,7 @@ def network(envs: Any, *, actions: bool = True, together: bool = False, **option
     return Net(
         state_shape=observed,
         action_shape=shape if actions or together else 0,
-        hidden_sizes=[16],
+        hidden_sizes=hidden,
         concat=together,
         **options,
     )
@@ -124,13 +129,13 @@ def q_policy(envs: Any, net: Any = None) -> Any:
     )
 
 
-def discrete_actor(envs: Any) -> Any:
+def discrete_actor(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
     """Make a policy of logits."""
     from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
     from tianshou.utils.net.discrete import DiscreteActor
 
     actor = DiscreteActor(
-        preprocess_net=network(envs, actions=False), action_shape=envs.action_space[0].n, softmax_output=False
+        preprocess_net=network(envs, hidden, actions=False), action_shape=envs.action_space[0].n, softmax_output=False
     )
     return DiscreteActorPolicy(
         actor=actor,
@@ -139,11 +144,11 @@ def discrete_actor(envs: Any) -> Any:
     )
 
 
-def state_values(envs: Any) -> Any:
+def state_values(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
     """Make a critic of observations."""
     from tianshou.utils.net.discrete import DiscreteCritic
 
-    return DiscreteCritic(preprocess_net=network(envs, actions=False))
+    return DiscreteCritic(preprocess_net=network(envs, hidden, actions=False))
 
 
 def action_values(envs: Any) -> Any:
@@ -153,11 +158,11 @@ def action_values(envs: Any) -> Any:
     return DiscreteCritic(preprocess_net=network(envs, actions=False), last_size=envs.action_space[0].n)
 
 
-def pair_values(envs: Any) -> Any:
+def pair_values(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
     """Make a critic of observations and actions."""
     from tianshou.utils.net.continuous import ContinuousCritic
 
-    return ContinuousCritic(preprocess_net=network(envs, actions=False, together=True))
+    return ContinuousCritic(preprocess_net=network(envs, hidden, actions=False, together=True))
 
 
 def deterministic_policy(envs: Any) -> Any:
@@ -181,12 +186,12 @@ def deterministic_policy(envs: Any) -> Any:
     )
 
 
-def gaussian_actor(envs: Any) -> Any:
+def gaussian_actor(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
     """Make a network of means and deviations."""
     from tianshou.utils.net.continuous import ContinuousActorProbabilistic
 
     return ContinuousActorProbabilistic(
-        preprocess_net=network(envs, actions=False),
+        preprocess_net=network(envs, hidden, actions=False),
         action_shape=envs.action_space[0].shape,
         unbounded=True,
         conditioned_sigma=True,
@@ -205,11 +210,11 @@ def gaussian_policy(envs: Any) -> Any:
     )
 
 
-def soft_policy(envs: Any) -> Any:
+def soft_policy(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
     """Make a policy for soft actor-critics."""
     from tianshou.algorithm.modelfree.sac import SACPolicy
 
-    return SACPolicy(actor=gaussian_actor(envs), action_space=envs.action_space[0])
+    return SACPolicy(actor=gaussian_actor(envs, hidden), action_space=envs.action_space[0])
 
 
 class Walk(gymnasium.Env[Any, Any]):
