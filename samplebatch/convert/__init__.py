@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from samplebatch.exports import exports
 
 _HOMES = {
+    "read_d4rl": "samplebatch.convert.d4rl",
+    "write_d4rl": "samplebatch.convert.d4rl",
     "from_minari": "samplebatch.convert.minari",
     "episodes_from_minari": "samplebatch.convert.minari",
     "to_minari": "samplebatch.convert.minari",
@@ -33,6 +35,8 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from samplebatch.convert.d4rl import read_d4rl as read_d4rl
+    from samplebatch.convert.d4rl import write_d4rl as write_d4rl
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari

@@ -288,6 +288,19 @@ def make_episode(
     return batch
 
 
+def number_episodes(done: Flags) -> dict[str, npt.NDArray[np.int64]]:
+    """Number the steps of episodes by `eps_id` and `t`, shape (n,) each, where flags tell the last step of each.
+
+    >>> number_episodes(np.array([False, True, False]))
+    {'eps_id': array([0, 0, 1]), 't': array([0, 1, 0])}
+    """
+    number: npt.NDArray[np.int64] = np.cumsum(done) - done
+    if not len(done):
+        return {names.EPS_ID: number, names.T: number}
+    starts = run_starts(number)
+    return {names.EPS_ID: number, names.T: np.arange(len(done)) - starts[number]}
+
+
 def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
     """Join episodes with one copy; a single one is returned itself.
 

@@ -1,0 +1,148 @@
+"""D4RL's HDF5 files: steps under each other, episodes told apart by `terminals` and `timeouts`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.casting import as_flags
+from samplebatch.convert.steps import (
+    Source,
+    arrays_of,
+    as_steps,
+    flags_of,
+    map_leaves,
+    number_episodes,
+    require_columns,
+)
+from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, near_names
+from samplebatch.storage.hdf5_file import hdf5_file, hdf5_writer
+from samplebatch.storage.hdf5_reader import Hdf5Reader, bound_of
+
+_NAMES = names.PEERS["d4rl"]
+_TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
+_METADATA = "metadata"
+_FLAGS = (names.TERMINATEDS, names.TRUNCATEDS)
+
+
+def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) -> SampleBatch:
+    """Read the steps of a file in D4RL's layout.
+
+    `terminals` are terminations and `timeouts` truncations; both number the episodes (`eps_id`, `t`). A file without
+    `next_observations` gives no `new_obs`, since the observation after a timeout is not in it. Values under `infos/`
+    become nested `infos`, those under `metadata/` are left out, other datasets keep their names.
+
+    Parameters
+    ----------
+    path
+        The file.
+    max_nbytes
+        Bytes of memory that may be made of it; 256 MiB or 1024 times its own, whichever is more, if None.
+
+    Raises
+    ------
+    FormatError
+        If it is no HDF5 file, is damaged, or leads to other files.
+    ColumnNotFoundError
+        If it has no observations, actions, rewards or terminals; names the dataset.
+    ColumnLengthError, ColumnMismatchError, ColumnTypeError
+        If datasets differ in length, flags are other numbers than 0 and 1, or values are no numbers; names it.
+    CapacityError
+        If more memory would be made of it than `max_nbytes`; names the dataset.
+    MissingExtraError
+        If h5py is not installed.
+    OSError
+        If it cannot be read.
+    """
+    with hdf5_file(path) as file:
+        reader = Hdf5Reader(bound_of(file, max_nbytes))
+        children = reader.children(file)
+        for name in (names.OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS):
+            if _NAMES[name] not in children:
+                raise ColumnNotFoundError(
+                    f"a file of D4RL must have dataset {_NAMES[name]!r}; {near_names(_NAMES[name], children)}"
+                )
+        columns = {
+            _TO_FLAT.get(name, name): _read(reader, child) for name, child in children.items() if name != _METADATA
+        }
+    for name in (names.REWARDS, *_FLAGS):
+        values = columns.get(name)
+        if values is not None and values.ndim == 2 and values.shape[1] == 1:
+            columns[name] = values.reshape(-1)
+    for name in _FLAGS:
+        if name in columns:
+            columns[name] = as_flags(columns[name], name)
+    batch = SampleBatch(columns)
+    batch.update(number_episodes(np.logical_or(*flags_of(batch))))
+    return batch
+
+
+def _read(reader: Hdf5Reader, child: Any) -> Any:
+    """Read a dataset, or the datasets of a group by name."""
+    if hasattr(child, "shape"):
+        return reader.raw(child)
+    return {name: _read(reader, inner) for name, inner in reader.children(child).items()}
+
+
+def write_d4rl(source: Source, path: str | os.PathLike[str]) -> None:
+    """Write steps as a file in D4RL's layout, whole or not at all.
+
+    The last step of an unfinished episode counts as a timeout. Columns that D4RL has no name for keep theirs; ids and
+    times of episodes are left out, since flags tell them.
+
+    Parameters
+    ----------
+    source
+        A batch, a buffer, or an iterable of fragments. Observations and actions are one array each.
+    path
+        The file, which should end in `.hdf5`.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If observations, actions or rewards are missing, or nothing tells episodes apart.
+    ColumnTypeError
+        If a column is nested, varies in shape, or holds no numbers; names it.
+    SequenceError, EmptyBufferError
+        If steps of an episode are missing, or there are none.
+    FormatError
+        If the file's name has the ending of another format.
+    MissingExtraError
+        If h5py is not installed.
+    OSError
+        If the file cannot be written.
+    """
+    steps = as_steps(source)
+    batch = steps.batch
+    require_columns(batch, names.OBS, names.ACTIONS, names.REWARDS)
+    terminated, truncated = flags_of(batch)
+    truncated = truncated.copy()
+    ends = steps.bounds[1:] - 1
+    truncated[ends] |= ~terminated[ends]
+    columns: dict[str, Any] = {
+        name: arrays_of(batch, name)
+        for name in batch
+        if name not in (names.TERMINATEDS, names.TRUNCATEDS, names.DONES, names.EPS_ID, names.T)
+    }
+    columns |= {names.TERMINATEDS: terminated, names.TRUNCATEDS: truncated}
+    for name, values in columns.items():
+        if name != names.INFOS and not isinstance(values, np.ndarray):
+            raise ColumnTypeError(f"column {name!r} must be one array in a file of D4RL, it is nested")
+        map_leaves(_check_numbers, values, name)
+    with hdf5_writer(path) as file:
+        for name, values in columns.items():
+            map_leaves(partial(_write, file), values, _NAMES.get(name, name))
+
+
+def _write(file: Any, path: str, values: Any) -> None:
+    file.create_dataset(path.replace(".", "/"), data=values)
+
+
+def _check_numbers(path: str, values: Any) -> None:
+    if values.dtype.kind not in "biufc":
+        raise ColumnTypeError(f"column {path!r} must hold numbers in a file of D4RL, got {values.dtype}; drop it")
