@@ -17,6 +17,7 @@ from samplebatch.errors import (
 )
 from tests.batch.arrow_tables import PICKLED, address, as_frame
 from tests.batch.every_kind import every_kind, in_sequences, numbers
+from tests.ids import plain_repr
 
 # -- other tools -------------------------------------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ def test_columns_of_sequences_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [{"a": [1]}, pa.record_batch({"a": [1]}), pa.RecordBatchReader.from_batches], ids=str
+    "source", [{"a": [1]}, pa.record_batch({"a": [1]}), pa.RecordBatchReader.from_batches], ids=plain_repr
 )
 def test_what_else_is_taken_for_a_table(source: Any) -> None:
     if source is pa.RecordBatchReader.from_batches:
@@ -261,7 +262,7 @@ def test_what_else_is_taken_for_a_table(source: Any) -> None:
     assert SampleBatch.from_arrow(source)["a"].tolist() == [1]
 
 
-@pytest.mark.parametrize("source", [3, None, "table", object()], ids=str)
+@pytest.mark.parametrize("source", [3, None, "table", object()], ids=plain_repr)
 def test_what_is_no_table_is_refused(source: Any) -> None:
     with pytest.raises(TypeError):
         SampleBatch.from_arrow(source)

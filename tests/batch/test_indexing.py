@@ -11,6 +11,7 @@ import torch
 from samplebatch import SampleBatch
 from samplebatch.errors import RowIndexError
 from tests.batch.every_kind import every_kind, with_every_kind
+from tests.ids import plain_repr
 
 SLICES = [
     slice(None),
@@ -156,7 +157,7 @@ def test_a_single_row_is_no_batch(key: int) -> None:
         None,
         object(),
     ],
-    ids=str,
+    ids=plain_repr,
 )
 def test_keys_of_another_kind_are_refused(key: Any) -> None:
     batch = SampleBatch(a=np.arange(7))

@@ -17,6 +17,7 @@ from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.nested.tensors import tree_to
 from samplebatch.errors import ArgumentError
 from tests.batch.every_kind import every_kind, in_sequences
+from tests.ids import plain_repr
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FLOATS = [torch.float32, np.float32, np.dtype("f4"), "float32"]
@@ -65,7 +66,7 @@ each_batch = pytest.mark.parametrize("make", BATCHES, ids=lambda make: make.__na
 
 
 @each_batch
-@pytest.mark.parametrize("floats", FLOATS, ids=repr)
+@pytest.mark.parametrize("floats", FLOATS, ids=plain_repr)
 def test_floating_point_columns_alone_are_cast(make: Callable[[], Any], floats: Any) -> None:
     tensors = make().to_torch(floats=floats)
     assert all(isinstance(tensors[name], torch.Tensor) for name in columns())
@@ -100,7 +101,7 @@ def test_policies_are_converted_one_by_one() -> None:
 
 
 @each_batch
-@pytest.mark.parametrize("floats", ["int64", "f32", np.int64, torch.int8, object(), 3], ids=repr)
+@pytest.mark.parametrize("floats", ["int64", "f32", np.int64, torch.int8, object(), 3], ids=plain_repr)
 def test_other_dtypes_are_refused(make: Callable[[], Any], floats: Any) -> None:
     for convert in (make().to_torch, make().to_numpy):
         with pytest.raises(ArgumentError, match="floats must be one of 'float16', 'float32', 'float64', 'bfloat16'"):

@@ -12,6 +12,7 @@ from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import ColumnTypeError
 from tests.column.samples import DTYPES, ROW_SHAPES, rows, same
+from tests.ids import plain_repr
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -55,7 +56,7 @@ def test_read_only_arrays_are_kept_read_only():
     assert as_column(values, "x").values is values
 
 
-@pytest.mark.parametrize("value", [3, 2.5, "abc", b"abc", None, np.float32(1), {"a": 1}, object()], ids=repr)
+@pytest.mark.parametrize("value", [3, 2.5, "abc", b"abc", None, np.float32(1), {"a": 1}, object()], ids=plain_repr)
 def test_single_values_are_refused_by_name(value):
     with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must be an array.*wrap it in a list"):
         as_column(value, "obs.x")
@@ -106,7 +107,7 @@ def test_columns_and_their_values_pass_through():
         ([np.datetime64("2024-01-01")], "M8[D]"),
         ([], "f8"),
     ],
-    ids=repr,
+    ids=plain_repr,
 )
 def test_lists_become_arrays(value, dtype):
     column = as_column(value, "x")
@@ -128,7 +129,7 @@ def test_lists_become_arrays(value, dtype):
         [2**70, 1],
         [object],
     ],
-    ids=repr,
+    ids=plain_repr,
 )
 def test_lists_of_anything_else_stay_objects(value):
     column = as_column(value, "x")
