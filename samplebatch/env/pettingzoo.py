@@ -156,6 +156,10 @@ class MultiAgentAdapter(ABC):
         """Leave the episode that is under way."""
         self.groups = []
 
+    def reseed(self, seed: int) -> None:
+        """Seed the next reset."""
+        self._seed = seed
+
     def keep_observations(self) -> None:
         """Copy the newest observations, which the environment may write over."""
         for group in self.groups:

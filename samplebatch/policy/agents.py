@@ -22,6 +22,7 @@ from samplebatch.errors import (
     SampleBatchError,
     near_names,
 )
+from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap, Actor
 from samplebatch.policy.source import RANDOM
 from samplebatch.policy.state import put, take
@@ -67,6 +68,14 @@ class AgentActor(ABC):
         """Drop the states of the agents of an environment in which an episode begins."""
         return None
 
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generators and the agents' states, which can be pickled, for `load_state_dict`."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the actor of a policy made alike was."""
+
 
 class RandomAgents(AgentActor):
     """Random actions, drawn for every agent by a generator of its own.
@@ -96,6 +105,14 @@ class RandomAgents(AgentActor):
                 # Spaces of one's own may know nothing of masks.
                 actions.append(space.sample() if mask is None else space.sample(mask))
         return AgentActions(actions, {names.ACTIONS: actions})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generators; see `AgentActor.state_dict`."""
+        return copy.deepcopy({"seeds": self._seeds, "spaces": self._spaces})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where other draws were; see `AgentActor.load_state_dict`."""
+        self._seeds, self._spaces = (copy.deepcopy(state[name]) for name in ("seeds", "spaces"))
 
     def _space(self, group: AgentGroup, agent: Any) -> Any:
         # A copy: agents may share the space, and the environment may draw from it too.
@@ -134,6 +151,7 @@ class PolicyAgents(AgentActor):
         self._seed = seed
         self._states = _States()
         self._actor: Actor | None = None
+        self._loaded: Mapping[str, Any] | None = None
 
     def forget(self, env_id: int) -> None:
         """Drop the states of the agents of an environment in which an episode begins."""
@@ -144,6 +162,8 @@ class PolicyAgents(AgentActor):
         actor = self._actor
         if actor is None:
             actor = self._actor = self._make_actor(groups[0])
+            if self._loaded is not None:
+                actor.load_state_dict(self._loaded)
         layout = self._observations
         observations = _stack(groups, layout) if seen is None or not layout.plain else [seen]
         if layout.plain and observations[0].shape[1:] != layout.spaces[0].shape:
@@ -165,6 +185,18 @@ class PolicyAgents(AgentActor):
         taken_apart = (result.actions, leaves)
         actions, own = ([layout.nest([leaf[row] for leaf in of]) for row in range(count)] for of in taken_apart)
         return AgentActions(actions, {names.ACTIONS: own, **columns})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the agents' states, and the generators of a policy that is a space; see `AgentActor.state_dict`."""
+        drawn = self._loaded if self._actor is None else self._actor.state_dict()
+        return {"states": self._states.state_dict(), "actor": drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the agents of another collector were; see `AgentActor.load_state_dict`."""
+        self._states.load_state_dict(state["states"])
+        self._loaded = state["actor"]
+        if self._actor is not None and self._loaded is not None:
+            self._actor.load_state_dict(self._loaded)
 
     def _make_actor(self, first: AgentGroup) -> Actor:
         environment, agent = first.adapter.environment, first.agents[0]
@@ -212,6 +244,41 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
     return options
 
 
+class PolicyActors:
+    """The actors of a multi-agent collector by policy, each made when its policy is first asked.
+
+    Parameters
+    ----------
+    make
+        Makes the actor of a policy.
+    """
+
+    def __init__(self, make: Callable[[PolicyID], AgentActor]) -> None:
+        self._make = make
+        self._actors: dict[PolicyID, AgentActor] = {}
+
+    def __getitem__(self, policy_id: PolicyID) -> AgentActor:
+        actor = self._actors.get(policy_id)
+        if actor is None:
+            actor = self._actors[policy_id] = self._make(policy_id)
+        return actor
+
+    def forget(self, env_id: int) -> None:
+        """Drop the states of the agents of an environment in which an episode begins."""
+        for actor in self._actors.values():
+            actor.forget(env_id)
+
+    def state_dict(self) -> dict[PolicyID, Any]:
+        """Return the state of each actor, for `load_state_dict`."""
+        return {policy_id: actor.state_dict() for policy_id, actor in self._actors.items()}
+
+    def load_state_dict(self, state: Mapping[PolicyID, Any]) -> None:
+        """Go on where the actors of policies made alike were."""
+        self._actors = {}
+        for policy_id, own in state.items():
+            self[policy_id].load_state_dict(own)
+
+
 class _States:
     """The recurrent state of each agent: a row of a state that the policy returned."""
 
@@ -240,6 +307,14 @@ class _States:
     def keep(self, keys: Sequence[tuple[int, Any]], state: Any) -> None:
         """Keep the state that the policy returned."""
         self._held.update((key, (state, row)) for row, key in enumerate(keys))
+
+    def state_dict(self) -> dict[tuple[int, Any], Any]:
+        """Return the state of each agent, of one row."""
+        return {key: take(state, np.array([row])) for key, (state, row) in self._held.items()}
+
+    def load_state_dict(self, state: Mapping[tuple[int, Any], Any]) -> None:
+        """Go on with the states of other agents."""
+        self._held = {key: (own, 0) for key, own in state.items()}
 
     def forget(self, env_id: int) -> None:
         """Forget the agents of an environment."""

@@ -97,6 +97,7 @@ class AsyncCollector(Collector):
     """
 
     _environments: AsyncEnvironments
+    _kept = (*Collector._kept, "_ready", "_said")
 
     def __init__(
         self,
@@ -157,6 +158,12 @@ class AsyncCollector(Collector):
         """Close the environments; steps under way are waited for, ten seconds at the most, and dropped."""
         super().close()
 
+    def _settle(self) -> None:
+        """Wait for steps that are under way, and record them."""
+        while not self._closed and self._environments.under_way:
+            self._record(self._environments.recv(self.num_envs))
+        self._pending.clear()
+
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
         """Start an episode in every environment, and return the observations and what was said with them.
 
@@ -177,9 +184,7 @@ class AsyncCollector(Collector):
             If an environment fails.
         """
         self._ready[:] = False
-        while not self._closed and self._environments.under_way:
-            self._record(self._environments.recv(self.num_envs))
-        self._pending.clear()
+        self._settle()
         returned = super().reset_env(gym_reset_kwargs)
         # What was returned shall stay as it is.
         self._obs = [leaf.copy() for leaf in self._obs or ()]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.postprocessing import Hook, postprocess
+from samplebatch.rollout.resuming import Resumable
 from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
 
 _MAX_CHUNK = 256
@@ -34,7 +35,7 @@ _MAX_CHUNK_NBYTES = 1 << 25
 _count = np.count_nonzero
 
 
-class Collector:
+class Collector(Resumable):
     """Let a policy act in one environment or many, and keep every step, in a buffer or as a batch.
 
     A policy always decides for all environments, row i for environment i. The steps that Gymnasium's vector
@@ -113,6 +114,11 @@ class Collector:
     >>> collector.close()
     """
 
+    _kept: ClassVar[Sequence[str]] = (
+        "_obs", "_infos", "_state", "_unroll_id", "_seeds", "_env_seeds", "_to_reset", "collect_step",
+        "collect_episode", "collect_time",
+    )  # fmt: skip
+
     def __init__(
         self,
         policy: Any,
@@ -139,14 +145,16 @@ class Collector:
         self._hooks = tuple(hooks)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self._env_ids = first_env_id + np.arange(self.num_envs)
-        action_seeds, random_seeds, env_seeds = (seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT))
+        action_seeds, random_seeds, self._env_seeds = (
+            seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
+        )
         env_ids = range(first_env_id, first_env_id + self.num_envs)
         if isinstance(policy, str) and policy == "random":
             policy = environments.action_space
         if is_space(policy):
             # By environment, so that its data do not depend on how many others there are.
             policy = RandomByEnvironment(policy, env_ids, [seeds_at(random_seeds, env_id) for env_id in env_ids])
-        self._seeds: Sequence[int] | None = [seed_number(seeds_at(env_seeds, env_id)) for env_id in env_ids]
+        self._seeds: Sequence[int] | None = [seed_number(seeds_at(self._env_seeds, env_id)) for env_id in env_ids]
         self._actor = Actor(
             policy,
             environments.observations,
@@ -243,6 +251,19 @@ class Collector:
         """Set the counts of steps, episodes and time to zero."""
         self.collect_step = self.collect_episode = 0
         self.collect_time = 0.0
+
+    # Resuming
+
+    def _parts(self) -> Mapping[str, Any]:
+        return {"actor": self._actor, "recorder": self._recorder}
+
+    def _environment_parts(self) -> Sequence[Any]:
+        return [self._environments]
+
+    def _begin_with_new_seeds(self) -> None:
+        seeds = [seeds_at(self._env_seeds, env_id, self._unroll_id) for env_id in self._env_ids.tolist()]
+        self._seeds = [seed_number(own) for own in seeds] if self._unroll_id else self._seeds
+        self._obs = self._state = None
 
     # Collecting
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,14 @@ class EpisodeCount:
         self._t = np.zeros(count, np.int64)
         self._returns = np.zeros(count)
         self._eps_id = episode_ids(count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the episodes under way, for `load_state_dict`."""
+        return {"t": self._t.copy(), "returns": self._returns.copy(), "eps_id": self._eps_id.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the episodes of another count of as many environments."""
+        self._t, self._returns, self._eps_id = (state[name].copy() for name in ("t", "returns", "eps_id"))
 
     def add_step(self, done: Flags, rewards: Floats, envs: Rows | None = None) -> CountedSteps:
         """Count one step of every environment, in their order, or of k of them, none twice; see `add`."""

@@ -9,23 +9,22 @@ from typing import Any, Self
 import numpy as np
 
 from samplebatch import names
-from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.agents import policy_by_kind
-from samplebatch.env.multi_agent import adapt_agents
+from samplebatch.env.multi_agent import AdapterState, adapt_agents, make_several
 from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter
-from samplebatch.env.registry import make_environment
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
-from samplebatch.policy.agents import AgentActor, Noise, PolicyAgents, RandomAgents, check_options
+from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
 from samplebatch.rollout.agent_steps import PolicyStep, lay_end_to_end
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, postprocess
 from samplebatch.rollout.recorder import Block, Recorder, Streams, rows_of_block
+from samplebatch.rollout.resuming import Resumable
 from samplebatch.rollout.running_statistics import OpenReturns
 from samplebatch.rollout.stacking import stack_rows
 from samplebatch.rollout.turns import Turn, TurnQueue
@@ -33,7 +32,7 @@ from samplebatch.rollout.turns import Turn, TurnQueue
 _RANDOM = "random"
 
 
-class MultiAgentCollector:
+class MultiAgentCollector(Resumable):
     """Step environments of several agents, and keep every step of every agent.
 
     Agents may act together or take turns, and may come and go within an episode. All agents of a policy, in all
@@ -111,6 +110,8 @@ class MultiAgentCollector:
     (150, np.False_)
     """
 
+    _kept = ("_next", "_unroll_id", "_recorded", "_policy_seeds", "_environment_seeds")
+
     def __init__(
         self,
         env: Any,
@@ -129,14 +130,15 @@ class MultiAgentCollector:
         if buffer is not None and hooks:
             raise ArgumentError("hooks must be for batches, and with a buffer there are none")
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        made = _make(env, num_envs)
-        self._policy_seeds, random_seeds, environment_seeds = (
+        made = make_several(env, num_envs)
+        self._policy_seeds, random_seeds, self._environment_seeds = (
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
         )
-        numbers = range(first_env_id, first_env_id + len(made))
+        self.num_envs = len(made)
+        numbers = range(first_env_id, first_env_id + self.num_envs)
         self._mapping = policy_by_kind(made[0]) if policy_mapping is None else policy_mapping
         self._adapters = [
-            adapt_agents(one, number, seed_number(seeds_at(environment_seeds, number)), self._policy_of)
+            adapt_agents(one, number, seed_number(seeds_at(self._environment_seeds, number)), self._policy_of)
             for one, number in zip(made, numbers, strict=True)
         ]
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
@@ -146,7 +148,7 @@ class MultiAgentCollector:
         self._map_action = check_options("map_action", map_action, policy)
         self._open = OpenReturns()
         self._closed = False
-        self._actors: dict[PolicyID, AgentActor] = {}
+        self._actors = PolicyActors(self._make_actor)
         self._recorder = Recorder()
         self._recorded = 0
         self._steps: dict[PolicyID, PolicyStep] = {}
@@ -182,6 +184,18 @@ class MultiAgentCollector:
             turns.clear()
         self._open.clear()
         self._steps = {}
+
+    def _parts(self) -> Mapping[str, Any]:
+        turns = {f"turns {env_id}": turns for env_id, turns in self._turns.items()}
+        return {"recorder": self._recorder, "open": self._open, "random": self._random, "actors": self._actors, **turns}
+
+    def _environment_parts(self) -> Sequence[Any]:
+        return [AdapterState(adapter) for adapter in self._adapters]
+
+    def _begin_with_new_seeds(self) -> None:
+        self.reset()
+        for adapter in self._adapters if self._unroll_id else ():
+            adapter.reseed(seed_number(seeds_at(self._environment_seeds, adapter.env_id, self._unroll_id)))
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None) -> CollectStats[MultiAgentBatch]:
         """Step the environments, and report on the steps of all agents.
@@ -284,8 +298,7 @@ class MultiAgentCollector:
 
     def _begin(self, adapter: MultiAgentAdapter) -> None:
         adapter.reset()
-        for actor in self._actors.values():
-            actor.forget(adapter.env_id)
+        self._actors.forget(adapter.env_id)
 
     def _step(self, adapters: Sequence[MultiAgentAdapter]) -> None:
         """Ask every policy once for all agents that act next, let these act, and record the step."""
@@ -325,7 +338,7 @@ class MultiAgentCollector:
         step = self._steps.get(policy_id)
         if step is None or step.groups != groups:
             step = PolicyStep(groups)
-        actor = self._actors.get(policy_id) or self._make_actor(policy_id)
+        actor = self._actors[policy_id]
         seen = step.observations
         step.actions, step.columns = actor.act(groups, seen if isinstance(seen, np.ndarray) else None)
         step.columns[names.OBS] = seen
@@ -417,28 +430,16 @@ class MultiAgentCollector:
                 raise PolicyNotFoundError(f"policy must have {policy_id!r}; {near_names(policy_id, policy)}")
             policy = policy[policy_id]
         if isinstance(policy, str) and policy == _RANDOM:
-            actor: AgentActor = self._random
-        else:
-            noise = self._noise.get(policy_id, False) if isinstance(self._noise, Mapping) else self._noise
-            mapped = self._map_action
-            actor = PolicyAgents(
-                policy,
-                seeds_at(self._policy_seeds, *names.policy_seed(policy_id)),
-                exploration_noise=noise,
-                map_action=mapped.get(policy_id) if isinstance(mapped, Mapping) else mapped,
-            )
-        self._actors[policy_id] = actor
-        return actor
+            return self._random
+        noise = self._noise.get(policy_id, False) if isinstance(self._noise, Mapping) else self._noise
+        mapped = self._map_action
+        return PolicyAgents(
+            policy,
+            seeds_at(self._policy_seeds, *names.policy_seed(policy_id)),
+            exploration_noise=noise,
+            map_action=mapped.get(policy_id) if isinstance(mapped, Mapping) else mapped,
+        )
 
 
 def _ignore(steps: int) -> None:
     """Count nothing."""
-
-
-def _make(env: Any, num_envs: int) -> list[Any]:
-    whole("num_envs", num_envs, 1)
-    if isinstance(env, (list, tuple)):
-        return [one for given in env for one in _make(given, 1)]
-    if isinstance(env, (str, type)) or not hasattr(env, "step"):
-        return [make_environment(env) for _ in range(num_envs)]
-    return [env]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,8 +33,12 @@ Block = Leaf | NestedRows | Sequence[Any]
 
 _FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 _ndarray = np.ndarray
-_EMPTY = object()
-"""Stands for an empty info."""
+
+
+class _EMPTY:
+    """Stands for an empty info, also in copies and pickles of rows."""
+
+
 _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
 """Dtypes of numbers that environments return; adapters have checked that these hold them exactly."""
 
@@ -117,6 +122,14 @@ class Recorder:
         """
         policies, self._policies = self._policies, {}
         return {policy_id: rows.gather(constants or {}) for policy_id, rows in policies.items()}
+
+    def state_dict(self) -> dict[PolicyID, Any]:
+        """Return the rows that have not been taken, for `load_state_dict`."""
+        return copy.deepcopy(self._policies)
+
+    def load_state_dict(self, state: Mapping[PolicyID, Any]) -> None:
+        """Go on with the rows of another recorder."""
+        self._policies = copy.deepcopy(dict(state))
 
 
 class _PolicyRows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +73,14 @@ class OpenReturns:
     def clear(self) -> None:
         """Forget the episodes under way."""
         self._episodes = {}
+
+    def state_dict(self) -> dict[Any, Any]:
+        """Return the episodes under way, for `load_state_dict`."""
+        return copy.deepcopy(self._episodes)
+
+    def load_state_dict(self, state: Mapping[Any, Any]) -> None:
+        """Go on with the episodes that others had under way."""
+        self._episodes = copy.deepcopy(dict(state))
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
         """Take a fragment in, and return the statistics of the episodes that ended with it.

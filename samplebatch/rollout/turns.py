@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain, takewhile
@@ -60,6 +61,14 @@ class TurnQueue:
         """Forget all turns."""
         self._turns.clear()
         self._waiting = {}
+
+    def state_dict(self) -> Any:
+        """Return the turns, for `load_state_dict`."""
+        return copy.deepcopy((self._turns, self._waiting))
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on with the turns of another queue."""
+        self._turns, self._waiting = copy.deepcopy(state)
 
     def break_off(self) -> None:
         """Drop turns that will never be complete."""

@@ -232,6 +232,21 @@ class VectorRecorder:
             self._buffer.truncated[last] = True
             self._buffer.done[last] = True
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the episodes under way and the steps that have not been taken, for `load_state_dict`."""
+        return {
+            "episodes": self._episodes.state_dict(),
+            "rows": self._recorder.state_dict(),
+            "recorded": self.recorded,
+            "ended": list(self._ended),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a recorder of as many environments was."""
+        self._episodes.load_state_dict(state["episodes"])
+        self._recorder.load_state_dict(state["rows"])
+        self.recorded, self._ended = state["recorded"], list(state["ended"])
+
     def take(
         self, constants: Mapping[str, int]
     ) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:

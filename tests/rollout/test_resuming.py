@@ -1,0 +1,216 @@
+"""A collector that loads a state goes on exactly as the one that saved it would have."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from samplebatch import AsyncCollector, Collector, MultiAgentCollector, ReplayBuffer
+from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError, SampleBatchError
+from samplebatch.rollout.resuming import Resumable
+
+MODES = ("NextStep", "SameStep", "Disabled")
+
+
+def vector(mode: str, name: str = "CartPole-v1") -> SyncVectorEnv:
+    return SyncVectorEnv([partial(gymnasium.make, name)] * 3, autoreset_mode=AutoresetMode(mode))
+
+
+class Wrapped(gymnasium.vector.VectorWrapper):
+    """A vector environment that is not a plain one, so that it is stepped as a whole."""
+
+
+def remembering(obs: Any, state: Any) -> Any:
+    """Act by the number of steps that the episode has had, which only the state tells."""
+    count = np.zeros(len(obs), np.int64) if state is None else state["count"]
+    return {"act": count % 2, "state": {"count": count + 1}}
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "CartPole": lambda: Collector("random", "CartPole-v1", num_envs=3, seed=5),
+    "Pendulum": lambda: Collector("random", "Pendulum-v1", seed=5),
+    "a state": lambda: Collector(remembering, "CartPole-v1", num_envs=3, seed=5),
+    **{mode: partial(lambda mode: Collector("random", vector(mode), seed=5), mode) for mode in MODES},
+    **{f"as a whole, {m}": partial(lambda m: Collector("random", Wrapped(vector(m)), seed=5), m) for m in MODES},
+    "simple_spread": lambda: MultiAgentCollector("mpe2/simple_spread_v3", num_envs=2, seed=5),
+    "several states": lambda: MultiAgentCollector("mpe2/simple_spread_v3", remembering, num_envs=2, seed=5),
+    "turns": lambda: MultiAgentCollector("pettingzoo/classic/tictactoe_v3", num_envs=2, seed=5),
+    "spaces": lambda: MultiAgentCollector("mpe2/simple_spread_v3", gymnasium.spaces.Discrete(5), seed=5),
+}
+
+
+def rows(batch: Any) -> dict[str, Any]:
+    """List the columns of a batch that follow from the seed: ids of episodes are random."""
+    parts = {"": batch} if not hasattr(batch, "policy_batches") else batch.policy_batches
+    found = {}
+    for policy, steps in parts.items():
+        columns = {name: np.asarray(steps[name]) for name in steps.column_names if name not in ("eps_id", "unroll_id")}
+        # By stream and time: batches may be cut elsewhere.
+        found |= {f"{policy}.{name}": column.tolist() for name, column in columns.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("steps", [7, 60])
+def test_a_resumed_collector_goes_on_as_the_first_would_have(name: str, steps: int) -> None:
+    with MAKERS[name]() as first, MAKERS[name]() as second:
+        first.collect(n_step=steps)
+        state = pickle.loads(pickle.dumps(first.state_dict()))
+        assert state["why_reset"] is None
+        second.collect(n_step=11)
+        second.load_state_dict(state)
+        for _ in range(3):
+            one, other = first.collect(n_step=60), second.collect(n_step=60)
+            assert str(rows(one.batch)) == str(rows(other.batch))
+            # Where there are several agents, episodes come by their ids.
+            assert sorted(one.returns.tolist()) == sorted(other.returns.tolist())
+            assert sorted(one.lens.tolist()) == sorted(other.lens.tolist())
+
+
+@pytest.mark.parametrize("name", ["CartPole", "NextStep", "simple_spread", "turns"])
+def test_episodes_under_way_keep_their_ids(name: str) -> None:
+    with MAKERS[name]() as first, MAKERS[name]() as second:
+        first.collect(n_step=6)
+        second.load_state_dict(first.state_dict())
+        ids = []
+        for collector in (first, second):
+            batch = collector.collect(n_step=2).batch
+            steps = batch if not hasattr(batch, "policy_batches") else next(iter(batch.policy_batches.values()))
+            ids.append(steps["eps_id"][:1].tolist())
+        assert ids[0] == ids[1]
+
+
+_IN_ANOTHER_PROCESS = """
+import pickle, sys
+sys.path.insert(0, {here!r})
+import test_resuming
+state = pickle.loads(sys.stdin.buffer.read())
+with test_resuming.MAKERS[{name!r}]() as collector:
+    collector.load_state_dict(state)
+    found = test_resuming.rows(collector.collect(n_step=60).batch)
+sys.stdout.buffer.write(pickle.dumps(str(found)))
+"""
+
+
+@pytest.mark.parametrize("name", ["CartPole", "Pendulum", "simple_spread"])
+def test_another_process_goes_on(name: str) -> None:
+    with MAKERS[name]() as first:
+        first.collect(n_step=30)
+        state = pickle.dumps(first.state_dict())
+        expected = str(rows(first.collect(n_step=60).batch))
+    code = _IN_ANOTHER_PROCESS.format(here=str(Path(__file__).parent), name=name)
+    ended = subprocess.run([sys.executable, "-c", code], input=state, capture_output=True, check=True)
+    assert pickle.loads(ended.stdout) == expected
+
+
+def test_environments_in_processes_go_on() -> None:
+    makers = [partial(gymnasium.make, "CartPole-v1")] * 2
+    given = {"start_method": "fork", "wait_num": 2}
+    with (
+        AsyncCollector("random", makers, seed=3, **given) as first,
+        AsyncCollector("random", makers, seed=4, **given) as second,
+    ):
+        first.collect(n_step=25)
+        second.load_state_dict(first.state_dict())
+        one, other = (by_environment(collector.collect(n_step=200).batch) for collector in (first, second))
+        for mine, its in zip(one, other, strict=True):
+            length = min(len(mine), len(its))
+            assert length > 50
+            assert mine[:length] == its[:length]
+
+
+def by_environment(batch: Any) -> list[list[Any]]:
+    """List the observations and times of each environment: how many steps each makes follows from no seed."""
+    steps = list(zip(batch["env_id"].tolist(), batch["obs"].tolist(), batch["t"].tolist(), strict=True))
+    return [[step for step in steps if step[0] == env_id] for env_id in range(2)]
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    """An environment that no pickle can hold, and that tells its seed."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.unpicklable = (number for number in range(3))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.random(1), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.np_random.random(1), 0.0, False, False, {}
+
+
+def test_environments_that_cannot_be_saved_are_reset_with_other_seeds() -> None:
+    first, second = (Collector("random", Endless(), seed=3) for _ in range(2))
+    before = first.collect(n_step=8).batch
+    state = first.state_dict()
+    assert "cannot pickle" in state["why_reset"]
+    second.load_state_dict(state)
+    after = second.collect(n_step=8).batch
+    assert after["t"].tolist() == list(range(8)), "the episode begins with the reset"
+    assert not set(before["obs"].ravel().tolist()) & set(after["obs"].ravel().tolist())
+    again = Collector("random", Endless(), seed=99)
+    again.load_state_dict(state)
+    assert again.collect(n_step=8).batch["obs"].tolist() == after["obs"].tolist()
+
+
+def test_counts_go_on() -> None:
+    first, second = MAKERS["CartPole"](), MAKERS["CartPole"]()
+    first.collect(n_step=90)
+    second.load_state_dict(first.state_dict())
+    assert second.collect_step == first.collect_step
+    assert second.collect_episode == first.collect_episode
+    assert second.collect(n_step=3).batch["unroll_id"].tolist() == [1, 1, 1]
+
+
+def test_a_state_does_not_change_when_its_collector_goes_on() -> None:
+    first = MAKERS["a state"]()
+    first.collect(n_step=10)
+    state = first.state_dict()
+    before = pickle.dumps(state["values"]), str(state["parts"])
+    first.collect(n_step=100)
+    assert (pickle.dumps(state["values"]), str(state["parts"])) == before
+
+
+def test_a_buffer_gets_the_same_steps() -> None:
+    first, second = (Collector("random", "CartPole-v1", ReplayBuffer(200), seed=1) for _ in range(2))
+    first.collect(n_step=50)
+    second.buffer.load_state_dict(first.buffer.state_dict())
+    second.load_state_dict(first.state_dict())
+    for collector in (first, second):
+        for _ in range(60):
+            collector.collect(n_step=1)
+    assert str(first.buffer[:]) == str(second.buffer[:])
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    collector = MAKERS["CartPole"]()
+    with pytest.raises(FormatError, match="must have 'collector'"):
+        collector.load_state_dict({})
+    with pytest.raises(ArgumentError, match="of a Collector of 3 environments, got one of a Collector of 1"):
+        collector.load_state_dict(MAKERS["Pendulum"]().state_dict())
+    with pytest.raises(ArgumentError, match="got one of a MultiAgentCollector"):
+        collector.load_state_dict(MAKERS["simple_spread"]().state_dict())
+    with pytest.raises(EnvironmentSpecError, match="one of a Wrapped, got one of a"):
+        MAKERS["as a whole, SameStep"]().load_state_dict(MAKERS["Disabled"]().state_dict())
+
+
+@pytest.mark.parametrize("name", ["CartPole", "simple_spread"])
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_and_pickles_name_the_state(name: str, take: Any) -> None:
+    with pytest.raises(SampleBatchError, match="take its state_dict"):
+        take(MAKERS[name]())
+    assert isinstance(MAKERS[name](), Resumable)
