@@ -16,12 +16,14 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.saved import Saved
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
-from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, Tail, prepare_fragment, rows_as_added
+from samplebatch.buffer.extending import as_flat
+from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, prepare_fragment, rows_as_added
 from samplebatch.buffer.gather import check_window, nstep_columns
 from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.streams import Tail
 from samplebatch.errors import (
     ColumnTypeError,
     EmptyBufferError,
@@ -56,7 +58,9 @@ class MultiAgentReplayBuffer(Saved):
     random_seed
         Seed of all draws.
     **options
-        Further arguments of the buffers.
+        Further arguments of the buffers. `compress` and `ragged` name columns as batches do, each a column of some
+        policy: the first sample is refused otherwise. If a policy that acts later is to bring the column, `size` must
+        name all policies.
 
     Attributes
     ----------
@@ -85,6 +89,8 @@ class MultiAgentReplayBuffer(Saved):
     (9, 3)
     """
 
+    _has_checked_names = False
+
     def __init__(
         self,
         size: int | Mapping[PolicyID, int],
@@ -100,7 +106,7 @@ class MultiAgentReplayBuffer(Saved):
         self.lockstep = lockstep
         self._size = dict(size) if isinstance(size, Mapping) else size
         self._kind = kind
-        self._options = options
+        self._options = options | {name: _as_stored(options[name]) for name in _NAMING if name in options}
         self._seed = random_seed
         self._rng = np.random.default_rng(random_seed)
         self._forms: dict[PolicyID, Form] = {}
@@ -223,6 +229,22 @@ class MultiAgentReplayBuffer(Saved):
             self._tails.clear()
             self._steps = EnvSteps()
 
+    def extend(self, batch: Any) -> None:
+        """Add a batch of several policies, or steps of the default one: anything that `ReplayBuffer.extend` takes.
+
+        Raises
+        ------
+        ColumnTypeError
+            If it is no batch and no mapping of columns.
+        SampleBatchError
+            As `add` does.
+        """
+        if hasattr(batch, "policy_batches"):
+            parts = {policy: as_flat(part) for policy, part in batch.policy_batches.items()}
+            self.add(MultiAgentBatch(parts, batch.count))
+        else:
+            self.add(as_flat(batch).as_multi_agent())
+
     # Sampling
 
     def env_steps(self) -> int:
@@ -259,7 +281,7 @@ class MultiAgentReplayBuffer(Saved):
         Raises
         ------
         ArgumentError
-            As `ReplayBuffer.sample` does.
+            As `ReplayBuffer.sample` does. If no policy has a column that `compress` or `ragged` names.
         EmptyBufferError
             If there is nothing to draw from.
         """
@@ -267,11 +289,21 @@ class MultiAgentReplayBuffer(Saved):
             whole("batch_size", batch_size, None)
         delivery = Delivery(device, floats)
         with self._lock:
+            self._check_names()
             for buffer in self.buffers.values():
                 check_window(buffer._table, n_step, gamma)
             drawn, count = self._draw(batch_size)
             rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
         return delivery.one(MultiAgentBatch(rows, count), MultiAgentBatch._to)
+
+    def _check_names(self) -> None:
+        """Check that options name columns of a policy, once, when all policies that are known of have had rows."""
+        if self._has_checked_names or not self.buffers:
+            return
+        if not isinstance(self._size, dict) or self._size.keys() <= self.buffers.keys():
+            columns = [buffer._table.columns for buffer in self.buffers.values()]
+            columns[0].stores.check_names(*(own.tree for own in columns))
+            self._has_checked_names = True
 
     def _draw(self, batch_size: int | None) -> tuple[dict[PolicyID, Ints], int]:
         """Draw the slots of rows of each policy, and return how many steps of the environment they stand for."""
@@ -371,6 +403,18 @@ class MultiAgentReplayBuffer(Saved):
         self.__dict__.update(own)
         self._lock = new_lock()
         self.load_state_dict(kept)
+
+
+_NAMING = ("compress", "ragged")
+"""Options that name columns."""
+
+
+def _as_stored(given: Any) -> Any:
+    """Turn names of columns into those that buffers have for them."""
+    if isinstance(given, bool):
+        return given
+    parts = [name.partition(".") for name in ([given] if isinstance(given, str) else given)]
+    return ["".join([names.TO_NESTED.get(top, top), *rest]) for top, *rest in parts]
 
 
 _BOUND = frozenset(("buffers", "_rng", "_forms", "_tails", "_steps", "_lock"))

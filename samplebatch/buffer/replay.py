@@ -13,6 +13,7 @@ import numpy.typing as npt
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.saved import Saved
+from samplebatch.buffer.extending import add_steps, steps_of
 from samplebatch.buffer.gather import ORDER, rows_at
 from samplebatch.buffer.null_rows import drop_null_rows
 from samplebatch.buffer.ring import Added, Ints
@@ -197,6 +198,38 @@ class ReplayBuffer(SequenceSampling, Saved):
             return self._table.add(held, steps, None if steps == 1 else np.zeros(steps, np.intp), single=single)
         found = self._table.add(held, steps, np.full(steps, self._ring), single=single)
         return found[0] - self._start, found[1], found[2], found[3] - self._start
+
+    def extend(self, batch: Any) -> Ints:
+        """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping or Arrow table, ours or others'.
+
+        RLlib's names of columns become the buffer's. The steps of each agent go in one after the other, by `eps_id`,
+        `agent_index` and `t` where these are there, and go on with the ring's newest step if they follow it. Steps that
+        end in mid-episode before others come to the same ring count as truncated. Of several rings, the one by `env_id`
+        takes a row; without that column, whole episodes go to the rings in turn.
+
+        Returns
+        -------
+        Array of the indices that the rows went to, in the batch's order, shape (n,).
+
+        Raises
+        ------
+        ColumnTypeError, ColumnMismatchError, SequenceError
+            If it is no batch, policies differ in their columns, or rows come as sequences.
+        RingError
+            If it cannot be told which ring a row is for.
+        SampleBatchError
+            As `add` does.
+
+        Examples
+        --------
+        >>> from samplebatch import ReplayBuffer, SampleBatch
+        >>> buf = ReplayBuffer(8)
+        >>> buf.extend(SampleBatch(obs=[0, 1], actions=[1, 0], rewards=[0.5, 1.0], terminateds=[False, True]))
+        array([0, 1])
+        """
+        held, count = steps_of(batch)
+        with self._table.lock:
+            return add_steps(self, held, count) if count else _zeros(0, _INTP)
 
     def update(self, buffer: ReplayBuffer) -> Ints:
         """Move the steps of another buffer here, oldest first, ring by ring.

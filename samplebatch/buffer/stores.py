@@ -76,8 +76,8 @@ class Stores:
     max_open: int = 8
     allocate: Allocate = allocate_zeros
 
-    def check_names(self, values: Mapping[str, Any]) -> None:
-        """Check that the names of columns stand for some of a buffer's first step.
+    def check_names(self, *steps: Mapping[str, Any]) -> None:
+        """Check that the names of columns stand for some of a buffer's first step, or of several buffers'.
 
         Raises
         ------
@@ -86,13 +86,13 @@ class Stores:
         """
         if not self.compress and not self.ragged:
             return
-        paths = list(_paths(values, ""))
+        paths = [path for values in steps for path in _paths(values, "")]
         for argument in ("compress", "ragged"):
             for name in getattr(self, argument):
                 top = name.partition(".")[0]
                 later = top in _LATER and not any(_covers((top,), path) for path in paths)
                 if not later and not any(_covers((name,), path) for path in paths):
-                    known = dict.fromkeys([*values, *paths])
+                    known = dict.fromkeys([*(own for values in steps for own in values), *paths])
                     raise ArgumentError(
                         f"{argument} must name columns of a step, {name!r} is none; {near_names(name, known)}"
                     )

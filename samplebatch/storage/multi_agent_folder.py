@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplebatch.buffer.env_steps import EnvSteps
-from samplebatch.buffer.fragments import Form, Tail
+from samplebatch.buffer.fragments import Form
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.streams import Tail
 from samplebatch.errors import FormatError, StorageError
 from samplebatch.storage.arrow_file import replacing
 from samplebatch.storage.buffer_description import buffer_class

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplebatch.buffer.env_steps import EnvSteps
-from samplebatch.buffer.fragments import Form, Tail
+from samplebatch.buffer.fragments import Form
+from samplebatch.buffer.streams import Tail
 from samplebatch.storage.buffer_state import generator_from_state, generator_state
 from samplebatch.storage.state_checksums import check_state, with_checksums
 from samplebatch.storage.state_dict import export_state, load_state

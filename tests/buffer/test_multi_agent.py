@@ -19,7 +19,7 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.buffer.env_steps import EnvSteps
-from samplebatch.buffer.fragments import Tail, find_streams
+from samplebatch.buffer.streams import Tail, find_streams
 from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,

@@ -1,0 +1,159 @@
+"""Whole batches into buffers: the names of their columns, the ring of each row, and where episodes do not go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.batch.concat import join
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.batch.sample_batch import SampleBatch, require_flat
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.streams import Tail, find_streams
+from samplebatch.column.casting import as_flags
+from samplebatch.errors import ColumnTypeError, RingError, SequenceError
+
+if TYPE_CHECKING:
+    from samplebatch.buffer.replay import ReplayBuffer
+
+_STREAM = (names.EPS_ID, names.AGENT_INDEX, names.T)
+
+
+def as_flat(batch: Any) -> SampleBatch[Any]:
+    """Return steps as a flat batch under RLlib's names: of one of ours, of RLlib, a mapping, or an Arrow table.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it is nothing of that kind.
+    """
+    if isinstance(batch, SampleBatch):
+        return batch
+    if hasattr(batch, "zero_padded"):
+        return require_flat(batch)
+    if isinstance(batch, Batch):
+        return batch.as_sample_batch("rllib")
+    if isinstance(batch, Mapping):
+        return Batch(batch).as_sample_batch("rllib")
+    if hasattr(batch, "__arrow_c_stream__"):
+        return SampleBatch.from_arrow(batch)
+    raise ColumnTypeError(f"a buffer takes batches, mappings and tables of steps, got a {type(batch).__name__}")
+
+
+def steps_of(batch: Any) -> tuple[dict[str, Any], int]:
+    """Return the columns of a batch under the names of buffers, and the number of rows.
+
+    The rows of several policies come one policy after the other.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If several policies differ in their columns.
+    ColumnTypeError
+        If it is no batch, or a column is compressed; names it.
+    SequenceError
+        If rows come as sequences.
+    """
+    if hasattr(batch, "policy_batches"):
+        flat = join([as_flat(part) for part in batch.policy_batches.values()])
+    else:
+        flat = as_flat(batch)
+    if names.SEQ_LENS in flat:
+        raise SequenceError("rows must be plain steps to go into a buffer, they come as sequences; unpad them first")
+    return dict(flat.as_batch("tianshou").__dict__), flat.count
+
+
+def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int) -> Ints:
+    """Add n rows to a buffer's rings, the steps of each agent in order; return the index that each went to.
+
+    Where the steps of an episode end in a ring before it has, the last one counts as truncated.
+    """
+    rings = _rings_of(buffer, held, count)
+    order = np.empty(count, np.intp)
+    cut = np.zeros(count, np.bool_)
+    episode, agent, t = (np.asarray(held[name]) if name in held else None for name in _STREAM)
+    at = 0
+    for ring in np.unique(rings).tolist():
+        rows = np.flatnonzero(rings == ring)
+        own = (None if part is None else part[rows] for part in (episode, agent, t))
+        newest = _newest(buffer, ring)
+        streams = find_streams(len(rows), *own, newest[1] if newest else None)
+        order[at : at + len(rows)] = rows if streams.order is None else rows[streams.order]
+        cut[order[at : at + len(rows) - 1]] = streams.ends[:-1]
+        at += len(rows)
+        if newest and episode is not None and t is not None and not streams.goes_on:
+            _end_episode(buffer, newest[0])
+    done = held.pop("done", None)
+    if "terminated" in held or done is not None:
+        terminated = as_flags(np.asarray(held.get("terminated", done)), names.TERMINATEDS)
+        truncated = as_flags(np.asarray(held.get("truncated", np.zeros(count))), names.TRUNCATEDS)
+        held |= {"terminated": terminated, "truncated": truncated | (cut & ~terminated)}
+    added = buffer.add(node(Batch, held)[order], buffer_ids=rings[order])[0]
+    slots = np.empty(count, np.intp)
+    slots[order] = added
+    return slots
+
+
+def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
+    """Return how many rings take steps, and the first of them."""
+    every = len(buffer.subbuffer_edges) - 1
+    taking = len(buffer.__dict__.get("_order", (0,)))
+    return taking, every - taking
+
+
+def _rings_of(buffer: ReplayBuffer, held: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
+    """Find the ring of each row, shape (n,): by environment, else whole episodes in turn.
+
+    Raises
+    ------
+    RingError
+        If there are several rings and rows tell neither, or an environment has none.
+    """
+    number, _ = _count_rings(buffer)
+    if number == 1:
+        return np.zeros(count, np.intp)
+    if names.ENV_ID in held:
+        ids = np.asarray(held[names.ENV_ID])
+        outside = (ids < 0) | (ids >= number)
+        if outside.any():
+            raise RingError(f"column 'env_id' must lie in [0, {number}), a ring each, got {ids[outside][0]}")
+        return ids.astype(np.intp)
+    if names.EPS_ID not in held:
+        raise RingError(f"rows for {number} rings must have a column 'env_id' or 'eps_id', they have neither")
+    ids, first, episode = np.unique(np.asarray(held[names.EPS_ID]), return_index=True, return_inverse=True)
+    rings = np.empty(len(ids), np.intp)
+    rings[np.argsort(first)] = np.arange(len(ids)) % number
+    for ring in range(number):
+        newest = _newest(buffer, ring)
+        if newest is not None:
+            # An episode that goes on does so where it is.
+            rings[ids == newest[1].episode] = ring
+    return rings[episode.reshape(-1)]
+
+
+def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
+    """Return the index of a ring's newest step and that step, if its episode runs and it tells what it is."""
+    index = int(buffer.last_index[ring + _count_rings(buffer)[1]])
+    tree = buffer._table.columns.tree
+    if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():
+        return None
+    found = [buffer.get(np.array([index]), name, stack_num=1)[0].item() if name in tree else None for name in _STREAM]
+    return index, Tail(*found)
+
+
+def _end_episode(buffer: ReplayBuffer, index: int) -> None:
+    """Let the running episode of a ring end with its newest step, truncated."""
+    buffer.set_array_at_key(np.ones(1, np.bool_), "truncated", np.array([index]))
+    rings = buffer._table.rings
+    slot = index + buffer._start
+    ring = int(rings.ring_of(np.array([slot]))[0])
+    state = rings.state_dict()
+    state["began"][ring] = state["writes"][ring]
+    state["starts"][ring] = rings.bases[ring] + state["cursors"][ring]
+    state["returns"][ring] = 0.0
+    rings.load_state_dict(state)
