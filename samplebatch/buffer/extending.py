@@ -80,9 +80,9 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int) -> Ints:
     at = 0
     for ring in np.unique(rings).tolist():
         rows = np.flatnonzero(rings == ring)
-        own = (None if part is None else part[rows] for part in (episode, agent, t))
+        own_episode, own_agent, own_t = (None if part is None else part[rows] for part in (episode, agent, t))
         newest = _newest(buffer, ring)
-        streams = find_streams(len(rows), *own, newest[1] if newest else None)
+        streams = find_streams(len(rows), own_episode, own_agent, own_t, newest[1] if newest else None)
         order[at : at + len(rows)] = rows if streams.order is None else rows[streams.order]
         cut[order[at : at + len(rows) - 1]] = streams.ends[:-1]
         at += len(rows)
@@ -143,7 +143,7 @@ def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():
         return None
     found = [buffer.get(np.array([index]), name, stack_num=1)[0].item() if name in tree else None for name in _STREAM]
-    return index, Tail(*found)
+    return index, Tail(found[0], found[1], int(found[2] or 0))
 
 
 def _end_episode(buffer: ReplayBuffer, index: int) -> None:
