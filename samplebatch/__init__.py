@@ -54,7 +54,7 @@ _HOMES = {
     "write_arrow": "samplebatch.storage.arrow_file",
     "read_parquet": "samplebatch.storage.parquet",
     "write_parquet": "samplebatch.storage.parquet",
-    "ParquetDataset": "samplebatch.storage.parquet_dataset",
+    "Dataset": "samplebatch.storage.dataset",
     "verify": "samplebatch.storage.verifying",
     "FileReport": "samplebatch.storage.verifying",
     "to_hdf5": "samplebatch.storage.hdf5",
@@ -125,11 +125,11 @@ if TYPE_CHECKING:
     from samplebatch.rollout.trajectories import Trajectory as Trajectory
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
+    from samplebatch.storage.dataset import Dataset as Dataset
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
     from samplebatch.storage.hdf5 import to_hdf5 as to_hdf5
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet
-    from samplebatch.storage.parquet_dataset import ParquetDataset as ParquetDataset
     from samplebatch.storage.saving import load as load
     from samplebatch.storage.verifying import FileReport as FileReport
     from samplebatch.storage.verifying import verify as verify

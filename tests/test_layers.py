@@ -109,6 +109,8 @@ ONE_IMPORTER = {
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",
+        "samplebatch.storage.dataset_batches",
+        "samplebatch.storage.dataset_writer",
         "samplebatch.transport.shared_queue",
         "samplebatch.workers.buffer_writer",
     },
@@ -131,7 +133,6 @@ ONE_IMPORTER = {
     },
     "is a file format of its own": {
         "samplebatch.storage.hdf5_batch",
-        "samplebatch.storage.multi_agent_folder",
         "samplebatch.storage.parquet_size",
         "samplebatch.storage.thrift",
         "samplebatch.storage.tianshou_pickle",

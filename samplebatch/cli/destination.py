@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.rollout.aggregator import Aggregator
-from samplebatch.storage.arrow_file import check_writable, read_arrow, write_arrow
-from samplebatch.storage.parquet import read_parquet, write_parquet
-from samplebatch.storage.parquet_dataset import ParquetDataset
+from samplebatch.storage.arrow_file import check_writable
+from samplebatch.storage.dataset import Dataset
+from samplebatch.storage.saving import load, save
+from samplebatch.storage.suffixes import form_to_write
 
 AnyBatch = SampleBatch | MultiAgentBatch
-PARQUET = ".parquet"
 
 
 class Destination(ABC):
@@ -49,6 +50,7 @@ class OneFile(Destination):
     """A single Arrow or Parquet file, written at the end; an older one is replaced."""
 
     def __init__(self, path: Path) -> None:
+        form_to_write(path)
         check_writable(path)
         self._path = path
         self._aggregator = Aggregator()
@@ -60,16 +62,15 @@ class OneFile(Destination):
     def finish(self) -> tuple[AnyBatch, int]:
         """Join the fragments, and write them."""
         batch = self._aggregator.build_and_reset()
-        (write_parquet if self._path.suffix == PARQUET else write_arrow)(batch, self._path)
+        save(batch, self._path)
         return batch, self._path.stat().st_size
 
 
-class Dataset(Destination):
+class Folder(Destination):
     """A folder that gets a Parquet file for every fragment; those that are there stay."""
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(exist_ok=True)
-        self._dataset = ParquetDataset(path)
+        self._dataset = Dataset(path)
         self._nbytes = 0
 
     def take(self, fragment: AnyBatch) -> None:
@@ -78,7 +79,8 @@ class Dataset(Destination):
 
     def finish(self) -> tuple[AnyBatch, int]:
         """Read the folder; the bytes are those of this run."""
-        return self._dataset.read(), self._nbytes
+        batch: Any = self._dataset.read()
+        return batch, self._nbytes
 
 
 def destination(path: Path) -> Destination:
@@ -89,14 +91,10 @@ def destination(path: Path) -> Destination:
     OSError
         If nothing can be written there.
     """
-    return Dataset(path) if path.is_dir() or not path.suffix else OneFile(path)
+    return Folder(path) if path.is_dir() or not path.suffix else OneFile(path)
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read a destination's files; raises as `read_arrow` and `read_parquet` do."""
-    if path.is_dir():
-        return ParquetDataset(path, allow_pickle=allow_pickle).read()
-    batch: AnyBatch = (read_parquet if path.suffix == PARQUET else read_arrow)(
-        path, allow_pickle=allow_pickle, verify=True
-    )
+    """Read a destination's files; raises as `load` does."""
+    batch: AnyBatch = load(path, allow_pickle=allow_pickle, verify=True)
     return batch

@@ -234,7 +234,10 @@ def _read_rows(
             whole = _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
             found.append(whole if len(kept) == file.group_rows[group] else take_rows(whole, kept))
     if found:
-        return join(found)
+        joined = join(found)
+        if isinstance(joined, MultiAgentBatch):
+            return MultiAgentBatch(joined.policy_batches, _env_steps(joined.policy_batches))
+        return joined
     table = file.read([], chosen, bound)
     if about is not None and kind_of(about) == "MultiAgentBatch":
         about = {**about, "policies": {}, "env_steps": 0}
@@ -264,9 +267,7 @@ def join(batches: Sequence[AnyBatch]) -> AnyBatch:
         return batches[0]
     if isinstance(batches[0], Batch):
         return Batch.cat([batch for batch in batches if isinstance(batch, Batch)])
-    joined = concat_samples([batch for batch in batches if not isinstance(batch, Batch)])
-    if isinstance(joined, MultiAgentBatch):
-        return MultiAgentBatch(joined.policy_batches, _env_steps(joined.policy_batches))
+    joined: AnyBatch = concat_samples([batch for batch in batches if not isinstance(batch, Batch)])
     return joined
 
 

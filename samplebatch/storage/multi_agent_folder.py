@@ -105,6 +105,17 @@ def _steps(plain_state: Any) -> Any:
     return plain_state
 
 
+def files_of(folder: Path) -> list[Path]:
+    """List the files of the policies.
+
+    Raises
+    ------
+    FormatError
+        If the manifest has changed.
+    """
+    return [folder / os.path.basename(str(file)) for file in read_plain(folder / MANIFEST).get("files", {}).values()]
+
+
 def read_policies(
     path: str | os.PathLike[str],
     *,

@@ -21,7 +21,14 @@ from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import FormatError, near_names
 from samplebatch.storage.arrow_file import file_bytes, replacing
 from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
-from samplebatch.storage.file_checksums import PARQUET, ColumnsAt, add_checksums, check_whole
+from samplebatch.storage.file_checksums import (
+    PARQUET,
+    ColumnsAt,
+    add_checksums,
+    check_footer,
+    check_whole,
+    checksums_in,
+)
 from samplebatch.storage.parquet_layout import float_paths, holds_flags, to_parquet
 from samplebatch.storage.suffixes import check_suffix
 from samplebatch.storage.table_file import ParquetTable, name_file_damage, schema_to_store
@@ -179,7 +186,7 @@ def open_parquet(
     path, max_nbytes
         As of `read_parquet`.
     verify
-        Whether to hold the file against its checksums; if None, pages are held against theirs when they are read.
+        Whether to hold the file against its checksums; if None, the footer at once, and pages when they are read.
 
     Raises
     ------
@@ -193,6 +200,8 @@ def open_parquet(
     with name_file_damage(name, "Parquet"):
         data = file_bytes(name, memory_map=True)
         whole = bool(verify) and check_parquet(data, name)
+        if verify is None:
+            _check_footer(data, name)
         return ParquetTable(data, name, check_pages=verify is not False and not whole), MemoryBound(
             repr(name), data.size, max_nbytes
         )
@@ -207,6 +216,13 @@ def check_parquet(data: pa.Buffer, name: str) -> bool:
         If a byte is not as it was written; names the columns.
     """
     return check_whole(data, PARQUET, name, _columns_at(data))
+
+
+def _check_footer(data: pa.Buffer, name: str) -> None:
+    view = memoryview(data).cast("B")
+    found = checksums_in(view, PARQUET, name)
+    if found is not None:
+        check_footer(view, found, name)
 
 
 def _columns_at(data: pa.Buffer) -> ColumnsAt:

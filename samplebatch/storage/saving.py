@@ -14,13 +14,15 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.errors import ArgumentError, FormatError
+from samplebatch.errors import ArgumentError, FormatError, StorageError
 from samplebatch.storage import hdf5_buffer
 from samplebatch.storage.arrow_file import open_arrow, write_arrow
 from samplebatch.storage.batch_table import AnyBatch, kind_of, read_batch, take_rows, to_table
 from samplebatch.storage.buffer_file import read_buffer, write_buffer
 from samplebatch.storage.buffer_folder.buffers import copy_to_folder, open_buffer
 from samplebatch.storage.buffer_folder.status import ABOUT
+from samplebatch.storage.commit_log import LOG
+from samplebatch.storage.dataset import Dataset
 from samplebatch.storage.hdf5_batch import holds_batch, read_hdf5, write_hdf5
 from samplebatch.storage.multi_agent_folder import MANIFEST, read_policies, write_policies
 from samplebatch.storage.parquet import open_parquet, write_parquet
@@ -54,7 +56,10 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
     elif form == "Arrow":
         write_arrow(thing, path, compression=compression)
     else:
-        raise FormatError(f"{os.fspath(path)!r} must end in '.arrow', '.parquet' or '.hdf5'")
+        dataset = Dataset(path)
+        if dataset.parts():
+            raise StorageError(f"{os.fspath(path)!r} must be a new folder, and it is a dataset; append to it")
+        dataset.append(thing, compression=compression or "zstd")
 
 
 def load(
@@ -179,6 +184,10 @@ def _load_folder(
     trust: dict[str, Any],
 ) -> Any:
     folder, name = Path(path), os.fspath(path)
+    if (folder / LOG).exists():
+        _refuse_missing(name, missing)
+        dataset = Dataset(path, columns=columns, filters=filters, **trust)
+        return dataset.read(verify=verify)
     _refuse_selection(name, columns, filters)
     if (folder / ABOUT).exists():
         _refuse_missing(name, missing)

@@ -14,9 +14,10 @@ from samplebatch.storage.arrow_file import check_arrow, file_bytes
 from samplebatch.storage.buffer_folder.commits import Commits
 from samplebatch.storage.buffer_folder.files import open_locked
 from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, FolderStatus, read_about
+from samplebatch.storage.commit_log import LOG, CommitLog
 from samplebatch.storage.hdf5_file import check_hdf5
+from samplebatch.storage.multi_agent_folder import MANIFEST, files_of
 from samplebatch.storage.parquet import check_parquet
-from samplebatch.storage.parquet_dataset import ParquetDataset
 from samplebatch.storage.suffixes import form_of_file
 
 
@@ -28,7 +29,7 @@ class FileReport(NamedTuple):
     path
         The file; the folder where that can be spoken of as a whole only.
     format
-        Its format: `"Arrow"`, `"Parquet"`, `"HDF5"` or `"buffer folder"`.
+        Its format: `"Arrow"`, `"Parquet"`, `"HDF5"`, `"buffer folder"` or `"commits"`, the log of a dataset.
     nbytes
         Its size, as it should be where that is known.
     has_checksums
@@ -50,7 +51,7 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     Parameters
     ----------
     path
-        An Arrow, Parquet or HDF5 file, the folder of a `ParquetDataset`, or the folder of a replay buffer.
+        An Arrow, Parquet or HDF5 file, the folder of a `Dataset`, or that of a replay buffer.
 
     Returns
     -------
@@ -84,6 +85,8 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     """
     found = Path(path)
     if found.is_dir():
+        if (found / MANIFEST).exists():
+            return list(map(_file, files_of(found)))
         return list(_buffer_folder(found) if (found / ABOUT).exists() else _dataset(found))
     return [_file(found)]
 
@@ -143,10 +146,25 @@ _CHECKS: dict[str, Callable[[pa.Buffer, str], bool]] = {
 
 
 def _dataset(folder: Path) -> Iterator[FileReport]:
-    parts = ParquetDataset(folder).parts()
-    if not parts:
+    if not (folder / LOG).exists():
         raise FormatError(f"{str(folder)!r} must be the folder of a dataset or of a replay buffer, it is neither")
-    yield from map(_file, parts)
+    log = folder / LOG
+    try:
+        snapshot = CommitLog(folder).read()
+    except FormatError as error:
+        yield FileReport(log, "commits", log.stat().st_size, has_checksums=True, fault=str(error))
+        return
+    fault = f"{str(log)!r} must end with a whole commit, {snapshot.torn} bytes more are there" if snapshot.torn else ""
+    yield FileReport(log, "commits", log.stat().st_size, has_checksums=True, fault=fault)
+    for part in snapshot.parts:
+        path = folder / part.name
+        yield (
+            _file(path)
+            if path.exists()
+            else FileReport(
+                path, "Parquet", part.size, has_checksums=True, fault=f"{str(path)!r} must be there, it is missing"
+            )
+        )
 
 
 def _buffer_folder(folder: Path) -> Iterator[FileReport]:

@@ -15,8 +15,8 @@ import numpy as np
 from samplebatch import (
     Batch,
     CachedReplayBuffer,
+    Dataset,
     MultiAgentBatch,
-    ParquetDataset,
     PrioritizedReplayBuffer,
     PrioritizedVectorReplayBuffer,
     ReplayBuffer,
@@ -125,24 +125,24 @@ ARROW = BatchFile(write_arrow, read_arrow)
 PARQUET = BatchFile(write_parquet, lambda path: read_parquet(path, verify=False))
 
 
-class Dataset(FileTarget):
+class DatasetFolder(FileTarget):
     """A folder of Parquet files."""
 
     def samples(self, folder: Path) -> list[Files]:
-        dataset = ParquetDataset(folder)
+        dataset = Dataset(folder)
         with without_checksums():
             for start in range(3):
                 dataset.append(SampleBatch(obs=np.zeros((N, 2)), t=np.arange(N) + start, infos=[{"a": 1}] * N))
         return [files_of(folder)]
 
     def read(self, sample: Files, folder: Path) -> None:
-        dataset = ParquetDataset(written(sample, folder))
-        for batch in dataset:
+        dataset = Dataset(written(sample, folder))
+        for batch in dataset.fragments():
             use_batch(batch)
         use_batch(dataset.read())
 
 
-PARQUET_DATASET = Dataset()
+PARQUET_DATASET = DatasetFolder()
 
 
 # Buffers

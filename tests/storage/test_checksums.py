@@ -14,8 +14,8 @@ from pyarrow import parquet
 
 from samplebatch import (
     Batch,
+    Dataset,
     MultiAgentBatch,
-    ParquetDataset,
     PrioritizedReplayBuffer,
     ReplayBuffer,
     SampleBatch,
@@ -150,7 +150,7 @@ def test_a_page_that_changes_in_a_parquet_file_without_checksums_is_noticed(tmp_
 
 
 def test_a_byte_that_changes_in_any_part_of_a_dataset_is_noticed(tmp_path: Path) -> None:
-    dataset = ParquetDataset(tmp_path / "parts")
+    dataset = Dataset(tmp_path / "parts")
     parts = [dataset.append(steps(n)) for n in (3, 9)]
     whole = dataset.read()
     for part in parts:

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from samplebatch import Batch, MultiAgentBatch, ReplayBuffer, SampleBatch
+from samplebatch import Batch, Dataset, MultiAgentBatch, ReplayBuffer, SampleBatch
 from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
 from samplebatch.storage.arrow_file import read_arrow
 from samplebatch.storage.parquet import read_parquet
-from samplebatch.storage.parquet_dataset import ParquetDataset
 from tests.malice import NESTINGS, ROWS, Mark, field_of, with_field
+from tests.storage.parts import commit
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ FROM_ARROW: dict[str, Callable[[pa.Table, Path], Any]] = {
     "an Arrow file": lambda table, folder: read_arrow(arrow_file(table, folder)),
     "an Arrow file that is read": lambda table, folder: read_arrow(arrow_file(table, folder), memory_map=False),
     "a Parquet file": lambda table, folder: read_parquet(parquet_file(table, folder)),
-    "a Parquet dataset": lambda table, folder: ParquetDataset(parquet_file(table, folder).parent).read(),
+    "a Parquet dataset": lambda table, folder: Dataset(commit(parquet_file(table, folder))).read(),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from samplebatch import Batch, ParquetDataset, ReplayBuffer, SampleBatch, verify, write_arrow, write_parquet
+from samplebatch import Batch, Dataset, ReplayBuffer, SampleBatch, verify, write_arrow, write_parquet
 from samplebatch.cli import application
 from samplebatch.errors import FormatError, StorageError
 from tests.storage.flips import COUNT
@@ -32,7 +32,7 @@ def filled(**options: Any) -> ReplayBuffer:
 
 def dataset(path: Path) -> None:
     for n in (3, 40, 5):
-        ParquetDataset(path).append(steps(n))
+        Dataset(path).append(steps(n))
 
 
 MAKERS: dict[str, Callable[[Path], Any]] = {

@@ -1,0 +1,373 @@
+"""Dataset: a folder of experience, larger than memory, appended to by one and read by many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.arguments import whole
+from samplebatch.batch.episodes import by_stream, ends_by_flag, run_starts
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import ArgumentError, EmptyBufferError, FormatError, SequenceError
+from samplebatch.storage.batch_table import AnyBatch, join
+from samplebatch.storage.dataset_batches import DatasetBatches
+from samplebatch.storage.dataset_rows import DatasetRows, Rows
+from samplebatch.storage.dataset_writer import DatasetWriter, check_log
+from samplebatch.storage.parquet import open_parquet, read_parquet
+from samplebatch.storage.selection import Filters
+
+if TYPE_CHECKING:
+    from samplebatch.batch.nested.batch import Batch
+
+_CACHE_NBYTES = 1 << 28
+_STREAM = (names.EPS_ID, names.AGENT_INDEX, names.T)
+
+
+class Dataset:
+    """A folder of Parquet files with batches, for experience that need not fit into memory.
+
+    Each batch that is appended becomes a part: a file, whole, and then a line in a log. A part that is not in the log
+    is not in the dataset, so a process that is killed while it appends costs the part in flight. Processes may read
+    while one appends, and several may append in turns. Other tools read the parts as they lie:
+    `polars.scan_parquet("folder/*.parquet")`.
+
+    Rows are the steps of batches, or the sequences of batches with `seq_lens`. What has been read is a snapshot;
+    `refresh` takes in what others have appended since.
+
+    Parameters
+    ----------
+    folder
+        The folder. It is made with the first part; the one that it lies in must exist.
+    columns
+        Names of the columns to read; None for all. A name stands for all that is nested under it.
+    filters
+        Conditions on the rows to read, as `load` takes them.
+    policy
+        The policy whose rows to read, where batches are `MultiAgentBatch`es.
+    seed
+        Seed of `sample` and `sample_sequences`.
+    cache_nbytes
+        Bytes of row groups that are kept after they were read, for samples from the same ones.
+    allow_pickle
+        Whether reading may unpickle columns of Python objects that Arrow has no type for. Only for files whose writer
+        you trust: a pickle can run any code.
+    max_nbytes
+        Bytes of memory that may be made of each file; 256 MiB or 1024 times its own, whichever is more, if None.
+
+    Attributes
+    ----------
+    folder
+        As given.
+
+    Raises
+    ------
+    FormatError
+        If the folder is a file, has no log, or lacks a part.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> dataset = Dataset(tempfile.mkdtemp() + "/steps")
+    >>> for start in (0, 3):
+    ...     path = dataset.append(SampleBatch(t=[start, start + 1, start + 2], eps_id=[start] * 3))
+    >>> len(dataset), dataset.episodes
+    (6, 2)
+    >>> [batch["t"].tolist() for batch in dataset.iter_batches(4)]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        filters: Filters | None = None,
+        policy: str | None = None,
+        seed: int = 42,
+        cache_nbytes: int = _CACHE_NBYTES,
+        allow_pickle: bool = False,
+        max_nbytes: int | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise FormatError(f"{os.fspath(folder)!r} must be a folder of Parquet files, and it is a file")
+        self._rng = np.random.default_rng(seed)
+        self._allow_pickle = allow_pickle
+        self._max_nbytes = max_nbytes
+        self._rows = DatasetRows(
+            self.folder,
+            columns,
+            filters,
+            policy,
+            allow_pickle=allow_pickle,
+            max_nbytes=max_nbytes,
+            cache_nbytes=cache_nbytes,
+        )
+        check_log(self.folder, self._rows.snapshot)
+        self._writer = DatasetWriter(self.folder, self._rows)
+        self._order: tuple[int, Rows, Rows] | None = None
+
+    def __repr__(self) -> str:
+        parts = self._rows.snapshot.parts
+        return f"Dataset({os.fspath(self.folder)!r}: {sum(part.rows for part in parts)} rows in {len(parts)} parts)"
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the first part, as tables have it in memory.
+
+        Raises
+        ------
+        FormatError
+            If there is no part.
+        """
+        parts = self._rows.snapshot.parts
+        if not parts:
+            raise FormatError(f"{os.fspath(self.folder)!r} must have parts to have a schema, it has none")
+        return self._rows.file(parts[0]).schema.remove_metadata()
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What writers that were killed had begun and not committed, and this one has taken away at its first step."""
+        return self._writer.dropped
+
+    def parts(self) -> list[Path]:
+        """List the files of all parts, in the order of their rows."""
+        return [self.folder / part.name for part in self._rows.snapshot.parts]
+
+    def refresh(self) -> Self:
+        """Take in what has been appended since, by this process or another, and return this very dataset."""
+        self._rows.reload()
+        return self
+
+    # Writing
+
+    def append(self, batch: AnyBatch, *, compression: str = "zstd") -> Path:
+        """Write a batch as the next part, commit it, and return its file.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If it is of another type than the batches before, or has other columns; names the column. Columns of
+            objects may differ in form.
+        OSError
+            If it cannot be written.
+        """
+        return self._writer.append(batch, compression)
+
+    def compact(self, nbytes: int = 1 << 28, *, compression: str = "zstd") -> int:
+        """Join small parts that follow each other, and return how many files are fewer now.
+
+        Rows keep their order and numbers. Readers in other processes find them in their new place. Other tools may see
+        rows twice while it runs.
+
+        Parameters
+        ----------
+        nbytes
+            Bytes that the rows of a part take in memory, at the most; larger parts stay as they are.
+        compression
+            Parquet's codec.
+        """
+        return self._writer.compact(whole("nbytes", nbytes, 1), compression, self._fragment)
+
+    def _fragment(self, path: Path) -> AnyBatch:
+        batch: AnyBatch = read_parquet(path, allow_pickle=self._allow_pickle, max_nbytes=self._max_nbytes)
+        return batch
+
+    # Reading
+
+    def fragments(self) -> Iterator[AnyBatch]:
+        """Yield the batches as they were appended, whole; compacted ones are joined. Columns and filters do not count.
+
+        Raises
+        ------
+        FormatError, UntrustedPickleError, CapacityError
+            As `load` does.
+        """
+        for path in self.parts():
+            yield self._fragment(path)
+
+    def read(self, *, verify: bool | None = None) -> AnyBatch:
+        """Read all of it into one batch.
+
+        Parameters
+        ----------
+        verify
+            Whether to hold all bytes of the parts against their checksums; by default that is done where columns and
+            filters leave nothing out. Footers and pages are held against theirs in any case.
+
+        Raises
+        ------
+        FormatError, UntrustedPickleError, CapacityError
+            As `load` does; FormatError too if there is no part.
+        """
+        if verify or (verify is None and self._rows.is_whole):
+            for path in self.parts():
+                open_parquet(path, verify=True)
+        if self._rows.is_multi_agent:
+            return join(self._rows.read_parts())
+        return self._rows.take(np.arange(len(self)))
+
+    def take(self, rows: npt.ArrayLike) -> AnyBatch:
+        """Read rows by their numbers, in the order given.
+
+        Raises
+        ------
+        ArgumentError
+            If a number lies outside.
+        """
+        found = np.asarray(rows, np.int64).reshape(-1)
+        if len(found) and not 0 <= found.min() <= found.max() < len(self):
+            raise ArgumentError(
+                f"rows must be in [0, {len(self)}), got {int(found[(found < 0) | (found >= len(self))][0])}"
+            )
+        return self._rows.take(found)
+
+    def sample(self, batch_size: int) -> tuple[AnyBatch, Rows]:
+        """Draw rows with replacement, and return them with their numbers.
+
+        Each row costs the row group that it lies in, unless that is in memory still: `iter_batches` with `shuffle`
+        reads each once.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there are none.
+        """
+        whole("batch_size", batch_size)
+        if not len(self):
+            raise EmptyBufferError("a dataset must have rows to draw from, it has none; append some first")
+        rows = self._rng.integers(len(self), size=batch_size)
+        return self._rows.take(rows), rows
+
+    def iter_batches(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        memory: int = 1 << 28,
+        seed: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        shard: tuple[int, int] = (0, 1),
+    ) -> DatasetBatches:
+        """Return an iterable of batches that hold each row once; see `DatasetBatches`.
+
+        Parameters
+        ----------
+        batch_size
+            Rows in each batch, fewer in the last.
+        shuffle
+            Whether rows come in random order: pieces of the dataset are drawn, as many as fit into memory together, and
+            their rows are mixed.
+        memory
+            Bytes that rows may take at a time, about.
+        seed, epoch
+            Together they say which order it is.
+        drop_last
+            Whether to leave out a last batch with fewer rows.
+        shard
+            `(i, n)`: the i-th of n shares, none of which has a row of another.
+        """
+        return DatasetBatches(
+            self._rows,
+            whole("batch_size", batch_size, 1),
+            shuffle=shuffle,
+            memory=whole("memory", memory, 1),
+            seed=(seed, epoch),
+            drop_last=drop_last,
+            shard=shard,
+        )
+
+    # Episodes
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes there are: distinct pairs of `eps_id` and `agent_index`, or runs that a flag ends."""
+        return len(self._episodes()[1]) - 1
+
+    def iter_episodes(self) -> Iterator[AnyBatch]:
+        """Yield the rows of each episode, in time order; episodes come in the order of their first rows.
+
+        Fragments of an episode may lie in any parts.
+        """
+        order, bounds = self._episodes()
+        for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            yield self._rows.take(order[start:stop])
+
+    def sample_sequences(self, batch_size: int, length: int) -> tuple[AnyBatch, Rows]:
+        """Draw stretches of steps of one episode, each of them as likely as any other.
+
+        Returns
+        -------
+        batch
+            A `SampleBatch` with `seq_lens`, or a `Batch` of shape (batch_size, length, ...).
+        rows
+            Their numbers, shape (batch_size, length).
+
+        Raises
+        ------
+        EmptyBufferError
+            If no episode has so many steps.
+        SequenceError
+            If the rows are sequences already.
+        """
+        whole("batch_size", batch_size)
+        whole("length", length, 1)
+        order, bounds = self._episodes()
+        room = np.maximum(np.diff(bounds) - length + 1, 0)
+        ends = np.cumsum(room)
+        if not len(room) or not ends[-1]:
+            raise EmptyBufferError(f"an episode must have {length} steps to draw from, none has")
+        drawn = self._rng.integers(ends[-1], size=batch_size)
+        episode = np.searchsorted(ends, drawn, "right")
+        first = bounds[episode] + drawn - (ends - room)[episode]
+        rows = order[first[:, None] + np.arange(length)]
+        batch = self._rows.take(rows.reshape(-1))
+        if isinstance(batch, SampleBatch):
+            if names.SEQ_LENS in batch:
+                raise SequenceError("steps must be rows to be drawn as sequences, they are sequences already")
+            batch = batch.copy(shallow=True)
+            batch[names.SEQ_LENS] = np.full(batch_size, length, np.int32)
+            return batch, rows
+        return cast("Batch", batch)[np.arange(rows.size).reshape(rows.shape)], rows
+
+    def _episodes(self) -> tuple[Rows, Rows]:
+        """Order all rows by episode and time, and tell where episodes begin in that order."""
+        if self._order is None or self._order[0] != len(self):
+            self._order = (len(self), *self._find_episodes())
+        return self._order[1:]
+
+    def _find_episodes(self) -> tuple[Rows, Rows]:
+        n = len(self)
+        known = set(self.schema.names) if n else set()
+        wanted = [
+            name for name in (*_STREAM, names.TERMINATEDS, names.TRUNCATEDS, "terminated", "truncated") if name in known
+        ]
+        if not wanted:
+            return np.arange(n), np.array([0, n] if n else [0])
+        keys: Any = self._rows.only(wanted)
+        held = {name: np.asarray(keys[name]) for name in wanted}
+        if names.EPS_ID not in held:
+            flags = [held[name].astype(bool) for name in wanted if name not in _STREAM]
+            ends = ends_by_flag(np.logical_or.reduce(flags)) if flags else [n]
+            return np.arange(n), np.array([0, *ends])
+        streams = [held[name] for name in _STREAM[:2] if name in held]
+        order = by_stream(*streams, t=held.get(names.T))
+        starts = run_starts(*[key[order] for key in streams])
+        bounds = np.append(starts, n)
+        # Episodes in the order of their first rows.
+        turn = np.argsort(order[starts], kind="stable")
+        lengths = np.diff(bounds)[turn]
+        new = np.concatenate(([0], np.cumsum(lengths)))
+        places = np.repeat(bounds[:-1][turn] - new[:-1], lengths) + np.arange(n)
+        return order[places].astype(np.int64), new

@@ -1,0 +1,455 @@
+"""Datasets: appended to by one and read by many, in order or shuffled, whole whoever is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow.dataset
+import pytest
+
+from samplebatch import Batch, Dataset, MultiAgentBatch, SampleBatch, concat_samples, load, verify
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    EmptyBufferError,
+    FormatError,
+    PolicyNotFoundError,
+    StorageError,
+    UntrustedPickleError,
+)
+
+
+def steps(start: int, n: int, *, episode: int = 10) -> SampleBatch:
+    t = np.arange(start, start + n)
+    return SampleBatch(
+        t=t % episode,
+        eps_id=t // episode,
+        obs={"image": np.repeat(t, 4).astype("f4").reshape(n, 2, 2), "id": t},
+        terminateds=t % episode == episode - 1,
+        infos=[{"at": int(i)} for i in t],
+    )
+
+
+def filled(folder: Path, sizes: Any = (7, 13, 1, 20), **options: Any) -> Dataset:
+    dataset, start = Dataset(folder), 0
+    for n in sizes:
+        dataset.append(steps(start, n))
+        start += n
+    return Dataset(folder, **options)
+
+
+def ids(batch: Any) -> list[int]:
+    return [int(i) for i in batch["obs"]["id"]] if isinstance(batch, Batch) else batch["obs.id"].tolist()
+
+
+# Appending
+
+
+def fragment(i: int) -> MultiAgentBatch:
+    rows = SampleBatch(t=[2 * i, 2 * i + 1], obs=np.full((2, 3), i, np.float32), infos=[{}, {"at": i}])
+    return MultiAgentBatch({"a": rows, "b": rows[:1]} if i % 2 else {"a": rows}, 2)
+
+
+def test_fragments_come_back_in_order_one_by_one_or_joined(tmp_path: Path) -> None:
+    fragments = [fragment(i) for i in range(12)]
+    for half in (fragments[:7], fragments[7:]):
+        dataset = Dataset(tmp_path / "steps")
+        for part in half:
+            dataset.append(part)
+    again = Dataset(tmp_path / "steps")
+    assert list(again.fragments()) == fragments
+    assert again.read() == concat_samples(fragments)
+    assert load(tmp_path / "steps") == concat_samples(fragments)
+    assert (len(again), repr(again)) == (30, f"Dataset('{tmp_path}/steps': 30 rows in 12 parts)")
+
+
+def test_nested_batches_stay_nested(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    for i in range(3):
+        dataset.append(Batch(obs={"x": np.arange(4) + 4 * i}, rew=np.ones(4)))
+    assert type(dataset.read()) is Batch
+    batch, rows = dataset.sample(5)
+    assert np.array_equal(batch.obs.x, rows)
+
+
+def test_a_batch_is_saved_to_a_new_folder(tmp_path: Path) -> None:
+    steps(0, 5).save(tmp_path / "steps")
+    assert load(tmp_path / "steps") == steps(0, 5)
+    assert ids(load(tmp_path / "steps", columns=["obs"], filters=[("t", ">", 2)])) == [3, 4]
+    with pytest.raises(StorageError, match="append"):
+        steps(0, 5).save(tmp_path / "steps")
+
+
+def test_batches_that_do_not_fit_are_refused_by_column(tmp_path: Path) -> None:
+    dataset = filled(tmp_path)
+    batch = steps(0, 3)
+    wrong: list[tuple[Any, str]] = [
+        (batch.select("t", "obs"), "'eps_id' must be there"),
+        (SampleBatch({**dict(batch.items()), "x": [1, 2, 3]}), "no column 'x'"),
+        (SampleBatch({**dict(batch.items()), "t": [1.0, 2.0, 3.0]}), "column 't' must be int64"),
+        (batch.as_multi_agent(), "must be of type SampleBatch"),
+    ]
+    for other, words in wrong:
+        with pytest.raises(ColumnMismatchError, match=words):
+            dataset.append(other)
+    dataset.append(SampleBatch({**dict(batch.items()), "infos": [{"at": 1, "more": "x"}] * 3}))
+    assert len(Dataset(tmp_path)) == 44
+    assert len(dataset.parts()) == len([name for name in os.listdir(tmp_path) if name.startswith("part")]) == 5
+
+
+def append_some(folder: Path, who: int) -> None:
+    dataset = Dataset(folder)
+    for i in range(5):
+        dataset.append(SampleBatch(who=[who], i=[i]))
+
+
+def test_several_processes_append_to_one_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=append_some, args=(tmp_path, who)) for who in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    joined = Dataset(tmp_path).read()
+    for who in range(2):
+        assert joined["i"][joined["who"] == who].tolist() == list(range(5))
+
+
+def test_readers_keep_their_snapshot_until_they_refresh(tmp_path: Path) -> None:
+    reader = filled(tmp_path)
+    writer = Dataset(tmp_path)
+    writer.append(steps(41, 4))
+    assert (len(reader), len(writer)) == (41, 45)
+    assert ids(reader.read()) == list(range(41))
+    assert len(reader.refresh()) == 45
+
+
+# Rows
+
+
+def test_rows_are_read_by_number(tmp_path: Path) -> None:
+    dataset = filled(tmp_path)
+    rows = [40, 3, 3, 20, 0, 7]
+    assert ids(dataset.take(rows)) == rows
+    assert dataset.take(rows) == steps(0, 41).take(rows)
+    assert ids(dataset.take([])) == []
+    with pytest.raises(ArgumentError, match="41"):
+        dataset.take([41])
+    assert dataset.schema.names == steps(0, 1).to_arrow().schema.names
+
+
+def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
+    dataset = filled(tmp_path, columns=["obs.id", "t"], filters=[("t", ">=", 8)])
+    expected = [i for i in range(41) if i % 10 >= 8]
+    assert ids(dataset.read()) == expected
+    assert dataset.read().column_names == ("t", "obs.id")
+    assert [i for batch in dataset.iter_batches(3) for i in ids(batch)] == expected
+    assert sorted(i for batch in dataset.iter_batches(3, shuffle=True) for i in ids(batch)) == expected
+    assert set(ids(dataset.sample(50)[0])) <= set(expected)
+    with pytest.raises(ColumnNotFoundError):
+        Dataset(tmp_path, columns=["x"]).read()
+
+
+def test_rows_of_several_policies_are_read_of_one(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    for i in range(6):
+        dataset.append(fragment(i))
+    own = Dataset(tmp_path, policy="b")
+    assert len(own) == 3
+    assert own.read()["t"].tolist() == [2, 6, 10]
+    for use in (lambda: dataset.sample(3), lambda: next(iter(dataset.iter_batches(2)))):
+        with pytest.raises(ArgumentError, match="'a', 'b'"):
+            use()
+    with pytest.raises(PolicyNotFoundError, match="'c'"):
+        len(Dataset(tmp_path, policy="c"))
+    filtered = Dataset(tmp_path, filters=[("t", ">", 8)]).read()
+    assert {policy: part["t"].tolist() for policy, part in filtered.items()} == {"a": [9, 10, 11], "b": [10]}
+
+
+def test_samples_follow_from_the_seed_and_cover_all_rows(tmp_path: Path) -> None:
+    filled(tmp_path)
+    batch, rows = Dataset(tmp_path, seed=3).sample(400)
+    assert ids(batch) == rows.tolist()
+    assert set(rows.tolist()) == set(range(41))
+    assert np.array_equal(Dataset(tmp_path, seed=3).sample(400)[1], rows)
+    with pytest.raises(EmptyBufferError):
+        Dataset(tmp_path / "new").sample(1)
+
+
+# Batches
+
+
+@pytest.mark.parametrize("memory", [1 << 28, 3000])
+@pytest.mark.parametrize("size", [1, 4, 41, 50])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_have_each_row_once(tmp_path: Path, shuffle: bool, size: int, memory: int) -> None:
+    dataset = filled(tmp_path)
+    batches = dataset.iter_batches(size, shuffle=shuffle, memory=memory)
+    found = [ids(batch) for batch in batches]
+    flat = [i for batch in found for i in batch]
+    assert sorted(flat) == list(range(41))
+    assert shuffle == (flat != list(range(41)))
+    assert [len(batch) for batch in found[:-1]] == [size] * (len(found) - 1)
+    assert len(found) == len(batches) == -(-41 // size)
+    whole = dataset.iter_batches(size, shuffle=shuffle, memory=memory, drop_last=True)
+    assert [len(batch) for batch in whole] == [size] * (41 // size)
+
+
+def test_the_order_follows_from_seed_and_epoch(tmp_path: Path) -> None:
+    dataset = filled(tmp_path)
+
+    def order(**options: Any) -> list[int]:
+        return [i for batch in dataset.iter_batches(4, shuffle=True, memory=6000, **options) for i in ids(batch)]
+
+    assert order(seed=1) == order(seed=1)
+    assert len({tuple(order(seed=seed, epoch=epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_iteration_goes_on_in_mid_epoch(tmp_path: Path, shuffle: bool) -> None:
+    dataset = filled(tmp_path)
+    options: dict[str, Any] = {"shuffle": shuffle, "memory": 5000, "seed": 2}
+    expected = [ids(batch) for batch in dataset.iter_batches(4, **options)]
+    for stop in range(len(expected)):
+        batches = dataset.iter_batches(4, **options)
+        iterator = iter(batches)
+        begun = [ids(next(iterator)) for _ in range(stop)]
+        again = Dataset(tmp_path).iter_batches(4, **options)
+        again.load_state_dict(batches.state_dict())
+        assert begun + [ids(batch) for batch in again] == expected
+    with pytest.raises(ColumnMismatchError, match="seed"):
+        dataset.iter_batches(4, **{**options, "seed": 3}).load_state_dict(batches.state_dict())
+
+
+def test_memory_bounds_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samplebatch.storage.parquet._GROUP_NBYTES", 1 << 16)
+    dataset = Dataset(tmp_path)
+    for i in range(4):
+        dataset.append(SampleBatch(obs=np.full((1000, 64), i, "f4"), t=np.arange(1000)))
+    dataset = Dataset(tmp_path, cache_nbytes=0)
+    most: list[int] = []
+    take = dataset._rows.take
+    monkeypatch.setattr(dataset._rows, "take", lambda rows: most.append(len(rows)) or take(rows))
+    memory = 1 << 17
+    assert sum(len(batch) for batch in dataset.iter_batches(50, shuffle=True, memory=memory)) == 4000
+    assert max(most) * dataset._rows.row_nbytes <= memory
+    assert len(set(dataset.iter_batches(50, shuffle=True, memory=memory)._windows[0][:, 0] // 1000)) > 1
+
+
+@pytest.mark.parametrize("shares", [1, 2, 5])
+def test_shares_have_each_row_once(tmp_path: Path, shares: int) -> None:
+    dataset = filled(tmp_path)
+    found = [
+        [i for batch in dataset.iter_batches(4, shuffle=True, shard=(share, shares)) for i in ids(batch)]
+        for share in range(shares)
+    ]
+    assert sorted(i for share in found for i in share) == list(range(41))
+    assert all(found)
+    with pytest.raises(ArgumentError, match="shard"):
+        dataset.iter_batches(4, shard=(shares, shares))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_of_a_loader_read_their_own_shares(tmp_path: Path, workers: int) -> None:
+    from torch.utils.data import DataLoader
+
+    dataset = Dataset(tmp_path)
+    dataset.append(Batch(t=np.arange(30)))
+    dataset.append(Batch(t=np.arange(30, 64)))
+    batches = dataset.iter_batches(5, shuffle=True, seed=1).as_torch()
+    loader: Any = DataLoader(
+        batches, batch_size=None, num_workers=workers, multiprocessing_context="spawn" if workers else None
+    )
+    found = [batch.t.tolist() for batch in loader]
+    assert sorted(t for batch in found for t in batch) == list(range(64))
+    assert [len(t) for t in found].count(5) >= 12
+
+
+# Episodes
+
+
+def test_episodes_are_put_together_from_fragments(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    whole = steps(0, 40)
+    for rows in (np.r_[0:5, 10:13], np.r_[13:20, 5:8], np.r_[20:40], np.r_[8:10]):
+        dataset.append(whole.take(rows))
+    assert dataset.episodes == 4
+    assert [ids(episode) for episode in dataset.iter_episodes()] == [list(range(i, i + 10)) for i in (0, 10, 20, 30)]
+
+
+def test_episodes_without_ids_end_with_flags(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    for start in (0, 12):
+        dataset.append(steps(start, 12).select("obs", "terminateds"))
+    assert [len(episode) for episode in dataset.iter_episodes()] == [10, 10, 4]
+
+
+def test_sequences_lie_within_episodes(tmp_path: Path) -> None:
+    dataset = filled(tmp_path)
+    batch, rows = dataset.sample_sequences(300, 4)
+    assert rows.shape == (300, 4)
+    assert batch["seq_lens"].tolist() == [4] * 300
+    assert ids(batch) == rows.reshape(-1).tolist()
+    assert (np.diff(rows, axis=1) == 1).all()
+    assert (rows // 10 == rows[:, :1] // 10).all()
+    assert {int(row) for row in rows[:, 0]} == {i for i in range(41) if i % 10 <= 6 and i < 40}
+    with pytest.raises(EmptyBufferError, match="11"):
+        dataset.sample_sequences(1, 11)
+
+
+# Killed writers, missing files
+
+
+WRITER = """
+import sys
+import numpy as np
+from samplebatch import Dataset, SampleBatch
+dataset = Dataset(sys.argv[1])
+i = len(dataset.parts())
+print(*dataset.dropped, flush=True)
+while True:
+    dataset.append(SampleBatch(a=np.full(5_000, i), b=np.full(5_000, i)))
+    i += 1
+    print(i, flush=True)
+    if sys.argv[2:] and i % 5 == 0:
+        dataset.compact(10_000_000)
+        i = len(dataset.parts())
+"""
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_writers_killed_at_any_moment_lose_nothing_that_was_committed(tmp_path: Path, compact: bool) -> None:
+    rng = np.random.default_rng(0)
+    rows = 0
+    for _ in range(int(os.environ.get("SAMPLEBATCH_KILLS", "6"))):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), *["compact"] * compact]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        done = 0
+        for _ in range(int(rng.integers(1, 8))):
+            done += bool(writer.stdout.readline())
+        time.sleep(rng.random() / 50)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        done += len(writer.stdout.read().split())
+        writer.stdout.close()
+        dataset = Dataset(tmp_path)
+        batch = dataset.read()
+        assert len(batch) == len(dataset) >= rows + 5000 * done
+        assert (batch["a"] == batch["b"]).all()
+        assert (batch["a"].reshape(-1, 5000) == batch["a"][::5000, None]).all()
+        rows = len(batch)
+    Dataset(tmp_path).append(SampleBatch(a=np.zeros(1, int), b=np.zeros(1, int)))
+    left = [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+    assert not left
+    assert len(Dataset(tmp_path)) == rows + 1
+
+
+def test_the_next_writer_says_which_parts_it_dropped(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "part-000009-00000000.parquet").write_bytes(b"whole, but not committed")
+    (tmp_path / ".part-000004-00000000.parquet.00ff.tmp").write_bytes(b"begun")
+    with open(tmp_path / "_commits", "ab") as log:
+        log.write(b"0123abcd {")
+    dataset = Dataset(tmp_path)
+    assert ids(dataset.read()) == list(range(41))
+    dataset.append(steps(41, 2))
+    assert [sentence.split()[0] for sentence in dataset.dropped] == [
+        ".part-000004-00000000.parquet.00ff.tmp",
+        "part-000009-00000000.parquet",
+        "10",
+    ]
+    assert ids(Dataset(tmp_path).read()) == list(range(43))
+
+
+def test_a_part_that_is_missing_or_cut_short_is_noticed(tmp_path: Path) -> None:
+    dataset = filled(tmp_path)
+    first, *_, last = dataset.parts()
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-1])
+    with pytest.raises(FormatError, match="another size"):
+        Dataset(tmp_path)
+    last.unlink()
+    with pytest.raises(FormatError, match=f"'{last.name}' is missing"):
+        Dataset(tmp_path)
+    assert [bool(report.fault) for report in verify(tmp_path)] == [False, False, False, False, True]
+    last.write_bytes(whole)
+    first.write_bytes(last.read_bytes())
+    with pytest.raises(FormatError):
+        Dataset(tmp_path)
+
+
+def test_a_log_that_has_changed_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path)
+    log = tmp_path / "_commits"
+    whole = log.read_bytes()
+    for at in range(0, len(whole) - 1, 37):
+        log.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(FormatError, match="_commits"):
+            Dataset(tmp_path)
+    log.unlink()
+    with pytest.raises(FormatError, match="no '_commits'"):
+        Dataset(tmp_path)
+
+
+def test_pickles_need_permission(tmp_path: Path) -> None:
+    Dataset(tmp_path).append(SampleBatch(infos=[{"x": {1}}]))
+    with pytest.raises(UntrustedPickleError, match="'infos'"):
+        Dataset(tmp_path).read()
+    assert list(Dataset(tmp_path, allow_pickle=True).read()["infos"]) == [{"x": {1}}]
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FormatError, match="must be a folder"):
+        Dataset(tmp_path / "file")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        Dataset(tmp_path / "missing" / "x").append(steps(0, 1))
+    assert len(Dataset(tmp_path / "new")) == 0
+
+
+# Compaction
+
+
+def test_compaction_joins_small_parts_and_keeps_all_rows(tmp_path: Path) -> None:
+    dataset = filled(tmp_path, [3] * 20)
+    reader = Dataset(tmp_path, cache_nbytes=0)
+    iterator = iter(reader.iter_batches(7, memory=1000))
+    begun = [ids(next(iterator))]
+    assert dataset.compact(2000) > 10
+    assert len(dataset.parts()) < 10
+    assert ids(dataset.read()) == list(range(60))
+    assert [i for batch in [*begun, *map(ids, iterator)] for i in batch] == list(range(60))
+    assert ids(reader.take([59, 0])) == [59, 0]
+    assert dataset.compact(1 << 30) == len(dataset.parts()) + 0 or len(dataset.parts()) == 1
+    assert ids(Dataset(tmp_path).read()) == list(range(60))
+    assert dataset.compact() == 0
+
+
+# Other tools
+
+
+def test_other_tools_open_the_folder_as_it_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "steps"
+    filled(folder)
+    table = pyarrow.dataset.dataset(folder, format="parquet").to_table()
+    assert table.num_rows == 41
+    assert pl.scan_parquet(folder / "*.parquet").filter(pl.col("terminateds")).collect().height == 4
+    assert duckdb.sql(f"select count(*) from '{folder}/*.parquet' where terminateds").fetchall() == [(4,)]
+    datasets = pytest.importorskip("datasets")
+    found = datasets.load_dataset(
+        "parquet", data_files=f"{folder}/*.parquet", split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert sorted(found["obs.id"]) == list(range(41))
