@@ -28,6 +28,7 @@ from samplebatch.env.base import Environments, StepResult, ends_of, refuse_mask
 from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
 from samplebatch.env.sync_vector import NextStepSyncEnvironments, SyncEnvironments, is_plain_sync
+from samplebatch.env.tensors import actions_to_device, check_tensor, infos_to_host, is_tensor, own_tensor, to_host
 from samplebatch.errors import EnvironmentSpecError, require
 
 _count = np.count_nonzero
@@ -55,6 +56,7 @@ class VectorEnvironments(Environments):
             env.single_observation_space.dtype,
             self._shape_of(env.single_observation_space),
         )
+        self._device: Any = None
         # Whether nothing must be done to what the environment gives before it is acted on: known from a reset.
         self._raw = False
 
@@ -66,7 +68,9 @@ class VectorEnvironments(Environments):
         obs, infos = self.env.reset(**given)
         self.made = 0
         self._raw = self._flat and not self._copies and getattr(obs, "dtype", None) == self._obs_dtype
-        return self._own(obs), infos
+        own = self._own(obs)
+        self._device = own[0].device if is_tensor(own[0]) else None
+        return own, infos if self._device is None else infos_to_host(infos)
 
     def _shape_of(self, space: Any) -> tuple[int, ...]:
         return (self.num_envs, *(space.shape or ()))
@@ -83,6 +87,10 @@ class VectorEnvironments(Environments):
             raise self.refuse(must, None) from error
         for place, (leaf, space, name) in enumerate(zip(leaves, layout.spaces, self._obs_names, strict=True)):
             exact = leaf
+            if is_tensor(leaf):
+                check_tensor(name, leaf, space.dtype, self._shape_of(space), self.refuse)
+                leaves[place] = own_tensor(leaf) if self._copies else leaf
+                continue
             if layout.is_numeric(space):
                 exact = exact_rows(name, leaf, space.dtype, self._shape_of(space), self.refuse)
             elif len(leaf) != self.num_envs:
@@ -92,6 +100,9 @@ class VectorEnvironments(Environments):
 
     def _stepped(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
         """Step every environment, and return arrays of the usual dtypes that it will not write to."""
+        if self._device is not None:
+            spaces = zip(actions, self.actions.spaces, strict=True)
+            actions = [actions_to_device(leaf, space, self._device) for leaf, space in spaces]
         step = self.env.step(actions[0] if self._flat else self.actions.nest(actions))
         self.made += 1
         obs, rewards, terminateds, truncateds, infos = self._exact(*step)
@@ -102,6 +113,9 @@ class VectorEnvironments(Environments):
     def _exact(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
         """Convert a step exactly, or refuse it."""
         shape, refuse = (self.num_envs,), self.refuse
+        if self._device is not None:
+            rewards, terminateds, truncateds = to_host(rewards), to_host(terminateds), to_host(truncateds)
+            infos = infos_to_host(infos)
         return (
             self._own(obs),
             exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse),
@@ -234,7 +248,10 @@ class SameStepEnvironments(VectorEnvironments):
                 infos[place] = with_finals(infos[place], envs[places == place], self.num_envs)
             else:
                 del infos[place]
-        dtypes = [np.result_type(*{array.dtype for array in arrays}) for arrays in result.new_obs]
+        dtypes = [
+            space.dtype if is_tensor(arrays[0]) else np.result_type(*{array.dtype for array in arrays})
+            for arrays, space in zip(result.new_obs, self.observations.spaces, strict=True)
+        ]
         return result._replace(finals=(rows, self._last(finals, envs, dtypes)))
 
     def _last(self, values: Sequence[Any], envs: Rows, dtypes: Sequence[np.dtype[Any]]) -> Sequence[Leaf]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, NODE, RECORD, node, values_of
+from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, RECORD, TENSOR, node, values_of
 from samplebatch.batch.tree import Structure
 from samplebatch.column.exact import Refuse, exact_rows
 from samplebatch.errors import require
@@ -110,7 +111,7 @@ class SpaceLayout:
         return isinstance(self._space, self._dict) and self._space.spaces.keys() == values.keys()
 
     def flatten(self, values: Any) -> list[Leaf]:
-        """Take the values of n environments apart into one array a leaf, without copying arrays.
+        """Take the values of n environments apart into one array a leaf, without copying arrays; tensors stay tensors.
 
         Parameters
         ----------
@@ -124,7 +125,7 @@ class SpaceLayout:
             If a part of the space is missing.
         """
         if self.plain:
-            return [values if type(values) is np.ndarray else np.asarray(values)]
+            return [_as_rows(values)]
         found: list[Leaf] = []
         self._gather(self._space, values, found)
         return found
@@ -132,7 +133,7 @@ class SpaceLayout:
     def _gather(self, space: Any, values: Any, found: list[Leaf]) -> None:
         parts = self._parts(space)
         if parts is None:
-            found.append(np.asarray(values) if self.is_numeric(space) else _objects(values))
+            found.append(_as_rows(values) if self.is_numeric(space) else _objects(values))
             return
         for key, part in parts:
             self._gather(part, _part_of(values, key), found)
@@ -248,10 +249,18 @@ def put(leaf: Leaf, rows: npt.NDArray[np.intp], values: Leaf) -> Leaf:
     >>> put(np.zeros(3, np.float32), np.array([1]), np.array([0.1]))
     array([0. , 0.1, 0. ])
     """
+    if KINDS[type(leaf)] == TENSOR:
+        torch = sys.modules["torch"]
+        leaf[torch.from_numpy(rows)] = torch.as_tensor(values).to(leaf)
+        return leaf
     if leaf.dtype != values.dtype:
         leaf = leaf.astype(np.result_type(leaf.dtype, values.dtype))
     leaf[rows] = values
     return leaf
+
+
+def _as_rows(values: Any) -> Any:
+    return values if KINDS[type(values)] in (ARRAY, TENSOR) else np.asarray(values)
 
 
 def _part_of(value: Any, key: Any) -> Any:

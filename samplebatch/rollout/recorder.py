@@ -22,6 +22,7 @@ from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.env.infos import empty_infos
 from samplebatch.env.spaces import Leaf
+from samplebatch.env.tensors import is_tensor
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import PolicyID
 from samplebatch.rollout.stacking import NestedRows, join_blocks, stack_rows
@@ -264,7 +265,9 @@ def _join_any(name: str, blocks: Sequence[Any]) -> Leaf | NestedRows:
 
 
 def _is_alike(block: Any, first: Any) -> bool:
-    """Tell whether two blocks of a nested column agree in structure, dtypes and row shapes."""
+    """Tell whether two tensors, or two blocks of a nested column, agree in structure, dtypes and row shapes."""
+    if is_tensor(block) and is_tensor(first):
+        return bool(block.dtype == first.dtype and block.shape[1:] == first.shape[1:])
     if not (isinstance(block, NestedRows) and isinstance(first, NestedRows)) or block.structure != first.structure:
         return False
     pairs = zip(block.leaves, first.leaves, strict=True)
@@ -291,7 +294,7 @@ def _stream_order(streams: Streams) -> Rows | None:
 def _in_order(values: Leaf, order: Rows | None) -> Leaf:
     if order is None:
         return values
-    if values.dtype.hasobject:
+    if is_tensor(values) or values.dtype.hasobject:
         return values[order]
     # Out of bounds cannot happen here; NumPy gathers by way of a copy if it must check.
     return values.take(order, 0, memory.empty((len(order), *values.shape[1:]), values.dtype), "clip")

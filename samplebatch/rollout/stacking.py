@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch.batch.nested.node import KINDS, NODE, RECORD, values_of
 from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names
 from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly, wider
 from samplebatch.env.spaces import Leaf
+from samplebatch.env.tensors import is_tensor
 from samplebatch.errors import ColumnMismatchError
 
 _NUMBERS = frozenset("?bBhHiIlLqQefdFD")
@@ -112,6 +115,8 @@ def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
     [1.0, 2.0, 0.5]
     """
     first = blocks[0]
+    if is_tensor(first):
+        return _join_tensors(name, blocks)
     rows = sum([len(block) for block in blocks])
     if first.dtype.char not in _NUMBERS:
         return _join_objects(name, blocks, rows)
@@ -121,6 +126,28 @@ def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
         return _concatenate(blocks, 0, joined, casting="no")
     except (TypeError, ValueError):
         return _join_widened(name, blocks, rows)
+
+
+def _join_tensors(name: str, blocks: Sequence[Any]) -> Leaf:
+    for block in blocks:
+        _check_shape(name, blocks[0], block)
+        if block.dtype != blocks[0].dtype:
+            raise ColumnMismatchError(
+                f"column {name!r} must hold {blocks[0].dtype}, as in the steps before, got {block.dtype}"
+            )
+    joined: Leaf = sys.modules["torch"].cat([*blocks])
+    return joined
+
+
+def take_rows(column: Leaf, rows: npt.NDArray[np.intp]) -> Leaf:
+    """Take rows of an array or a tensor, into memory of their own.
+
+    >>> take_rows(np.array([4, 5, 6]), np.array([2, 0]))
+    array([6, 4])
+    """
+    # Clipping is what makes NumPy skip a second look at every index.
+    taken: Leaf = column[rows] if is_tensor(column) else column.take(rows, 0, None, "clip")
+    return taken
 
 
 def _join_objects(name: str, blocks: Sequence[Leaf], rows: int) -> Leaf:

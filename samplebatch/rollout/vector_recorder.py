@@ -16,14 +16,15 @@ from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.base import StepResult
 from samplebatch.env.infos import Infos, Rows, batch_of_steps, infos_to_rows
-from samplebatch.env.spaces import Columns, SpaceLayout, column_names
+from samplebatch.env.spaces import Columns, SpaceLayout, column_names, put
+from samplebatch.env.tensors import is_tensor, to_host, to_tensor
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import TO_FLAT, TO_NESTED
 from samplebatch.policy.actor import ActResult
 from samplebatch.rollout.episodes import CountedSteps, EpisodeCount
 from samplebatch.rollout.hooks import EpisodeHook, call_on_buffer, call_on_rows
 from samplebatch.rollout.recorder import Block, Recorder, Streams
-from samplebatch.rollout.stacking import NestedRows, join_blocks
+from samplebatch.rollout.stacking import NestedRows, join_blocks, take_rows
 
 StepHook = Callable[[Batch, Batch], Any]
 """Called with every step of the environments: on the decision (`act`, `act_normalized`, `policy_entry`, `dist`,
@@ -124,9 +125,7 @@ class VectorRecorder:
         if result.finals is not None:
             rows, leaves = result.finals
             for name, leaf in zip(self._new_names, leaves, strict=True):
-                if leaf.dtype != data[name].dtype and not leaf.dtype.hasobject:
-                    data[name] = data[name].astype(np.result_type(leaf, data[name]))
-                data[name][rows] = leaf
+                data[name] = put(data[name], rows, leaf)
         self.record(data, result.infos, steps=len(columns), drop=drop, act=act)
 
     def record(
@@ -165,8 +164,7 @@ class VectorRecorder:
             kept = keeps.nonzero()[0]
             if not len(kept):
                 return
-            # Clipping is what makes NumPy skip a second look at every index.
-            columns = {name: column.take(kept, 0, None, "clip") for name, column in columns.items()}
+            columns = {name: take_rows(column, kept) for name, column in columns.items()}
             envs = kept % every if envs is None else envs[kept]
         elif envs is None and steps > 1:
             envs = np.arange(steps * every) % every
@@ -175,6 +173,8 @@ class VectorRecorder:
         if self._buffer is None and decided is None:
             self._keep(columns, _info_rows(infos, steps, count, kept), envs, steps)
             return
+        if self._buffer is not None and is_tensor(columns[self._new_names[0]]):
+            columns = {name: to_host(column) for name, column in columns.items()}
         transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, kept))
         if self._on_step is not None and decided is not None:
             self._on_step(_decision(decided, self._actions, kept), transitions)
@@ -189,6 +189,9 @@ class VectorRecorder:
     def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows | None, steps: int) -> None:
         """Record rows for a batch."""
         counted = self._count(columns, envs, steps)
+        seen: Any = columns[self._new_names[0]]
+        if is_tensor(seen):
+            columns = {name: to_tensor(column, seen.device) for name, column in columns.items()}
         blocks: dict[str, Block] = dict(columns)
         for top, layout in self._layouts.items():
             leaves = [columns[name] for name in column_names(top, layout)]
@@ -321,7 +324,8 @@ def to_columns(transitions: Batch) -> Columns:
     """Take Tianshou's transitions apart into columns again, without the infos."""
     kept = {TO_FLAT.get(name, name): value for name, value in transitions.__dict__.items() if name != "info"}
     columns = as_sample_batch(node(Batch, kept))
-    return {name: np.asarray(columns.column(name).values) for name in columns.column_names}
+    values = {name: columns.column(name).values for name in columns.column_names}
+    return {name: own if is_tensor(own) else np.asarray(own) for name, own in values.items()}
 
 
 def _decision(act: ActResult, actions: SpaceLayout, rows: Rows | None) -> Batch:
