@@ -89,11 +89,13 @@ ONE_IMPORTER = {
         "samplebatch.batch.policy_rows",
         "samplebatch.batch.space_dict",
         "samplebatch.batch.row_batch",
+        "samplebatch.batch.shown_batch",
         "samplebatch.buffer.cursors",
         "samplebatch.buffer.fast_add",
         "samplebatch.buffer.null_rows",
         "samplebatch.buffer.ragged_store",
         "samplebatch.buffer.rows",
+        "samplebatch.buffer.shown_rows",
         "samplebatch.buffer.stored_batch",
         "samplebatch.buffer.sampling",
         "samplebatch.buffer.sequence_sampling",
@@ -116,6 +118,7 @@ ONE_IMPORTER = {
     },
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",
+        "samplebatch.batch.plot",
         "samplebatch.storage.buffer_folder.journal",
     },
     "is a layer's door to the only layer above that needs it": {

@@ -9,6 +9,7 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch import arrow, summary
 from samplebatch.batch.column_map import OBSERVATIONS
+from samplebatch.batch.data_frame import stacked_frame
 from samplebatch.batch.device_batch import ValuesT
 from samplebatch.batch.policy_rows import PolicyRows
 from samplebatch.batch.sample_batch import SampleBatch
@@ -17,6 +18,7 @@ from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     import torch
 
@@ -240,9 +242,14 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
 
     def _repr_html_(self) -> str:
         parts = [
-            summary.as_html(f"policy {policy!r}: {len(batch)} steps", batch._all()) for policy, batch in self.items()
+            summary.as_html(f"policy {policy!r}: {len(batch)} steps", summary.describe(batch._all()))
+            for policy, batch in self.items()
         ]
         return f"<p>{self._title()}</p>" + "".join(parts)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a data frame of all policies' steps, with a first column `policy_id`; see `SampleBatch.to_pandas`."""
+        return stacked_frame({policy: batch.to_pandas() for policy, batch in self.items()}, "policy_id")
 
     def _title(self) -> str:
         return f"MultiAgentBatch({self.count} env steps, {self.agent_steps()} agent steps)"

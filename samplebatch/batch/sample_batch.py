@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 import numpy as np
 
 from samplebatch import names
-from samplebatch.batch import arrow, frame, summary
-from samplebatch.batch.device_batch import DeviceBatch, ValuesT
+from samplebatch.batch import arrow, frame
+from samplebatch.batch.device_batch import ValuesT
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.joining import join
 from samplebatch.batch.sequences import as_lengths
+from samplebatch.batch.shown_batch import ShownBatch
 from samplebatch.batch.tree import Structure
 from samplebatch.batch.view_requirement import view_step
 from samplebatch.column.convert import plain_columns
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.batch import Batch
 
 
-class SampleBatch(DeviceBatch, Generic[ValuesT]):
+class SampleBatch(ShownBatch, Generic[ValuesT]):
     """Steps of experience: a mapping from column name to array, all of one length.
 
     Columns keep the very arrays they are given wherever these are C-contiguous and in native byte order, and copy
@@ -301,16 +302,6 @@ class SampleBatch(DeviceBatch, Generic[ValuesT]):
         wrapped = frame.for_pickle(buffers, int(protocol))
         flags = None if self._flags is DEFAULT else astuple(self._flags)
         return _unpickled, (type(self), header, self._nested, flags, *wrapped)
-
-    def __repr__(self) -> str:
-        parts = f" in {len(self.column(names.SEQ_LENS))} sequences" if self._has_sequences else ""
-        return f"SampleBatch({self.count} steps{parts}: {list(self)})"
-
-    def __str__(self) -> str:
-        return summary.as_text(repr(self).partition(":")[0] + ")", self._all())
-
-    def _repr_html_(self) -> str:
-        return summary.as_html(repr(self).partition(":")[0] + ")", self._all())
 
 
 def _unpickled(

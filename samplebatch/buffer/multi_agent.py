@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -124,6 +125,13 @@ class MultiAgentReplayBuffer(Saved):
         with self._lock:
             held = ", ".join(f"{policy}: {len(buffer)}/{buffer.maxsize}" for policy, buffer in self.buffers.items())
         return f"{type(self).__name__}({held})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"policy {policy!r}, {buffer}" for policy, buffer in self.buffers.items())])
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>policy {escape(repr(policy))}</p>{b._repr_html_()}" for policy, b in self.buffers.items()]
+        return f"<p>{escape(repr(self))}</p>" + "".join(parts)
 
     def __contains__(self, policy: object) -> bool:
         return policy in self.buffers

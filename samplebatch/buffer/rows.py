@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, TENSOR, format_tree, node
+from samplebatch.batch.nested.node import KINDS, TENSOR, node
 from samplebatch.batch.nested.values import any_null, nulls
 from samplebatch.buffer.columns import first_row
 from samplebatch.buffer.gather import column_at, nbytes_of, nothing_added, rows_at, rows_in, show_slots, slots_in
@@ -81,11 +81,6 @@ class Rows:
         with self._table.lock:
             rings = self._table.rings
             return len(rings) if self._ring is None else int(rings.sizes_of_all()[self._ring])
-
-    def __repr__(self) -> str:
-        tree = self._table.columns.tree
-        shown = node(Batch, {name: self._show(name) for name in tree})
-        return format_tree(shown).replace("Batch", type(self).__name__, 1)
 
     def __getattr__(self, name: str) -> Any:
         # Python asks here for columns beside the usual ones, and while a buffer without a table is unpickled.

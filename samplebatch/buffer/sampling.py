@@ -13,8 +13,8 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.tensors import tree_to
 from samplebatch.buffer.gather import check_window, nstep_columns
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.rows import Rows
 from samplebatch.buffer.samplers import Uniform, whole_stacks
+from samplebatch.buffer.shown_rows import ShownRows
 
 if TYPE_CHECKING:
     from samplebatch.batch.delivery import Device
@@ -27,7 +27,7 @@ _GAMMA = 0.99
 _zeros = np.zeros
 
 
-class Sampling(Rows):
+class Sampling(ShownRows):
     """The methods of `ReplayBuffer` that sample single steps: batches of rows, and minibatches."""
 
     _rng: np.random.Generator

@@ -48,7 +48,7 @@ def show_columns(batch: SampleBatch | MultiAgentBatch) -> None:
         for heading in HEADINGS:
             table.add_column(heading, justify="right" if heading in ("min", "max", "mean") else "left")
         for line in describe({name: steps.column(name) for name in steps.column_names}):
-            table.add_row(*line)
+            table.add_row(*(getattr(line, heading) for heading in HEADINGS))
         console().print(table)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.summary import as_html
+from samplebatch.batch.summary import as_html, describe
 from samplebatch.errors import FormatError, require
 from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
@@ -214,7 +214,7 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
     flat = isinstance(batch, SampleBatch)
     for policy, steps in batch.as_multi_agent().policy_batches.items():
         caption = f"{len(steps)} steps" if flat else f"policy {policy}: {len(steps)} agent steps"
-        parts.append(as_html(caption, {name: steps.column(name) for name in steps.column_names}))
+        parts.append(as_html(caption, describe({name: steps.column(name) for name in steps.column_names})))
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -12,9 +13,12 @@ import numpy.typing as npt
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.summary import aligned, html_table
 from samplebatch.errors import ArgumentError
 from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import EpisodeStatistics
+
+_HEADINGS = ("", "mean", "std", "min", "max")
 
 BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
@@ -53,7 +57,7 @@ class SequenceSummaryStats:
         return cls(float(array.mean()), float(array.std()), float(array.max()), float(array.min()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CollectStats(Generic[BatchT]):
     """Report of one call of `collect`: episodes, steps, speed, returns and the batch.
 
@@ -92,6 +96,30 @@ class CollectStats(Generic[BatchT]):
     lens_stat: SequenceSummaryStats | None = None
     batch: BatchT | None = None
     policies: Mapping[PolicyID, CollectStats[Any]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        text = aligned(self._title(), _HEADINGS, self._rows())
+        return "\n".join([text, *([] if self.batch is None else [f"  batch: {self.batch!r}"])])
+
+    def _repr_html_(self) -> str:
+        table = html_table(self._title(), _HEADINGS, [[escape(cell) for cell in row] for row in self._rows()])
+        return table if self.batch is None else table + self.batch._repr_html_()
+
+    def _title(self) -> str:
+        done = f"{self.n_collected_steps} steps, {self.n_collected_episodes} episodes"
+        return f"CollectStats({done} in {self.collect_time:.3g} s, {self.collect_speed:.0f} steps/s)"
+
+    def _rows(self) -> list[list[str]]:
+        """Return the returns and lengths of episodes as cells, those of each policy after them."""
+        parts = {"": self, **{f"{policy} ": stats for policy, stats in self.policies.items()}}
+        rows = []
+        for whose, stats in parts.items():
+            for name, found in (("returns", stats.returns_stat), ("lens", stats.lens_stat)):
+                numbers = (
+                    [""] * 4 if found is None else [f"{n:.4g}" for n in (found.mean, found.std, found.min, found.max)]
+                )
+                rows.append([f"{whose}{name}", *numbers])
+        return rows
 
     @classmethod
     def from_counts(

@@ -120,7 +120,7 @@ def cells(html: str) -> list[str]:
 def test_the_html_summary_is_the_same_table() -> None:
     found = cells(SampleBatch(rewards=[1.0, 2.0, 6.0], name=["a", "b", "c"])._repr_html_())
     assert found == [
-        *("SampleBatch(3 steps)", "column", "dtype", "shape", "min", "max", "mean"),
+        *("SampleBatch(3 steps)", "column", "dtype", "shape", "min", "max", "mean", "over time"),
         *("rewards", "float64", "(3,)", "1", "6", "3"),
         *("name", "<U1", "(3,)"),
     ]

@@ -390,4 +390,4 @@ def laid_out(value: Any) -> Any:
 
 def snapshot(buf: Any) -> list[Any]:
     """Write down all that a buffer holds: its state, and the bytes of every slot."""
-    return [laid_out(buf), repr(buf), [laid_out(getattr(buf, name, None)) for name in (*NAMES, "extra")]]
+    return [laid_out(buf), repr(buf._meta), [laid_out(getattr(buf, name, None)) for name in (*NAMES, "extra")]]

@@ -80,7 +80,7 @@ def test_copies_are_no_longer_the_buffers() -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     buf = of_two_agents()
-    before = repr(buf)
+    before = repr(buf._meta)
     with pytest.raises(ColumnLengthError, match="column 'x' must have 8 rows, one a slot, or 6, got 5"):
         buf._meta.x = np.arange(5)
     with pytest.raises(ColumnLengthError, match="'x'"):
@@ -89,7 +89,7 @@ def test_refusals(tmp_path: Path) -> None:
         buf._meta = 3  # type: ignore[assignment]
     with pytest.raises(RingError, match="this is a part of it"):
         buf.buffers[0]._meta.x = np.arange(4)
-    assert repr(buf) == before
+    assert repr(buf._meta) == before
     with ReplayBuffer(4, storage=tmp_path / "rows") as kept:
         kept.add(step(0))
         with pytest.raises(StorageError, match="use set_array_at_key"):

@@ -52,7 +52,7 @@ def test_rows_go_to_the_buffers_that_are_named(order: list[int]) -> None:
         expected = plain.add(rows[position : position + 1], buffer_ids=[ring])
         assert [part[position] for part in found] == [part[0] for part in expected]
     assert buf[:].obs.tolist() == plain[:].obs.tolist()
-    assert repr(buf) == repr(plain)
+    assert repr(buf._meta) == repr(plain._meta)
 
 
 @pytest.mark.parametrize("ignore", [True, False])
@@ -66,10 +66,10 @@ def test_one_buffer_may_be_named_several_times(ignore: bool) -> None:
     assert (buf[:] == plain[:]) is True
     following = [11, 12, 1001, 1003] if ignore else [105, 1000, 1001, 1003]
     assert buf[:].obs_next.tolist()[-8:-4] == following
-    before = repr(buf), len(buf)
+    before = repr(buf._meta), len(buf)
     with pytest.raises(SampleBatchError, match="'act'"):
         buf.add(steps([1, 2], act=[0.5, 1]), buffer_ids=[1, 1])
-    assert (repr(buf), len(buf)) == before
+    assert (repr(buf._meta), len(buf)) == before
 
 
 @pytest.mark.parametrize("ids", [[3], [-1], [0.5], [[0]], ["0"], 1])

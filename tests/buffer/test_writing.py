@@ -47,7 +47,7 @@ def rows(rng: np.random.Generator, first: int, count: int, kind: str) -> Batch:
 
 def same(buf: Any, plain: Any) -> None:
     """Hold two buffers against each other, what comes next included."""
-    assert repr(buf) == repr(plain)
+    assert repr(buf._meta) == repr(plain._meta)
     assert (buf[:] == plain[:]) is True
     assert buf.unfinished_index().tolist() == plain.unfinished_index().tolist()
     assert buf.last_index.tolist() == plain.last_index.tolist()
@@ -140,11 +140,11 @@ def test_kept_in_a_folder(tmp_path: Path) -> None:
 def test_what_is_refused_changes_nothing() -> None:
     buf = VectorReplayBuffer(8, 2, ignore_obs_next=True)
     buf.add(steps([0, 10]))
-    before = repr(buf), buf.last_index.tolist()
+    before = repr(buf._meta), buf.last_index.tolist()
     with pytest.raises(ColumnMismatchError, match="'obs'"):
         buf.add(steps(range(3), obs=np.zeros((3, 2))), buffer_ids=[0, 0, 1])
     with pytest.raises(ColumnMismatchError, match="'obs_next'"):
         buf.add(steps(range(3), obs_next=np.zeros((3, 2))), buffer_ids=[0, 0, 1])
-    assert (repr(buf), buf.last_index.tolist()) == before
+    assert (repr(buf._meta), buf.last_index.tolist()) == before
     with pytest.raises(RingError, match="slots"):
         ReplayBufferManager([ReplayBuffer(3), ReplayBuffer(0)]).add(steps(range(2)), buffer_ids=[1, 1])

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import whole
+from samplebatch.batch import summary
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.nested.distributions import dist_to_atleast_2d
 from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, Node, node, replace_leaves
@@ -19,12 +20,15 @@ from samplebatch.batch.nested.values import any_null, complete_rows, missing_val
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.saved import Saved
 from samplebatch.batch.targets import ArrayTarget, TorchTarget
+from samplebatch.column.convert import as_column
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 from samplebatch.names import Words, rename
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     import torch
+    from matplotlib.figure import Figure
 
     from samplebatch.batch.delivery import Device
     from samplebatch.batch.targets import Floats
@@ -235,6 +239,17 @@ class Conversions(Saved, Node):
         """Return an Arrow table over the same memory: a column per leaf, under its dotted name."""
         return as_sample_batch(self).to_arrow()
 
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a data frame with a row per row, a column per leaf; see `SampleBatch.to_pandas`."""
+        return as_sample_batch(self).to_pandas()
+
+    def plot(self, *columns: str) -> Figure:
+        """Draw leaves over time, by dotted name; see `SampleBatch.plot`."""
+        return as_sample_batch(self).plot(*columns)
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(type(self).__name__, _lines(self, ""))
+
     def __arrow_c_schema__(self) -> Any:
         return as_sample_batch(self).__arrow_c_schema__()
 
@@ -355,6 +370,20 @@ def _map_leaves(source: Node, function: Any) -> Node:
 
 def _to_dict(source: Node) -> dict[str, Any]:
     return {name: _to_dict(value) if KINDS[type(value)] == NODE else value for name, value in source.__dict__.items()}
+
+
+def _lines(source: Node, prefix: str) -> list[summary.Line]:
+    """Summarise the leaves of a tree; those without rows by their type alone."""
+    lines: list[summary.Line] = []
+    for name, value in source.__dict__.items():
+        path, kind = prefix + name, KINDS[type(value)]
+        if kind == NODE and value.__dict__:
+            lines += _lines(value, f"{path}.")
+        elif kind in (ARRAY, TENSOR) and value.ndim:
+            lines += summary.describe({path: as_column(value, path)})
+        else:
+            lines.append(summary.Line(path, type(value).__name__, "()" if kind in (ARRAY, TENSOR) else ""))
+    return lines
 
 
 def _drop_reserved(source: Node) -> None:

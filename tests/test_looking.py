@@ -1,0 +1,278 @@
+"""Batches, buffers and reports as people look at them: text, notebooks, pictures and tables of other tools."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+
+from samplebatch import (
+    Batch,
+    CollectStats,
+    MultiAgentBatch,
+    MultiAgentReplayBuffer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    SampleBatch,
+    VectorReplayBuffer,
+)
+from samplebatch.batch.summary import sparkline
+from samplebatch.errors import ColumnNotFoundError, ColumnTypeError
+
+
+def fill(buffer: Any, steps: int = 6) -> Any:
+    for i in range(steps):
+        step = Batch(obs={"x": np.full(2, float(i))}, act=i, rew=i / 2, terminated=i == 3, truncated=False, info={})
+        buffer.add(step)
+    return buffer
+
+
+def vector() -> VectorReplayBuffer:
+    buffer = VectorReplayBuffer(8, 2)
+    for i in range(6):
+        rows = Batch(obs=[i, 10 + i], act=[0, 0], rew=[0.5, 1.5], terminated=[False, True], truncated=[False, False])
+        buffer.add(rows)
+    return buffer
+
+
+def agents() -> MultiAgentReplayBuffer:
+    rows = {"obs": np.zeros((4, 2)), "actions": [0] * 4, "rewards": [0.5] * 4, "dones": [False] * 4}
+    buffer = MultiAgentReplayBuffer(8)
+    buffer.add(MultiAgentBatch({"<b>": SampleBatch(rows)}, 4))
+    return buffer
+
+
+def report() -> CollectStats[Any]:
+    own = CollectStats[SampleBatch].from_counts(steps=3, time_s=2.0, returns=np.array([1.0]), lens=np.array([3]))
+    return CollectStats.from_counts(
+        steps=6,
+        time_s=2.0,
+        returns=np.array([1.0, 3.0]),
+        lens=np.array([2, 4]),
+        batch=SampleBatch({"<i>": [1.0, 2.0]}),
+        policies={"<u>": own},
+    )
+
+
+def cells(line: str) -> list[str]:
+    return line.split()
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_buffer_prints_a_summary() -> None:
+    lines = repr(fill(ReplayBuffer(4))).splitlines()
+    assert lines[0].startswith("ReplayBuffer(4 of 4 steps, ")
+    assert cells(lines[1]) == ["column", "dtype", "shape", "min", "max", "mean", "memory"]
+    found = {cells(line)[0]: line for line in lines[2:]}
+    assert cells(found["obs.x"]) == ["obs.x", "float64", "(4,", "2)", "2", "5", "3.5", "64", "B"]
+    assert cells(found["done"])[1:6] == ["bool", "(4,)", "0", "1", "0.25"]
+    assert str(fill(ReplayBuffer(4))) == "\n".join(lines)
+
+
+def test_an_empty_buffer_prints_its_size() -> None:
+    assert repr(ReplayBuffer(7)) == "ReplayBuffer(0 of 7 steps, 0 B)"
+    assert repr(ReplayBuffer(0)) == "ReplayBuffer(0 of 0 steps, 0 B)"
+
+
+def test_slots_without_rows_are_in_no_range() -> None:
+    line = next(line for line in repr(fill(ReplayBuffer(1000), 3)).splitlines() if "act" in line)
+    assert cells(line)[:6] == ["act", "int64", "(3,)", "0", "2", "1"]
+
+
+def test_rings_and_their_parts() -> None:
+    buffer = vector()
+    assert repr(buffer).startswith("VectorReplayBuffer(8 of 8 steps in 2 rings, ")
+    line = next(line for line in repr(buffer.buffers[1]).splitlines() if "obs" in line)
+    assert cells(line)[:6] == ["obs", "int64", "(4,)", "12", "15", "13.5"]
+    assert cells(line)[6:] == ["32", "B"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ReplayBuffer(8, compress="obs"),
+        lambda: PrioritizedReplayBuffer(8, alpha=0.5, beta=0.5),
+        lambda: ReplayBuffer(8, stack_num=3),
+        lambda: ReplayBuffer(8, ragged="act"),
+    ],
+    ids=["compressed", "prioritized", "stacked", "ragged"],
+)
+def test_every_kind_of_buffer_prints(make: Callable[[], Any]) -> None:
+    buffer = make()
+    for i in range(12):
+        act = np.arange(i % 3) if buffer.options.get("ragged") else i
+        buffer.add(Batch(obs=np.full(3, i), act=act, rew=0.0, terminated=False, truncated=False, info={"x": i}))
+    before = buffer.sample_indices(0).tolist()
+    assert "obs" in repr(buffer)
+    assert "<table>" in buffer._repr_html_()
+    assert buffer.sample_indices(0).tolist() == before
+
+
+def test_a_large_buffer_prints_at_once_and_says_so() -> None:
+    rows, flags = 3_000_000, np.zeros(3_000_000, bool)
+    obs = np.arange(rows, dtype=np.float64)
+    buffer = ReplayBuffer.from_data(obs, flags, obs, flags, flags, flags, obs)
+    start = time.perf_counter()
+    text = repr(buffer)
+    assert time.perf_counter() - start < 2
+    line = next(line for line in text.splitlines() if "obs " in line)
+    assert cells(line)[3:5] == ["~0", "~3e+06"]
+    assert text.splitlines()[-1] == "  ~ of evenly spaced rows"
+    assert "~" not in repr(fill(ReplayBuffer(8)))
+
+
+def test_ids_have_a_number_and_no_mean() -> None:
+    text = str(SampleBatch(eps_id=[2**62, 2**62, 2**62 + 1], agent_index=[0, 1, 1], t=[0, 1, 0]))
+    lines = {cells(line)[0]: cells(line)[3:] for line in text.splitlines()[2:]}
+    assert lines["eps_id"] == [str(2**62), str(2**62 + 1), "2", "ids"]
+    assert lines["agent_index"] == ["0", "1", "2", "ids"]
+    assert lines["t"] == ["0", "1", "0.33333"]
+
+
+def test_a_report_prints_a_summary() -> None:
+    lines = repr(report()).splitlines()
+    assert lines[0] == "CollectStats(6 steps, 2 episodes in 2 s, 3 steps/s)"
+    assert [cells(line) for line in lines[2:5]] == [
+        ["returns", "2", "1", "1", "3"],
+        ["lens", "3", "1", "2", "4"],
+        ["<u>", "returns", "1", "0", "1", "1"],
+    ]
+    assert lines[-1] == "  batch: SampleBatch(2 steps: ['<i>'])"
+    assert "returns" in repr(CollectStats())
+
+
+# -- notebooks ---------------------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page, and sees to it that all are closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+        self.seen.add(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+SHOWN: dict[str, Callable[[], Any]] = {
+    "flat": lambda: SampleBatch({"<i>": [1.0, 2.0]}),
+    "nested": lambda: Batch({"<i>": [1.0, 2.0], "none": None, "n": 3, "deep": {"<u>": torch.zeros(2)}, "r": Batch()}),
+    "policies": lambda: MultiAgentBatch({"<b>": SampleBatch({"<i>": [1.0, 2.0]})}, 2),
+    "buffer": lambda: fill(ReplayBuffer(4)),
+    "vector": vector,
+    "agents": agents,
+    "report": report,
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_notebooks_show_a_table_with_sparklines_and_nothing_unescaped(name: str) -> None:
+    page = Tags()
+    html = SHOWN[name]()._repr_html_()
+    page.feed(html)
+    assert not page.open
+    assert {"table", "svg", "polyline"} <= page.seen
+    assert not {"i", "b", "u"} & page.seen
+    assert len(html) < 20_000
+
+
+def test_sparklines_take_any_numbers() -> None:
+    assert sparkline([1.0]) == sparkline([float("nan")] * 3) == ""
+    assert "nan" not in sparkline([1.0, float("nan"), float("inf"), 2.0])
+    assert sparkline([5.0, 5.0]).count(",") == 2
+
+
+# -- tables of other tools ---------------------------------------------------------------------------------------------
+
+
+def test_pandas_reads_a_batch() -> None:
+    batch = SampleBatch(obs=np.arange(6.0).reshape(3, 2), rewards=np.array([0.5, 1, 2], np.float32), infos=[{}] * 3)
+    for frame in (batch.to_pandas(), pd.DataFrame(batch)):
+        assert list(frame.columns) == ["obs", "rewards", "infos"]
+        assert frame["rewards"].tolist() == [0.5, 1, 2]
+        assert frame["obs"][1].tolist() == [2, 3]
+        assert frame["infos"].tolist() == [{}] * 3
+    assert batch.to_pandas()["rewards"].dtype == np.float32
+
+
+def test_a_data_frame_has_every_kind_of_column() -> None:
+    batch = SampleBatch(
+        obs={"x": [1, 2]}, t=torch.tensor([0.5, 1.5]), lidar=[[1], [2, 3]], image=np.zeros((2, 3)), eps_id=[0, 0]
+    ).compress(columns={"image"})
+    frame = batch.to_pandas()
+    assert list(frame.columns) == ["obs.x", "t", "lidar", "image", "eps_id"]
+    assert [row.tolist() for row in frame["lidar"]] == [[1], [2, 3]]
+    assert frame["image"][0].tolist() == [0, 0, 0]
+    assert frame["t"].tolist() == [0.5, 1.5]
+    assert len(pd.DataFrame(SampleBatch())) == 0
+    recurrent = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 3.0], seq_lens=[1, 2]).to_pandas()
+    assert recurrent["state_in_0"].tolist() == [1, 3, 3]
+
+
+def test_other_batches_and_buffers_are_data_frames_too() -> None:
+    assert Batch(a=[1, 2], b={"c": [0.5, 1.5]}).to_pandas()["b.c"].tolist() == [0.5, 1.5]
+    policies = MultiAgentBatch({"p": SampleBatch(a=[1, 2]), "q": SampleBatch(a=[3])}, 2).to_pandas()
+    assert policies["policy_id"].tolist() == ["p", "p", "q"]
+    assert policies["a"].tolist() == [1, 2, 3]
+    assert fill(ReplayBuffer(4)).to_pandas()["act"].tolist() == [2, 3, 4, 5]
+    assert ReplayBuffer(4).to_pandas().empty
+
+
+def test_polars_reads_a_buffer() -> None:
+    frame: Any = pl.DataFrame(fill(ReplayBuffer(4)))
+    assert frame["act"].to_list() == [2, 3, 4, 5]
+    assert frame["rew"].to_list() == [1.0, 1.5, 2.0, 2.5]
+    assert pl.DataFrame(vector())["obs"].to_list() == [2, 3, 4, 5, 12, 13, 14, 15]
+    assert fill(ReplayBuffer(4)).to_arrow().num_rows == 4
+    assert pl.DataFrame(ReplayBuffer(4)).is_empty()
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plot_has_an_axis_for_each_column_and_the_ends_of_episodes() -> None:
+    batch = SampleBatch(
+        rewards=[0.0, 1.0, 2.0], obs=np.zeros((3, 2)), image=np.zeros((3, 9, 9)), eps_id=[0, 0, 1], infos=[{}] * 3
+    )
+    figure = batch.plot()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["rewards", "obs", "image\n(mean)"]
+    assert [len(axes.lines) for axes in figure.axes] == [1, 2, 1]
+    (ends,) = figure.axes[0].collections
+    assert [float(path.vertices[0][0]) for path in ends.get_paths()] == [1.5]  # type: ignore[attr-defined]
+    assert [axes.get_ylabel() for axes in batch.plot("eps_id").axes] == ["eps_id"]
+    assert [axes.get_ylabel() for axes in Batch(a={"b": [1, 2]}).plot().axes] == ["a.b"]
+    figure.canvas.draw()
+
+
+def test_a_plot_of_a_column_that_cannot_be_drawn_is_refused() -> None:
+    batch = SampleBatch(rewards=[0.0], infos=[{}])
+    with pytest.raises(ColumnTypeError, match="column 'infos' must be of numbers to be drawn"):
+        batch.plot("infos")
+    with pytest.raises(ColumnNotFoundError, match="rewards"):
+        batch.plot("reward")
+    SampleBatch().plot().canvas.draw()
+
+
+def test_long_batches_are_drawn_by_some_steps() -> None:
+    figure = SampleBatch(a=np.arange(100_000.0), dones=np.arange(100_000) % 2 == 1).plot("a")
+    (line,) = figure.axes[0].lines
+    assert len(line.get_xydata()) == 2000
+    assert not figure.axes[0].collections
