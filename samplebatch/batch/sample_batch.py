@@ -233,6 +233,7 @@ class SampleBatch(ShownBatch, Generic[ValuesT]):
 
         Examples
         --------
+        >>> from samplebatch import ViewRequirement
         >>> batch = SampleBatch(obs=[1, 2, 3], new_obs=[2, 3, 4])
         >>> wanted = {"obs": ViewRequirement(), "stack": ViewRequirement("obs", shift="-2:0")}
         >>> batch.get_single_step_input_dict(wanted)["stack"]
