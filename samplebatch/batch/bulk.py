@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from samplebatch.column import memory, threads
 from samplebatch.column.interface import Column, Indices
+from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn, gathering, joining
 
 BLOCK_NBYTES = 1 << 16
@@ -34,7 +35,7 @@ def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
     >>> [column.values.ctypes.data % memory.ALIGNMENT for column in copies.values()]
     [0, 0]
     """
-    nbytes = sum([column.values.nbytes for column in columns.values()])
+    nbytes = sum([column.values.nbytes for column in columns.values() if type(column) is TensorColumn])
     if nbytes > BLOCK_NBYTES:
         return None
     block = _allocate_block(nbytes, len(columns))
@@ -42,7 +43,10 @@ def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
     at = 0
     for name, column in columns.items():
         if type(column) is not TensorColumn:
-            return None
+            if not _is_bare(column):
+                return None
+            copies[name] = column.copy()
+            continue
         values = column.values
         out = _ndarray(values.shape, values.dtype, block, at)
         out[...] = values
@@ -59,7 +63,10 @@ def join_small(groups: Sequence[dict[str, Column]], rows: int, nbytes: int) -> d
     block = _allocate_block(nbytes, len(groups[0])) if nbytes <= BLOCK_NBYTES else None
     columns: dict[str, Column] = {}
     at = 0
-    for name in groups[0]:
+    for name, first in groups[0].items():
+        if type(first) is not TensorColumn and all(_is_bare(group[name]) for group in groups):
+            columns[name] = ObjectColumn.empty_dicts(rows)
+            continue
         arrays = []
         for group in groups:
             piece = group[name]
@@ -75,6 +82,10 @@ def join_small(groups: Sequence[dict[str, Column]], rows: int, nbytes: int) -> d
         columns[name] = TensorColumn(out)
         at += out.nbytes + _UP & ~_UP
     return columns
+
+
+def _is_bare(column: Column) -> bool:
+    return type(column) is ObjectColumn and column.is_bare
 
 
 def _allocate_block(nbytes: int, columns: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

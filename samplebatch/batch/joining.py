@@ -14,6 +14,7 @@ from samplebatch.batch.sequence_batch import SequenceBatch
 from samplebatch.column import threads
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnMismatchError, SequenceError
 
@@ -53,7 +54,8 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     if first._has_sequences:
         _check_states(parts)
     count = sum([part.count for part in parts])
-    nbytes = sum([column.values.nbytes for column in groups[0].values()]) * count // first.count
+    tensors = [column.values.nbytes for column in groups[0].values() if type(column) is TensorColumn]
+    nbytes = sum(tensors) * count // first.count
     shared = nbytes >= max(threads.WORTHWHILE, _MIN_SHARED_NBYTES * len(groups))
     columns = None
     if not (shared or first._has_sequences or flags.time_major):

@@ -55,8 +55,9 @@ class RowBatch(ColumnMap):
 
     def _count_rows(self) -> None:
         """Find the number of steps, none of infos and states alone, and check that every column has that many rows."""
-        # len() of the arrays themselves: a column's own is a Python call each.
-        lengths = [len(column.values) for column in self._columns.values()]
+        # len() of the arrays themselves: a column's own is a Python call each. Objects need not be made to be counted.
+        columns = self._columns.values()
+        lengths = [len(column.values) if type(column) is TensorColumn else len(column) for column in columns]
         self.count = lengths[0] if lengths else 0
         if lengths.count(self.count) != len(lengths):
             counted = counted_column(self._columns)

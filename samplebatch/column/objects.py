@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 FORM_KEY = b"samplebatch.objects"
 """Key of the field metadata that holds the form of the objects, which their Arrow type gives only in part."""
 
+_OBJECT = np.dtype(object)
+_BARE_FORM = '{"kind":"dict"}'
+_BARE_NBYTES = sys.getsizeof({})
 _IMMUTABLE = frozenset((NoneType, bool, int, float, complex, str, bytes))
 
 
@@ -51,12 +55,37 @@ class ObjectColumn(Column):
     array([{}, {'lives': 2}], dtype=object)
     """
 
-    __slots__ = ("values",)
+    __slots__ = ("_length", "_values")
     kind: ClassVar[str] = "object"
-    values: npt.NDArray[Any]
 
     def __init__(self, values: npt.NDArray[Any]) -> None:
-        self.values = values
+        self._values: npt.NDArray[Any] | None = values
+        self._length = len(values)
+
+    @classmethod
+    def empty_dicts(cls, rows: int) -> ObjectColumn:
+        """Hold an empty dict a row; none is made before somebody looks.
+
+        >>> column = ObjectColumn.empty_dicts(2)
+        >>> column.is_bare, column.values, column.is_bare
+        (True, array([{}, {}], dtype=object), False)
+        """
+        column = cls(np.empty(0, object))
+        column._values, column._length = None, rows
+        return column
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        values = self._values
+        if values is None:
+            # The fastest of the ways to make many.
+            values = self._values = np.fromiter(map(dict.copy, repeat({}, self._length)), object, self._length)
+        return values
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it holds empty dicts alone, and none of them has been made yet."""
+        return self._values is None
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> ObjectColumn:
@@ -82,11 +111,11 @@ class ObjectColumn(Column):
         return cls(np.asarray(values))
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self._length
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.values.dtype
+        return _OBJECT if self._values is None else self._values.dtype
 
     @property
     def row_shape(self) -> tuple[()]:
@@ -95,7 +124,7 @@ class ObjectColumn(Column):
     @property
     def nbytes(self) -> int:
         """Shallow sizes of the objects in total, as `sys.getsizeof` gives them."""
-        return sum(map(sys.getsizeof, self.values.tolist()))
+        return self._length * _BARE_NBYTES if self.is_bare else sum(map(sys.getsizeof, self.values.tolist()))
 
     def slice(self, start: int, stop: int) -> Self:
         return type(self)(self.values[start:stop])
@@ -103,8 +132,10 @@ class ObjectColumn(Column):
     def take(self, indices: Indices) -> ObjectColumn:
         return ObjectColumn(self.values[indices])
 
-    def copy(self) -> Self:
+    def copy(self) -> ObjectColumn:
         """Copy the objects in depth, so that nothing in them is shared."""
+        if self.is_bare:
+            return self.empty_dicts(self._length)
         values = self.values
         rows = values.tolist()
         types = set(map(type, rows))
@@ -123,6 +154,8 @@ class ObjectColumn(Column):
 
     @classmethod
     def concat(cls, columns: Sequence[ObjectColumn], name: str) -> ObjectColumn:
+        if all(column.is_bare for column in columns):
+            return cls.empty_dicts(sum(map(len, columns)))
         dtypes = {column.values.dtype for column in columns}
         if len(dtypes) > 1:
             found = " and ".join(sorted(map(str, dtypes)))
@@ -188,6 +221,8 @@ class ObjectColumn(Column):
         return cls(decode(array, form, name, allow_pickle=allow_pickle))
 
     def dump(self) -> tuple[Header, list[Any]]:
+        if self.is_bare:
+            return (self.kind, self._length, _BARE_FORM, False), []
         array, form = encode(self.values)
         nulls = pa.types.is_null(array.type)
         if nulls or (array.type == pa.struct([]) and not array.null_count):
@@ -202,6 +237,8 @@ class ObjectColumn(Column):
     @classmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> ObjectColumn:
         array, form = _dumped(header, buffers)
+        if form == _BARE_FORM and not buffers:
+            return cls.empty_dicts(len(array))
         return cls(decode(array, form, "objects", allow_pickle=allow_pickle))
 
     @staticmethod

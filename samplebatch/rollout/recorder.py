@@ -205,7 +205,7 @@ class _PolicyRows:
         nested: dict[str, Structure] = {}
         for name in filter(self._blocks.__contains__, _FIRST):
             self._join(name, order, columns, nested)
-        columns[names.INFOS] = ObjectColumn(self._join_infos(order))
+        columns[names.INFOS] = self._join_infos(order)
         for name in self._blocks:
             if name not in _FIRST and name != names.EPS_DONE:
                 self._join(name, order, columns, nested)
@@ -242,14 +242,15 @@ class _PolicyRows:
         for leaf, values in parts:
             columns[leaf] = as_column(_in_order(values, order), leaf)
 
-    def _join_infos(self, order: Rows | None) -> Leaf:
+    def _join_infos(self, order: Rows | None) -> ObjectColumn:
         infos = self._infos
+        if infos.count(_EMPTY) == len(infos):
+            return ObjectColumn.empty_dicts(len(infos))
         joined = empty_infos(len(infos))
-        if infos.count(_EMPTY) < len(infos):
-            for row, info in enumerate(infos):
-                if info is not _EMPTY:
-                    joined[row] = info
-        return joined if order is None else joined[order]
+        for row, info in enumerate(infos):
+            if info is not _EMPTY:
+                joined[row] = info
+        return ObjectColumn(joined if order is None else joined[order])
 
 
 def _join_any(name: str, blocks: Sequence[Any]) -> Leaf | NestedRows:

@@ -31,6 +31,7 @@ from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.encode import AnyBatch
 from samplebatch.transport.lease import GOODBYE_IDENT, Lease, LeaseRef, ReturnPipe
 from samplebatch.transport.schema import (
+    BARE,
     GRADIENT,
     NESTED_BATCH,
     SAMPLE_BATCH,
@@ -75,6 +76,7 @@ DAMAGE = (
 Root = npt.NDArray[np.uint8]
 """The bytes of a block; whoever has an array over them holds the block."""
 
+_TOO_MANY = "column {!r} must have objects for which its message has bytes; send fewer rows at a time"
 _MAX_SCHEMAS = 1 << 12
 _BYTE: Final = np.dtype(np.uint8)
 _UP: Final = ALIGNMENT - 1
@@ -137,6 +139,17 @@ class VariableColumns:
         self._bound = bound
         self._allow_pickle = allow_pickle
 
+    def fixed(self, place: Place, root: Root) -> Column:
+        """Make a column over its place in a block, or one of empty dicts; raises as `decode` does."""
+        if place.column.form != BARE:
+            return fixed_column(place, root)
+        column = ObjectColumn.empty_dicts(place.shape[0])
+        try:
+            self._bound.take(column.nbytes, "")
+        except CapacityError as error:
+            raise CapacityError(_TOO_MANY.format(place.column.name)) from error
+        return column
+
     def entry(self) -> Any:
         """Return the entry of the next column in the metadata; raises as `decode` does."""
         return next(self._entries)
@@ -151,9 +164,7 @@ class VariableColumns:
             try:
                 ObjectColumn.check_dumped(header, buffers, name, self._bound)
             except CapacityError as error:
-                raise CapacityError(
-                    f"column {name!r} must have objects for which its message has bytes; send fewer rows at a time"
-                ) from error
+                raise CapacityError(_TOO_MANY.format(name)) from error
         try:
             return load_columns([(name, len(buffers), header)], buffers, allow_pickle=self._allow_pickle)[name]
         except UntrustedPickleError as error:
@@ -171,15 +182,15 @@ def _sample_batch(part: Part, places: list[Place], root: Root, variable: Variabl
             if isinstance(column, Variable):
                 columns[column.name] = variable.column(column.name, variable.entry())
             else:
-                columns[column.name] = fixed_column(next(fixed), root)
+                columns[column.name] = variable.fixed(next(fixed), root)
     else:
         for place in places:
-            (name, dtype, _, torch, _), shape, offset = place
-            if torch is None:
+            (name, dtype, _, torch, form), shape, offset = place
+            if torch is None and form != BARE:
                 columns[name] = made = _new(TensorColumn)
                 made.values = _ndarray(shape, dtype, root, offset)
             else:
-                columns[name] = fixed_column(place, root)
+                columns[name] = variable.fixed(place, root)
     if SEQ_LENS in columns:
         # Before they are checked: the sender must not change where sequences begin.
         columns[SEQ_LENS] = columns[SEQ_LENS].copy()

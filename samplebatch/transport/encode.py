@@ -27,6 +27,7 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnTypeError, DeviceError, SampleBatchError, UntrustedPickleError
 from samplebatch.transport.schema import (
+    BARE,
     GRADIENT,
     MULTI_AGENT_BATCH,
     NESTED_BATCH,
@@ -57,6 +58,8 @@ AnyBatch = SampleBatch | MultiAgentBatch | Batch
 _MAX_SCHEMAS = 1024
 _FIXED_KINDS = "biufcSUmM"
 _ndarray = np.ndarray
+_BARE_KEY = (np.dtype(np.uint8), (0,), None, BARE)
+"""Key of a column of empty dicts, after its name."""
 
 
 class Frame:
@@ -122,6 +125,9 @@ class PartEncoder:
         elif isinstance(column, TorchColumn):
             (_, dtype_name, shape), (values,) = column.dump()
             self.key.append((name, values.dtype, tuple(shape[1:]), dtype_name, ""))
+        elif isinstance(column, ObjectColumn) and column.is_bare:
+            values = _no_bytes(len(column))
+            self.key.append((name, *_BARE_KEY))
         else:
             self.key.append((name,))
             self.variable.append(self.dump(name, column))
@@ -151,6 +157,11 @@ class PartEncoder:
         flat = [bytes_of(buffer) for buffer in buffers]
         self.buffers += flat
         return [header, [buffer.nbytes for buffer in flat]]
+
+
+def _no_bytes(rows: int) -> npt.NDArray[np.uint8]:
+    """Make the array that stands for a column of empty dicts."""
+    return np.empty((rows, 0), np.uint8)
 
 
 def is_pickled(header: Header) -> bool:
@@ -212,24 +223,33 @@ class Encoder:
             # The same columns as last time: nothing is looked up.
             arrays = []
             for (name, column), (own, dtype, row_shape) in zip(columns.items(), checks, strict=True):
-                if name != own or type(column) is not TensorColumn:
+                if name != own:
                     break
+                if type(column) is not TensorColumn:
+                    if dtype is not None or type(column) is not ObjectColumn or not column.is_bare:
+                        break
+                    arrays.append(_no_bytes(len(column)))
+                    continue
                 values = column.values
                 if values.dtype is not dtype or values.shape[1:] != row_shape:
                     break
                 arrays.append(values)
             else:
                 return Frame(schema, (batch.count,), arrays, {}, [])
-        key = []
+        key: list[tuple[Any, ...]] = []
         arrays = []
         for name, column in columns.items():
+            if type(column) is ObjectColumn and column.is_bare:
+                arrays.append(_no_bytes(len(column)))
+                key.append((name, *_BARE_KEY))
+                continue
             if type(column) is not TensorColumn:
                 return None
             values = column.values
             arrays.append(values)
             key.append((name, values.dtype, values.shape[1:], None, ""))
         schema = self.intern(SAMPLE_BATCH, (("", tuple(key), ""),))
-        self._recent = schema, [own[:3] for own in key]
+        self._recent = schema, [(own[0], None, ()) if own[4] == BARE else own[:3] for own in key]
         return Frame(schema, (batch.count,), arrays, {}, [])
 
     def _of_sample_batch(self, batch: SampleBatch, columns: Mapping[str, Column]) -> Frame:

@@ -33,6 +33,9 @@ SCALAR: Final = "s"
 GRADIENT: Final = "g"
 """Form of a tensor that asks for a gradient."""
 
+BARE: Final = "e"
+"""Form of a column of empty dicts, such as infos that say nothing: its rows have no bytes."""
+
 _MAX_NBYTES = 1 << 62
 """No array has more, not even one of no bytes whose other extents say so."""
 
@@ -68,7 +71,7 @@ class Fixed(NamedTuple):
     torch
         Name of the torch dtype if it is a tensor.
     form
-        `WHOLE`, `SCALAR`, `GRADIENT`, several of them, or nothing.
+        `WHOLE`, `SCALAR`, `GRADIENT`, several of them, `BARE`, or nothing.
     """
 
     name: str
@@ -207,7 +210,7 @@ class Schema:
         self.parts = tuple(parts)
         self.number: int | None = None
         self.is_plain = kind == SAMPLE_BATCH and all(
-            isinstance(column, Fixed) and column.torch is None and column.name != names.SEQ_LENS
+            isinstance(column, Fixed) and column.torch is None and column.form != BARE and column.name != names.SEQ_LENS
             for column in self.parts[0].columns
         )
         if self.is_plain:
