@@ -15,7 +15,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 
-PolicyMapping = Mapping[Any, PolicyID] | Callable[[Any], PolicyID]
+PolicyMapping = Mapping[Any, PolicyID] | Callable[..., PolicyID]
 """Policy that acts for an agent: a mapping from agent id to policy id, or a function of the agent id."""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from samplebatch.arguments import whole
@@ -15,7 +16,7 @@ from samplebatch.env.registry import Environment, environment_factory, environme
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 
-def as_environments(env: Any, num_envs: int | None = None) -> Environments:
+def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Environments:
     """Put Gymnasium environments behind the interface of environment adapters.
 
     Parameters
@@ -25,13 +26,16 @@ def as_environments(env: Any, num_envs: int | None = None) -> Environments:
         list of single environments, functions that make them and ids.
     num_envs
         How many environments to make of one function or id, by default 1.
+    env_kwargs
+        Keyword arguments of these functions, or of those behind the ids.
 
     Raises
     ------
     EnvironmentSpecError
         If there is no such environment, it is none of one agent, or the spaces of several differ.
     ArgumentError
-        If `num_envs` is no whole number from 1, or another number than that of the environments given.
+        If `num_envs` is no whole number from 1, or another number than that of the environments given, or there are
+        `env_kwargs` for an environment that is made.
 
     Examples
     --------
@@ -44,7 +48,7 @@ def as_environments(env: Any, num_envs: int | None = None) -> Environments:
     """
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
-    found = _adapt(env, num_envs or 1)
+    found = _adapt(bind_arguments(env, env_kwargs), num_envs or 1)
     if num_envs not in (None, found.num_envs):
         word = "a list" if isinstance(env, list | tuple) else f"a {type(env).__name__}"
         raise ArgumentError(
@@ -101,6 +105,33 @@ def make_all(given: Sequence[Any]) -> list[Any]:
             made.append(env)
         stack.pop_all()
     return made
+
+
+def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
+    """Give keyword arguments to everything that makes an environment: to functions and ids, also in a list.
+
+    Raises
+    ------
+    ArgumentError
+        If there are some for an environment that is made already.
+    EnvironmentSpecError
+        If there is no environment of a name.
+
+    Examples
+    --------
+    >>> bind_arguments("CartPole-v1", {"max_episode_steps": 9})().spec.max_episode_steps
+    9
+    """
+    if not env_kwargs:
+        return env
+    if isinstance(env, list | tuple):
+        return [bind_arguments(one, env_kwargs) for one in env]
+    if not is_factory(env):
+        raise ArgumentError(
+            f"env_kwargs must be for functions and ids that make environments, and env is a {type(env).__name__}"
+        )
+    environment_factory(env)
+    return partial(make_environment, env, dict(env_kwargs))
 
 
 def is_factory(env: Any) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from samplebatch.arguments import whole
+from samplebatch.env.agents import PolicyOfAgents
 from samplebatch.env.as_environments import is_factory, make_all
 from samplebatch.env.environment_state import load_environments, save_environments
 from samplebatch.env.pettingzoo import AgentGroup, MultiAgentAdapter, ParallelAdapter, TurnBasedAdapter
 from samplebatch.env.registry import environment_kind
 from samplebatch.env.rllib import RLlibAdapter
 from samplebatch.errors import EnvironmentSpecError
-from samplebatch.names import PolicyID
 
 _BY_KIND: dict[str, type[MultiAgentAdapter]] = {
     "parallel": ParallelAdapter,
@@ -22,7 +22,7 @@ _BY_KIND: dict[str, type[MultiAgentAdapter]] = {
 }
 
 
-def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> MultiAgentAdapter:
+def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> MultiAgentAdapter:
     """Make the adapter of an environment of several agents; see `MultiAgentAdapter` for the arguments.
 
     Raises

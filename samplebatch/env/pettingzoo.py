@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, BOOLS, FLOAT, FLOATS, Refuse, exact_number
-from samplebatch.env.agents import agent_positions
+from samplebatch.env.agents import Episode, PolicyOfAgents, agent_positions
 from samplebatch.env.registry import AECEnvironment, ParallelEnvironment
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.names import PolicyID
@@ -104,7 +104,7 @@ class MultiAgentAdapter(ABC):
     seed
         Seed of its first reset. Its generator then runs on, so that no two episodes are alike.
     policy_of
-        The policy of an agent, by its id.
+        The policy of an agent, by its id and the episode.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class MultiAgentAdapter(ABC):
     together: bool
     """Whether agents act at once, rather than take turns."""
 
-    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> None:
+    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
         self.environment = environment
         self.env_id = env_id
         self.groups: list[AgentGroup] = []
@@ -125,6 +125,7 @@ class MultiAgentAdapter(ABC):
         self._seed: int | None = seed
         self._positions = agent_positions(environment)
         self._policy_of = policy_of
+        self._episodes = 0
         self._policies: dict[Any, PolicyID] = {}
 
     @property
@@ -148,6 +149,9 @@ class MultiAgentAdapter(ABC):
         seed, self._seed = self._seed, None
         self.eps_id = secrets.randbits(63)
         self.t = 0
+        self._episodes += 1
+        if self._policy_of.sees_episodes:
+            self._policies = {}
         self._reset(seed)
         if not self.groups:
             raise EnvironmentSpecError("an environment must have agents after reset, and it has none")
@@ -203,11 +207,12 @@ class MultiAgentAdapter(ABC):
     ) -> list[AgentGroup]:
         """Group agents by policy; those that are not going on begin."""
         policies, positions = self._policies, self._positions
+        episode = Episode(self.eps_id, self.env_id, self._episodes - 1)
         by_policy: dict[PolicyID, list[Any]] = {}
         for agent in agents:
             policy_id = policies.get(agent)
             if policy_id is None:
-                policy_id = policies[agent] = self._policy_of(agent)
+                policy_id = policies[agent] = self._policy_of(agent, episode)
                 positions.setdefault(agent, len(positions))
             by_policy.setdefault(policy_id, []).append(agent)
         groups = []
@@ -330,9 +335,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
     environment: AECEnvironment
     together = False
 
-    def __init__(
-        self, environment: AECEnvironment, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]
-    ) -> None:
+    def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
         super().__init__(environment, env_id, seed, policy_of)
         self._acted: dict[Any, None] = {}
         """Agents that have not seen the outcome of their last action."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -78,7 +78,7 @@ class AECEnvironment(Protocol):
         ...
 
 
-Environment = str | Callable[[], Any]
+Environment = str | Callable[..., Any]
 """An environment's name, or a function that makes it."""
 
 
@@ -119,8 +119,15 @@ def environment_factory(environment: Environment) -> Callable[[], Any]:
     return partial(make_environment, environment)
 
 
-def make_environment(environment: Environment) -> Any:
+def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | None = None) -> Any:
     """Make an environment; see `environment_factory`, and `environment_kind` for its kinds.
+
+    Parameters
+    ----------
+    environment
+        Its name, or a function that makes it.
+    env_kwargs
+        Keyword arguments of that function, or of the one that stands behind the name.
 
     Raises
     ------
@@ -134,7 +141,7 @@ def make_environment(environment: Environment) -> Any:
     >>> make_environment("mpe2/simple_spread_v3").possible_agents
     ['agent_0', 'agent_1', 'agent_2']
     """
-    made = (_find(environment) if isinstance(environment, str) else environment)()
+    made = (_find(environment) if isinstance(environment, str) else environment)(**(env_kwargs or {}))
     try:
         environment_kind(made)
     except EnvironmentSpecError as error:
@@ -173,7 +180,7 @@ def environment_kind(made: Any) -> Kind:
     )
 
 
-def _find(name: str) -> Callable[[], Any]:
+def _find(name: str) -> Callable[..., Any]:
     if _REGISTERED.search(name):
         return _registered(name)
     module_name, colon, function_name = name.partition(":")
@@ -189,7 +196,7 @@ def _find(name: str) -> Callable[[], Any]:
     raise EnvironmentSpecError(f"the module of {name!r} must have a function parallel_env or env, and has neither")
 
 
-def _registered(name: str) -> Callable[[], Any]:
+def _registered(name: str) -> Callable[..., Any]:
     """Find an id in Gymnasium's registry, else in PettingZoo's, which it has since 1.27."""
     gymnasium = require("gymnasium", "envs")
     module_name, colon, rest = name.rpartition(":")
@@ -219,14 +226,14 @@ def _pettingzoo_registries() -> Iterator[tuple[str, Collection[str]]]:
         yield interface, getattr(pettingzoo, f"{interface}_registry", ())
 
 
-def _function(module: ModuleType, function_name: str, name: str) -> Callable[[], Any]:
+def _function(module: ModuleType, function_name: str, name: str) -> Callable[..., Any]:
     found: Any = getattr(module, function_name, None)
     if not callable(found):
         functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
         raise EnvironmentSpecError(
             f"no function {function_name!r} in module {module.__name__!r}; {near_names(function_name, functions)}"
         )
-    made: Callable[[], Any] = found
+    made: Callable[..., Any] = found
     return made
 
 

@@ -6,13 +6,13 @@ outcome of its action several steps later, with all rewards that it got by then,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_number
+from samplebatch.env.agents import PolicyOfAgents
 from samplebatch.env.pettingzoo import AgentOutcomes, MultiAgentAdapter, copy_observation
-from samplebatch.names import PolicyID
 
 _ALL = "__all__"
 
@@ -27,7 +27,7 @@ class RLlibAdapter(MultiAgentAdapter):
 
     together = False
 
-    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: Callable[[Any], PolicyID]) -> None:
+    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
         super().__init__(environment, env_id, seed, policy_of)
         self._waiting: dict[Any, float] = {}
         """Rewards of the agents that have not seen the outcome of their last action."""

@@ -43,11 +43,13 @@ _HOMES = {
     "known_environments": "samplebatch.env.registry",
     "make_environment": "samplebatch.env.registry",
     "policy_by_kind": "samplebatch.env.agents",
+    "Episode": "samplebatch.env.agents",
 }
 
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from samplebatch.env.agents import Episode as Episode
     from samplebatch.env.agents import policy_by_kind as policy_by_kind
     from samplebatch.env.registry import environment_factory as environment_factory
     from samplebatch.env.registry import environment_kind as environment_kind

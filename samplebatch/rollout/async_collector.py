@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.as_environments import environment_makers
+from samplebatch.env.as_environments import bind_arguments, environment_makers
 from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult
 from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
 from samplebatch.env.registry import Environment
@@ -46,7 +46,7 @@ class AsyncCollector(Collector):
 
     Parameters
     ----------
-    policy, exploration_noise, on_episode_done_hook, hooks, map_action, seed, first_unroll_id
+    policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, first_unroll_id
         As for `Collector`.
     env
         Functions or ids that make a `gymnasium.Env` each, in a list; or one for all of them. Where processes do not
@@ -106,19 +106,21 @@ class AsyncCollector(Collector):
         buffer: Any = None,
         *,
         num_envs: int | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
         hooks: Sequence[Hook] = (),
         map_action: ActionMap | None = None,
         seed: int | np.random.SeedSequence | None = None,
+        infos: bool = True,
         first_unroll_id: int = 0,
         wait_num: int | None = None,
         timeout_s: float | None = None,
         start_method: str = "spawn",
         stall_timeout_s: float = 300.0,
     ) -> None:
-        makers = environment_makers(env, num_envs)
+        makers = environment_makers(bind_arguments(env, env_kwargs), num_envs)
         if wait_num is not None and not 1 <= wait_num <= len(makers):
             raise ValueError(f"wait_num must be from 1 to {len(makers)}, the number of environments, got {wait_num}")
         if timeout_s is not None and not timeout_s >= 0:
@@ -137,6 +139,7 @@ class AsyncCollector(Collector):
                 hooks=hooks,
                 map_action=map_action,
                 seed=seed,
+                infos=infos,
                 first_unroll_id=first_unroll_id,
             )
         except BaseException:

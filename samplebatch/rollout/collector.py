@@ -65,6 +65,8 @@ class Collector(Resumable):
         A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each.
     num_envs
         How many environments to make where `env` is a function or an id; by default 1.
+    env_kwargs
+        Keyword arguments of the functions or ids that make environments.
     exploration_noise
         Whether to let the policy's `add_exploration_noise` change the actions; or a function of actions and batch that
         does.
@@ -81,6 +83,8 @@ class Collector(Resumable):
     seed
         Seed of the environments, the first time they are reset, and of random actions. With the same seed and a policy
         that draws nothing itself, the data are the same, `eps_id` aside.
+    infos
+        Whether to keep the infos; policies see them in any case.
     first_unroll_id
         The `unroll_id` of the first call; those after it count on.
     first_env_id
@@ -126,16 +130,18 @@ class Collector(Resumable):
         buffer: Any = None,
         *,
         num_envs: int | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
         hooks: Sequence[Hook] = (),
         map_action: ActionMap | None = None,
         seed: int | np.random.SeedSequence | None = None,
+        infos: bool = True,
         first_unroll_id: int = 0,
         first_env_id: int = 0,
     ) -> None:
-        self._environments = environments = as_environments(env, num_envs)
+        self._environments = environments = as_environments(env, num_envs, env_kwargs)
         self.env = env if hasattr(env, "step") and not isinstance(env, type) else environments.env
         self.policy, self.buffer = policy, buffer
         self.num_envs = environments.num_envs
@@ -172,6 +178,7 @@ class Collector(Resumable):
             buffer,
             on_step=on_step_hook,
             on_episode=on_episode_done_hook,
+            infos=infos,
         )
         self._obs: Sequence[Leaf] | None = None
         self._infos: Infos = {}

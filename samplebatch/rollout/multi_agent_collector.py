@@ -12,7 +12,8 @@ from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
-from samplebatch.env.agents import policy_by_kind
+from samplebatch.env.agents import PolicyOfAgents, policy_by_kind
+from samplebatch.env.as_environments import bind_arguments
 from samplebatch.env.multi_agent import AdapterState, adapt_agents, make_several
 from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
@@ -65,10 +66,12 @@ class MultiAgentCollector(Resumable):
     buffer
         A `MultiAgentReplayBuffer` that the steps are added to; None to return them as a batch.
     policy_mapping
-        The policy that acts for an agent, by agent id. By default one policy for each kind of agent (see
-        `policy_by_kind`).
+        The policy that acts for an agent: a mapping, a function of the agent id, or one of agent id and `Episode`,
+        which is asked in every episode. By default one policy for each kind of agent (see `policy_by_kind`).
     num_envs
         How many environments to make, where a name or a function is given.
+    env_kwargs
+        Keyword arguments of the functions or ids that make environments.
     map_action
         How actions become what the environments take, as for `Collector`; or one by policy id. Kept are the actions
         before.
@@ -81,6 +84,8 @@ class MultiAgentCollector(Resumable):
         environment of one `env_id` does not depend on how many others there are, as long as policies see to it.
     hooks
         Applied to each trajectory, to the part of it that a batch has: see `postprocess`; only without a buffer.
+    infos
+        Whether to keep the infos; policies see them in any case.
     first_unroll_id
         The `unroll_id` of the first batch; those after it count on.
     first_env_id
@@ -120,25 +125,27 @@ class MultiAgentCollector(Resumable):
         *,
         policy_mapping: PolicyMapping | None = None,
         num_envs: int = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
         exploration_noise: Noise | Mapping[PolicyID, Noise] = False,
         map_action: ActionMap | Mapping[PolicyID, ActionMap] | None = None,
         hooks: Sequence[Hook] = (),
         seed: int | np.random.SeedSequence | None = None,
+        infos: bool = True,
         first_unroll_id: int = 0,
         first_env_id: int = 0,
     ) -> None:
         if buffer is not None and hooks:
             raise ArgumentError("hooks must be for batches, and with a buffer there are none")
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        made = make_several(env, num_envs)
+        made = make_several(bind_arguments(env, env_kwargs), num_envs)
         self._policy_seeds, random_seeds, self._environment_seeds = (
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
         )
         self.num_envs = len(made)
         numbers = range(first_env_id, first_env_id + self.num_envs)
-        self._mapping = policy_by_kind(made[0]) if policy_mapping is None else policy_mapping
+        policy_of = PolicyOfAgents(policy_by_kind(made[0]) if policy_mapping is None else policy_mapping)
         self._adapters = [
-            adapt_agents(one, number, seed_number(seeds_at(self._environment_seeds, number)), self._policy_of)
+            adapt_agents(one, number, seed_number(seeds_at(self._environment_seeds, number)), policy_of)
             for one, number in zip(made, numbers, strict=True)
         ]
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
@@ -149,7 +156,7 @@ class MultiAgentCollector(Resumable):
         self._open = OpenReturns()
         self._closed = False
         self._actors = PolicyActors(self._make_actor)
-        self._recorder = Recorder()
+        self._recorder = Recorder(infos=infos)
         self._recorded = 0
         self._steps: dict[PolicyID, PolicyStep] = {}
         self._hooks = tuple(hooks)
@@ -412,16 +419,6 @@ class MultiAgentCollector(Resumable):
                     self._recorder.append(turn.policy_id, turn.columns, turn.streams, turn.t, turn.infos)
                 self._recorded += 1
                 limit = None if limit is None else limit - 1
-
-    def _policy_of(self, agent: Any) -> PolicyID:
-        mapping = self._mapping
-        if not isinstance(mapping, Mapping):
-            return mapping(agent)
-        if agent not in mapping:
-            raise PolicyNotFoundError(
-                f"agent {agent!r} must have a policy in policy_mapping; {near_names(agent, mapping)}"
-            )
-        return mapping[agent]
 
     def _make_actor(self, policy_id: PolicyID) -> AgentActor:
         policy = self.policy

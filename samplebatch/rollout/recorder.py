@@ -59,6 +59,11 @@ class Recorder:
     `agent_index`, and each stream in order of time. Values are copied once where rows of one dtype are joined, and
     once into stream order.
 
+    Parameters
+    ----------
+    infos
+        Whether batches have a column of infos.
+
     Examples
     --------
     >>> recorder, zero = Recorder(), np.zeros(2, int)
@@ -70,7 +75,8 @@ class Recorder:
     ([0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 10, 20], [0.5, 0.5, 0.5, 0.0, 1.0, 2.0])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, infos: bool = True) -> None:
+        self._has_infos = infos
         self._policies: dict[PolicyID, _PolicyRows] = {}
 
     def append(
@@ -105,7 +111,7 @@ class Recorder:
         rows = self._policies.get(policy_id)
         if rows is None:
             rows = self._policies[policy_id] = _PolicyRows(columns)
-        rows.append(columns, streams, t, infos)
+        rows.append(columns, streams, t, infos if self._has_infos else None)
 
     def check(self, policy_id: PolicyID, columns: Mapping[str, Block]) -> None:
         """Raise ColumnMismatchError if `append` would; nothing is written."""
@@ -122,7 +128,7 @@ class Recorder:
             Further columns, of one number each.
         """
         policies, self._policies = self._policies, {}
-        return {policy_id: rows.gather(constants or {}) for policy_id, rows in policies.items()}
+        return {policy_id: rows.gather(constants or {}, infos=self._has_infos) for policy_id, rows in policies.items()}
 
     def state_dict(self) -> dict[PolicyID, Any]:
         """Return the rows that have not been taken, for `load_state_dict`."""
@@ -197,7 +203,7 @@ class _PolicyRows:
         blocks[:] = [rows_of_block(joined, slice(count))]
         return rows_of_block(joined, slice(count, None))
 
-    def gather(self, constants: Mapping[str, int]) -> SampleBatch:
+    def gather(self, constants: Mapping[str, int], *, infos: bool) -> SampleBatch:
         """Make a batch in which the rows of each stream lie together."""
         streams = Streams(*map(np.concatenate, zip(*self._streams, strict=True)))
         order = _stream_order(streams)
@@ -205,7 +211,8 @@ class _PolicyRows:
         nested: dict[str, Structure] = {}
         for name in filter(self._blocks.__contains__, _FIRST):
             self._join(name, order, columns, nested)
-        columns[names.INFOS] = self._join_infos(order)
+        if infos:
+            columns[names.INFOS] = self._join_infos(order)
         for name in self._blocks:
             if name not in _FIRST and name != names.EPS_DONE:
                 self._join(name, order, columns, nested)

@@ -47,6 +47,8 @@ class VectorRecorder:
         Where the steps go; None to keep them for a batch.
     on_step, on_episode
         Hooks.
+    infos
+        Whether infos are kept.
 
     Attributes
     ----------
@@ -65,6 +67,7 @@ class VectorRecorder:
         *,
         on_step: StepHook | None = None,
         on_episode: EpisodeHook | None = None,
+        infos: bool = True,
     ) -> None:
         self._env_ids, self._agent_index = env_ids, np.zeros(len(env_ids), np.int64)
         self._buffer = buffer
@@ -78,7 +81,8 @@ class VectorRecorder:
             for top, layout in ((names.OBS, observations), (names.NEXT_OBS, observations), (names.ACTIONS, actions))
             if layout.structure is not None
         }
-        self._recorder = Recorder()
+        self._has_infos = infos
+        self._recorder = Recorder(infos=infos)
         self._episodes = EpisodeCount(len(env_ids))
         self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
         self.recorded = 0
@@ -155,6 +159,8 @@ class VectorRecorder:
         act
             The decision, where a hook looks at each step.
         """
+        if not self._has_infos:
+            infos = {}
         every = len(self._env_ids)
         count = every if envs is None else len(envs) // steps
         kept = None

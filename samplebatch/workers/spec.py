@@ -26,7 +26,7 @@ class WorkerSpec:
         Makes the policy, or the policies by their ids.
     num_envs
         How many environments it steps, whose ids begin at `index * num_envs`.
-    policy_mapping, exploration_noise, map_action, hooks
+    policy_mapping, exploration_noise, map_action, hooks, infos
         As given to `RolloutWorkers`.
     seed
         The seed of the run, or, where the worker takes the place of another, one derived from it.
@@ -43,6 +43,7 @@ class WorkerSpec:
     map_action: Any
     hooks: Sequence[Any]
     seed: np.random.SeedSequence
+    infos: bool = True
     first_unroll_id: int = 0
 
     @property

@@ -14,7 +14,7 @@ from samplebatch import names
 from samplebatch.batch.episodes import run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.agents import action_space_of, observation_space_of, policy_by_kind
+from samplebatch.env.agents import Episode, PolicyOfAgents, action_space_of, observation_space_of, policy_by_kind
 from samplebatch.env.as_environments import as_environments, make_all
 from samplebatch.env.base import Environments
 from samplebatch.env.environment_list import EnvironmentList
@@ -105,6 +105,7 @@ class SingleAgentTask(Task):
             seed=spec.seed,
             exploration_noise=spec.exploration_noise,
             map_action=spec.map_action,
+            infos=spec.infos,
             first_unroll_id=spec.first_unroll_id,
             first_env_id=self._first_env_id,
         )
@@ -184,6 +185,7 @@ class MultiAgentTask(Task):
             policy_mapping=mapping,
             exploration_noise=spec.exploration_noise,
             map_action=spec.map_action,
+            infos=spec.infos,
             seed=spec.seed,
             first_unroll_id=spec.first_unroll_id,
             first_env_id=spec.index * spec.num_envs,
@@ -269,10 +271,13 @@ def _only_policy(policies: Mapping[str, Any]) -> Any:
 
 def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any, Any]:
     """Find the spaces of a policy's first agent, or of the first of all; (None, None) where they are not known."""
-    for agent in getattr(environment, "possible_agents", ()):
-        own = mapping.get(agent) if isinstance(mapping, Mapping) else mapping(agent)
-        if policy_id in (None, own):
-            return observation_space_of(environment, agent), action_space_of(environment, agent)
+    policy_of, agents = PolicyOfAgents(mapping), getattr(environment, "possible_agents", ())
+    # Where seats change, the first two episodes tell whose turn it is to sit where.
+    for number in range(2 if policy_of.sees_episodes else 1):
+        for agent in agents:
+            own = mapping.get(agent) if isinstance(mapping, Mapping) else policy_of(agent, Episode(0, 0, number))
+            if policy_id in (None, own):
+                return observation_space_of(environment, agent), action_space_of(environment, agent)
     return None, None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from samplebatch.arguments import choice, positive, whole
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
-from samplebatch.env.as_environments import list_environments
+from samplebatch.env.as_environments import bind_arguments, list_environments
 from samplebatch.env.registry import Environment
 from samplebatch.errors import ArgumentError, WorkerError
 from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy, label_weights, weights_nbytes
@@ -89,6 +89,8 @@ class RolloutWorkers:
         Processes. There are never more than an iteration has work for.
     envs_per_worker
         Environments that each of them steps, in turns or as one vector environment.
+    env_kwargs
+        Keyword arguments of the functions or ids that make environments.
     fragment_length
         Environment steps in a fragment of an iteration, of all of a worker's environments together; a worker's last one
         may have fewer. With `n_episode` and several agents a fragment has whole episodes, one of every environment.
@@ -97,9 +99,8 @@ class RolloutWorkers:
         as asynchronous learners do with experience that is too far off their policy, and are counted in `worker_stats`.
         They count among the steps of an iteration. By default there is no bound.
     policy_mapping
-        The policy that acts for an agent, by agent id; a function must be importable. By default one policy for each
-        kind of agent.
-    exploration_noise, map_action
+        As for `MultiAgentCollector`; a function must be importable.
+    exploration_noise, map_action, infos
         As for `Collector`, or with several agents for `MultiAgentCollector`; functions must be importable.
     seed
         Seed of the run. What happens in the environment of an `env_id` follows from it alone, `eps_id` and `unroll_id`
@@ -153,6 +154,7 @@ class RolloutWorkers:
         n_episode: int | None = None,
         num_workers: int = 2,
         envs_per_worker: int = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
         fragment_length: int = 200,
         max_lag: int | None = None,
         policy_mapping: PolicyMapping | None = None,
@@ -160,6 +162,7 @@ class RolloutWorkers:
         map_action: Any = None,
         hooks: Sequence[Hook] = (),
         seed: int | None = None,
+        infos: bool = True,
         backend: Backend = "process",
         start_method: str = "spawn",
         stall_timeout_s: float = 300.0,
@@ -188,7 +191,7 @@ class RolloutWorkers:
         if not isinstance(buffer, MultiAgentReplayBuffer):
             check_buffer(buffer, num_workers * envs_per_worker)
         choice("backend", backend, get_args(Backend))
-        environments = list_environments(env, num_workers * envs_per_worker)
+        environments = list_environments(bind_arguments(env, env_kwargs), num_workers * envs_per_worker)
         check_policy(policy)
         made: Callable[[], Any] = PickledPolicy(policy) if backend == "process" else partial(copy.deepcopy, policy)
         steps, episodes = (shares(amount, num_workers, envs_per_worker) for amount in (n_step, n_episode))
@@ -206,6 +209,7 @@ class RolloutWorkers:
                 map_action=map_action,
                 hooks=tuple(hooks),
                 seed=seeds,
+                infos=infos,
                 first_unroll_id=index << 32,
             )
             for index in range(len(self._stream))

@@ -1,0 +1,137 @@
+"""Options that all collectors share: infos or none, arguments of environments, policies that change seats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import arena
+import gyms
+import numpy as np
+import pytest
+
+from samplebatch import (
+    AsyncCollector,
+    Collector,
+    MultiAgentCollector,
+    MultiAgentReplayBuffer,
+    RolloutWorkers,
+    VectorReplayBuffer,
+)
+from samplebatch.errors import ArgumentError
+from samplebatch.rollout import Episode
+
+TALKING = {"number": 3, "length": 5, "says": True}
+COLLECTORS = {
+    "one after the other": lambda env, **given: Collector("random", env, **given),
+    "in processes of their own": lambda env, **given: AsyncCollector("random", env, start_method="fork", **given),
+    "by a worker": lambda env, **given: RolloutWorkers(env, "random", num_workers=1, backend="inline", **given),
+}
+
+
+@pytest.mark.parametrize("make", COLLECTORS.values(), ids=COLLECTORS)
+def test_infos_may_be_left_out(make: Any) -> None:
+    for infos in (True, False):
+        with make(gyms.Ladder, env_kwargs=TALKING, infos=infos) as collector:
+            batch = collector.collect(n_step=10).batch
+        assert ("infos" in batch) == infos
+        assert list(batch["obs"][:, 0]) == [3.0] * 10
+
+
+def test_infos_of_several_agents_may_be_left_out() -> None:
+    for infos in (True, False):
+        for env in (arena.Relay, arena.Bazaar):
+            batch = MultiAgentCollector(env, infos=infos).collect(n_step=10).batch
+            assert all(("infos" in steps) == infos for steps in batch.policy_batches.values())
+
+
+@pytest.mark.parametrize("kind", [Collector, AsyncCollector])
+def test_buffers_may_go_without_infos(kind: Any) -> None:
+    for infos in (True, False):
+        buffer = VectorReplayBuffer(20, 1)
+        with kind("random", [gyms.Ladder], buffer, env_kwargs=TALKING, infos=infos) as collector:
+            collector.collect(n_step=10)
+        assert ("step" in buffer[:].info) == infos
+
+
+@pytest.mark.parametrize("make", COLLECTORS.values(), ids=COLLECTORS)
+def test_environments_are_made_with_arguments(make: Any) -> None:
+    with make("CartPole-v1", env_kwargs={"max_episode_steps": 3}) as collector:
+        assert set(collector.collect(n_episode=4).lens.tolist()) == {3}
+
+
+def test_environments_of_several_agents_are_made_with_arguments() -> None:
+    spread = "mpe2/simple_spread_v3"
+    with MultiAgentCollector([spread, spread], env_kwargs={"N": 2}) as collector:
+        assert collector.collect(n_step=4).batch["agent"].count == 8
+    with MultiAgentCollector(spread, num_envs=2, env_kwargs={"N": 4}) as collector:
+        assert collector.collect(n_step=4).batch["agent"].count == 16
+
+
+def test_arguments_for_environments_that_are_made_are_refused() -> None:
+    words = "env_kwargs must be for functions and ids that make environments, and env is a"
+    with pytest.raises(ArgumentError, match=words):
+        Collector("random", gyms.Ladder(0), env_kwargs=TALKING)
+    with pytest.raises(ArgumentError, match=words):
+        MultiAgentCollector([arena.Relay()], env_kwargs=TALKING)
+
+
+def seats(agent: str, episode: Episode) -> str:
+    """Let two policies change seats with every episode."""
+    return ("main", "rival")[(int(agent[-1]) + episode.number) % 2]
+
+
+@pytest.mark.parametrize("env", [arena.Relay, arena.Bazaar])
+def test_a_mapping_may_see_the_episode(env: Any) -> None:
+    asked: list[tuple[str, Episode]] = []
+
+    def mapping(agent: str, episode: Episode) -> str:
+        asked.append((agent, episode))
+        return seats(agent, episode)
+
+    collector = MultiAgentCollector(env, policy_mapping=mapping, num_envs=2)
+    batch = collector.collect(n_episode=6).batch
+    seen = {(episode.env_id, episode.number): episode.eps_id for _, episode in asked}
+    assert sorted(seen) == [(env_id, number) for env_id in (0, 1) for number in range(3)]
+    # An agent is asked for once an episode.
+    assert len(asked) == len(set(asked)) == 6 * 3
+    number_of = {eps_id: number for (_, number), eps_id in seen.items()}
+    for policy, steps in batch.policy_batches.items():
+        for eps_id, agent in zip(steps["eps_id"].tolist(), steps["agent_index"].tolist(), strict=True):
+            assert policy == seats(str(agent), Episode(eps_id, 0, number_of[eps_id]))
+    assert {len(np.unique(steps["agent_index"])) for steps in batch.policy_batches.values()} == {3}
+
+
+def test_workers_change_seats_and_make_policies_for_both() -> None:
+    policies = {"main": arena.steady, "rival": "random"}
+    with RolloutWorkers(
+        arena.Relay, policies, num_workers=1, policy_mapping=seats, start_method="fork", seed=1
+    ) as workers:
+        batch = workers.collect(n_episode=4).batch
+    for policy, steps in batch.policy_batches.items():
+        assert (set(steps["actions"].tolist()) == {1}) == (policy == "main")
+        assert np.unique(steps["agent_index"]).tolist() == [0, 1, 2]
+
+
+def test_a_buffer_takes_seats_that_change() -> None:
+    buffer = MultiAgentReplayBuffer(200)
+    MultiAgentCollector(arena.Relay, "random", buffer, policy_mapping=seats).collect(n_episode=4)
+    batch = buffer.sample(0)
+    assert len(buffer) == sum(steps.count for steps in batch.policy_batches.values()) == 4 * 12
+    for steps in batch.policy_batches.values():
+        assert (steps["new_obs"][:, 0] == steps["obs"][:, 0] + 1).all()
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        lambda agent: "a",
+        lambda agent, kind="a": kind,
+        lambda agent, episode: "a" if episode.id_ == episode.eps_id else "b",
+        lambda agent, *args, **kwargs: "a" if args else "b",
+        lambda agent, episode=None: "a" if episode else "b",
+        {"runner_0": "a"}.get,
+    ],
+)
+def test_functions_get_the_episode_if_they_have_a_place_for_it(mapping: Any) -> None:
+    batch = MultiAgentCollector(arena.Relay, policy_mapping=mapping).collect(n_step=1).batch
+    assert list(batch.policy_batches) == ["a"]
