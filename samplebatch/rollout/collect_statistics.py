@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pprint import pformat
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -23,8 +24,43 @@ _HEADINGS = ("", "mean", "std", "min", "max")
 BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
 
+class PrintedAsDict:
+    """Printing of a report's fields, those of reports within it included, as a dict."""
+
+    def pprint_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> None:
+        """Print the fields as a dict.
+
+        Parameters
+        ----------
+        exclude_fields
+            Names of fields to leave out.
+        indent
+            Spaces before nested ones.
+
+        Examples
+        --------
+        >>> SequenceSummaryStats.from_single_value(2).pprint_asdict(exclude_fields=["std"])
+        SequenceSummaryStats
+        ----------------------------------------
+        {'max': 2.0, 'mean': 2.0, 'min': 2.0}
+        """
+        print(self.pprints_asdict(exclude_fields, indent))
+
+    def pprints_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> str:
+        """Return the text that `pprint_asdict` prints."""
+        shown = {name: value for name, value in _as_dict(self).items() if name not in (exclude_fields or ())}
+        return f"{type(self).__name__}\n{'-' * 40}\n{pformat(shown, indent=indent)}"
+
+
+def _as_dict(report: Any) -> Any:
+    """Turn reports, and mappings of them, into dicts; other values stay, and are not copied."""
+    if isinstance(report, PrintedAsDict):
+        return {name: _as_dict(value) for name, value in vars(report).items()}
+    return {name: _as_dict(value) for name, value in report.items()} if type(report) is dict else report
+
+
 @dataclass(frozen=True)
-class SequenceSummaryStats:
+class SequenceSummaryStats(PrintedAsDict):
     """Mean, standard deviation, maximum and minimum of some numbers.
 
     Attributes
@@ -37,6 +73,11 @@ class SequenceSummaryStats:
     std: float
     max: float
     min: float
+
+    @classmethod
+    def from_single_value(cls, value: float) -> Self:
+        """Make the summary of one number."""
+        return cls(float(value), 0.0, float(value), float(value))
 
     @classmethod
     def from_sequence(cls, numbers: npt.ArrayLike) -> Self | None:
@@ -58,7 +99,7 @@ class SequenceSummaryStats:
 
 
 @dataclass(frozen=True, repr=False)
-class CollectStats(Generic[BatchT]):
+class CollectStats(PrintedAsDict, Generic[BatchT]):
     """Report of one call of `collect`: episodes, steps, speed, returns and the batch.
 
     Attributes

@@ -5,7 +5,6 @@ Where both draw the same rows, the parameters after training are the same to the
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import numpy as np
@@ -27,24 +26,6 @@ UNMATCHED = {"hindsight"}
 
 ROUNDED = {"cql"}
 """It asks for a batch in float32, and Tianshou leaves rewards in float64."""
-
-COMPILED = {
-    "tianshou.data.buffer.manager": ("_prev_index", "_next_index"),
-    "tianshou.data.utils.segtree": ("_setitem", "_reduce", "_get_prefix_sum_idx"),
-    "tianshou.algorithm.algorithm_base": ("_gae", "_nstep_return"),
-}
-"""Functions that take half a minute to compile, to do in the end the same to a few rows."""
-
-
-@pytest.fixture(autouse=True)
-def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import tianshou.algorithm  # noqa: F401
-    for module, names in COMPILED.items():
-        for name in names:
-            compiled = getattr(sys.modules[module], name)
-            monkeypatch.setattr(sys.modules[module], name, getattr(compiled, "py_func", compiled))
 
 
 def train(name: str, library: str) -> Parameters:

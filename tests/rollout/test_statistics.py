@@ -7,10 +7,12 @@ from typing import Any
 
 import arena
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.rollout.collect_statistics import SequenceSummaryStats
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.statistics import episode_statistics, finished_episodes
 
@@ -119,3 +121,17 @@ def test_statistics_agree_with_plain_python(drawn: tuple[list[dict[str, Any]], i
         assert statistics.returns.tolist() == list(returns.values())
         assert statistics.lengths.tolist() == list(lengths.values())
         assert statistics.episodes == len({episode for episode, _ in returns})
+
+
+def test_a_report_is_printed_as_a_dict(capsys: pytest.CaptureFixture[str]) -> None:
+    report = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20)
+    report.pprint_asdict(exclude_fields=["batch", "collect_time", "collect_speed"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("CollectStats\n---")
+    assert "'n_collected_episodes': 2" in shown
+    assert "'returns_stat': {" in shown
+    assert "'policy of runner_1': {" in shown
+    assert "collect_time" not in shown.partition("'policies'")[0]
+    one = SequenceSummaryStats.from_single_value(3)
+    assert (one.mean, one.std) == (3.0, 0.0)
+    assert one.pprints_asdict(["mean", "max"]).endswith("{'min': 3.0, 'std': 0.0}")

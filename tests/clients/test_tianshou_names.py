@@ -1,0 +1,127 @@
+"""The migration page mentions every public name of Tianshou's data package, and says whether it is here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import samplebatch
+import samplebatch.batch
+import samplebatch.rollout
+
+pytest.importorskip("tianshou.data")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import tianshou.data
+
+    from benchmarks.tianshou_setup import discrete, q_policy
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrating-from-tianshou.md"
+DOORS = (samplebatch, samplebatch.batch, samplebatch.rollout)
+MODULES = ("batch", "buffer.buffer_base", "collector", "stats", "types", "utils.converter", "utils.segtree")
+"""Modules of `tianshou.data` with public names of their own."""
+
+
+def rows() -> Iterator[tuple[str, set[str], str]]:
+    """Yield whose names a row has, the names, and what it says of them."""
+    table = PAGE.read_text().split("## Name by name")[1]
+    for line in table.splitlines():
+        cells = line.strip("|").split(" | ")
+        if line.startswith("| `"):
+            yield cells[0].strip(" `"), set(re.findall(r"`(\w+)`", cells[1])), cells[2].strip()
+
+
+def said(owner: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for whose, names, verdict in rows():
+        if whose == owner:
+            assert not found.keys() & names, f"twice: {found.keys() & names}"
+            found |= dict.fromkeys(names, verdict)
+    return found
+
+
+def instance(cls: type) -> Any:
+    """Make an object with the attributes that only an object has."""
+    data = tianshou.data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if issubclass(cls, data.BaseCollector):
+            return data.Collector(q_policy(envs := discrete()), envs, data.VectorReplayBuffer(4, 2))
+        if issubclass(cls, data.CachedReplayBuffer):
+            return cls(data.ReplayBuffer(3), 2, 3)
+        if issubclass(cls, data.ReplayBuffer):
+            options: dict[str, Any] = {"alpha": 1.0, "beta": 1.0} if "Prioritized" in cls.__name__ else {}
+            options |= {"compute_reward_fn": len, "horizon": 3} if "HER" in cls.__name__ else {}
+            name = cls.__name__.removesuffix("Manager")
+            if name != cls.__name__:
+                return cls([getattr(data, name)(2, **options)])
+            return cls(2, 1, **options) if "Vector" in name else cls(2, **options)
+    return cls
+
+
+PUBLIC = {name: getattr(tianshou.data, name) for name in tianshou.data.__all__}
+CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
+HERE = {name: next((getattr(door, name) for door in DOORS if hasattr(door, name)), None) for name in PUBLIC}
+
+
+def public_names(cls: type) -> set[str]:
+    own = set(dir(cls)) | vars(instance(cls)).keys() | getattr(cls, "__dataclass_fields__", {}).keys()
+    return {name for name in own if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(CLASSES) if HERE[name] is not None])
+def test_every_name_of_a_class_has_a_word_on_it(name: str) -> None:
+    cls, here = CLASSES[name], HERE[name]
+    verdicts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        verdicts |= said(base.__name__)
+    names = public_names(cls)
+    assert names <= verdicts.keys(), f"not mentioned: {sorted(names - verdicts.keys())}"
+    own = set(dir(here)) | getattr(here, "__dataclass_fields__", {}).keys() | _instance_names(here)
+    for attribute in names:
+        verdict = verdicts[attribute]
+        assert verdict.startswith(("yes", "differs", "left out")), verdict
+        if verdict.startswith("yes"):
+            assert attribute in own, attribute
+        if verdict.startswith("left out"):
+            assert attribute not in own, attribute
+
+
+def _instance_names(here: Any) -> set[str]:
+    """Return the attributes that the docstring of a class of ours lists: objects alone have them."""
+    listed: set[str] = set()
+    for cls in here.__mro__:
+        text = (cls.__doc__ or "").partition("Attributes\n")[2]
+        listed |= {name for line in re.findall(r"^ *((?:\w+, )*\w+)$", text, re.MULTILINE) for name in line.split(", ")}
+        listed |= getattr(cls, "__annotations__", {}).keys()
+    return listed
+
+
+def test_every_name_of_the_package_has_a_word_on_it() -> None:
+    verdicts = said("tianshou.data")
+    assert verdicts.keys() == set(tianshou.data.__all__)
+    for name, verdict in verdicts.items():
+        assert (HERE[name] is None) == verdict.startswith("left out"), name
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_name_of_a_module_has_a_word_on_it(module: str) -> None:
+    home = f"tianshou.data.{module}"
+    own = {
+        name
+        for name, value in vars(import_module(home)).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == home
+    }
+    verdicts = said(home)
+    assert own - set(tianshou.data.__all__) == verdicts.keys()
+    for name, verdict in verdicts.items():
+        if verdict.startswith("yes"):
+            assert any(hasattr(door, name) for door in DOORS), name
