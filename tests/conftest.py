@@ -26,6 +26,7 @@ NEEDS = {
     "samplebatch.convert.rllib_episodes": "ray",
     "samplebatch.convert.sb3": "stable_baselines3",
     "samplebatch.convert.tensordict": "tensordict",
+    "samplebatch.convert.tianshou": "tianshou",
 }
 """Modules to the package that the examples of their docstrings need."""
 

@@ -138,8 +138,6 @@ ONE_IMPORTER = {
         "samplebatch.storage.hdf5_batch",
         "samplebatch.storage.parquet_size",
         "samplebatch.storage.thrift",
-        "samplebatch.storage.tianshou_pickle",
-        "samplebatch.storage.tianshou_state",
     },
 }
 """Modules that only one other imports, and that are no home of a public name, by why they are not a part of it."""

@@ -28,6 +28,8 @@ _HOMES = {
     "from_sb3": "samplebatch.convert.sb3",
     "to_sb3_replay": "samplebatch.convert.sb3",
     "to_sb3_rollout": "samplebatch.convert.sb3",
+    "from_tianshou": "samplebatch.convert.tianshou",
+    "to_tianshou": "samplebatch.convert.tianshou",
     "from_tensordict": "samplebatch.convert.tensordict",
     "to_tensordict": "samplebatch.convert.tensordict",
 }
@@ -54,5 +56,7 @@ if TYPE_CHECKING:
     from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout
     from samplebatch.convert.tensordict import from_tensordict as from_tensordict
     from samplebatch.convert.tensordict import to_tensordict as to_tensordict
+    from samplebatch.convert.tianshou import from_tianshou as from_tianshou
+    from samplebatch.convert.tianshou import to_tianshou as to_tianshou
 
 __getattr__, __dir__ = exports(__name__, _HOMES)

@@ -33,8 +33,15 @@ from samplebatch.storage.damage import name_buffer_damage
 from samplebatch.storage.hdf5 import to_hdf5, write_value
 from samplebatch.storage.hdf5_file import hdf5_file, hdf5_writer
 from samplebatch.storage.hdf5_reader import TYPE_KEY, Hdf5Reader, Ranges, bound_of
-from samplebatch.storage.tianshou_state import attributes_for, description_in, reward_function_in, sampler_in
-from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_rings, check_structure
+from samplebatch.storage.tianshou_state import (
+    attributes_for,
+    description_in,
+    reward_function_in,
+    rings_in,
+    sampler_in,
+    table_in,
+)
+from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_structure
 
 if TYPE_CHECKING:
     import h5py
@@ -174,10 +181,9 @@ def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Tab
     found = reader.attributes(file) | _numbers(children, reader)
     notes = reader.attributes(children["_indices"])
     about = json.loads(notes[_ABOUT]) if _ABOUT in notes else description_in(cls, found, children, reader)
-    rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
-    check_rings(rings)
+    rings = rings_in(about)
     columns = values_of(reader.of_rows(*_counting(rings)).read(children["_meta"]))
-    table = _table(about, found, rings, dict(columns or {}))
+    table = table_in(about, found, rings, dict(columns or {}))
     if table.finals is not None and _FINALS in notes:
         table.finals.load_state_dict(_read_finals(notes[_FINALS], table, reader))
         check_final_shapes(table)
@@ -203,30 +209,6 @@ def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
             if isinstance(value, np.generic | int | float):
                 found[name] = value
     return found
-
-
-def _table(about: State, found: State, rings: State, columns: State) -> Table:
-    """Make a table of rows for every slot."""
-    keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
-    stores = buffer_state.stores_from_state(about["stores"])
-    table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
-    if "done" in columns and "terminated" not in columns:
-        columns |= {"terminated": columns["done"], "truncated": np.zeros(len(columns["done"]), np.bool_)}
-    capacity = table.rings.capacity
-    if not columns and rings["sizes"].any():
-        raise FormatError("a buffer with rows must have columns, it has none")
-    ready = table.columns.fit(columns, capacity, keep=True)
-    table.columns.write(ready, slice(0, capacity))
-    tree = table.columns.tree
-    if tree:
-        for name in ("terminated", "truncated", "done"):
-            if type(tree.get(name)) is not DenseStore or tree[name].values.dtype != np.bool_:
-                raise FormatError(f"column {name!r} of a buffer must hold flags, it does not")
-        rew = tree.get("rew")
-        if type(rew) is not DenseStore or rew.dtype != np.float64:
-            raise FormatError("column 'rew' of a buffer must hold numbers of 64 bits, it does not")
-    table.rings.load_state_dict(rings)
-    return table
 
 
 def _read_finals(data: Any, table: Table, reader: Hdf5Reader) -> State:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.samplers import Prioritized, Sampler
 from samplebatch.buffer.store import Store
 from samplebatch.buffer.stores import Stores
@@ -18,17 +19,31 @@ from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError
 from samplebatch.storage import buffer_state, tianshou_pickle
 from samplebatch.storage.buffer_description import VERSION
-from samplebatch.storage.hdf5_reader import Hdf5Reader
 from samplebatch.storage.inert_pickle import resolve_stubs
 from samplebatch.storage.stub_unpickler import Foreign, Named
 from samplebatch.storage.tianshou_pickle import Standing
-from samplebatch.storage.untrusted_state import State
+from samplebatch.storage.untrusted_state import State, check_rings
 
 _OPTIONS = ("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail", "alpha", "beta")
 _CURSORS = ("_insertion_idx", "_size", "_ep_start_idx", "_ep_len", "_ep_return")
 _EPSILON = "_PrioritizedReplayBuffer__eps"
 
 Floats = npt.NDArray[np.float64]
+
+
+class AttributeReader(Protocol):
+    """A reader of attributes that are no plain numbers: of a file's, or of a buffer's in memory."""
+
+    allow_pickle: bool
+
+    def value(self, x: Any, /) -> Any:
+        """Return an attribute."""
+
+    def inert(self, x: Any, /) -> Any:
+        """Return an attribute in which objects are stubs with their state."""
+
+    def raw(self, x: Any, /) -> npt.NDArray[Any]:
+        """Return the bytes of an attribute."""
 
 
 # Writing
@@ -59,7 +74,7 @@ def attributes_for(buffer: Any) -> State:
         # Hindsight reads goals from each ring's own buffer.
         tree = table.columns.tree
         names = tree.keys() if hindsight else tree.keys() & {"rew", "terminated", "truncated", "done"}
-        part["_meta"] = _rows({name: tree[name] for name in names}, np.arange(start, stop))
+        part["_meta"] = rows_for({name: tree[name] for name in names}, np.arange(start, stop))
         parts[ring] = Standing(_part_kind(buffer, weights), part | hindsight)
     if "cached_buffer_num" in buffer.__dict__:
         state |= {"main_buffer": parts[0], "cached_buffers": parts[1:], "cached_buffer_num": buffer.cached_buffer_num}
@@ -75,9 +90,11 @@ def attributes_for(buffer: Any) -> State:
     }
 
 
-def _rows(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
+def rows_for(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
     """Return rows as a batch of Tianshou's."""
-    values = {name: held.take(slots) if isinstance(held, Store) else _rows(held, slots) for name, held in tree.items()}
+    values = {
+        name: held.take(slots) if isinstance(held, Store) else rows_for(held, slots) for name, held in tree.items()
+    }
     return tianshou_pickle.batch(values)
 
 
@@ -144,7 +161,9 @@ def _part_kind(buffer: Any, weights: Floats | None) -> tuple[str, str]:
 # Reading
 
 
-def sampler_in(about: State, found: State, children: Mapping[str, Any], table: Table, reader: Hdf5Reader) -> Sampler:
+def sampler_in(
+    about: State, found: State, children: Mapping[str, Any], table: Table, reader: AttributeReader
+) -> Sampler:
     """Return the sampler of a buffer that `description_in` or our own notes describe.
 
     Raises
@@ -166,7 +185,7 @@ def sampler_in(about: State, found: State, children: Mapping[str, Any], table: T
     return buffer_state.sampler_from_state({"kind": "prioritized", "known": known}, table.rings.capacity, slots)
 
 
-def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: Hdf5Reader) -> State:
+def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: AttributeReader) -> State:
     """Describe a buffer from Tianshou's attributes."""
     parts = _parts(found, children, reader)
     found = {name: parts[0][name] for name in ("horizon", "future_p") if name in parts[0]} | found
@@ -206,7 +225,50 @@ def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: 
     }
 
 
-def _parts(found: State, children: Mapping[str, Any], reader: Hdf5Reader) -> list[State]:
+def rings_in(about: State) -> State:
+    """Return the state of the rings that a description has.
+
+    Raises
+    ------
+    FormatError
+        If it is none of rings.
+    """
+    rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
+    check_rings(rings)
+    return rings
+
+
+def table_in(about: State, found: State, rings: State, columns: State) -> Table:
+    """Make a table over columns with a row for every slot.
+
+    Raises
+    ------
+    FormatError
+        If columns are missing, or flags and rewards are of other dtypes than a buffer's.
+    """
+    keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
+    stores = buffer_state.stores_from_state(about["stores"])
+    table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
+    if "done" in columns and "terminated" not in columns:
+        columns |= {"terminated": columns["done"], "truncated": np.zeros(len(columns["done"]), np.bool_)}
+    capacity = table.rings.capacity
+    if not columns and rings["sizes"].any():
+        raise FormatError("a buffer with rows must have columns, it has none")
+    ready = table.columns.fit(columns, capacity, keep=True)
+    table.columns.write(ready, slice(0, capacity))
+    tree = table.columns.tree
+    if tree:
+        for name in ("terminated", "truncated", "done"):
+            if type(tree.get(name)) is not DenseStore or tree[name].values.dtype != np.bool_:
+                raise FormatError(f"column {name!r} of a buffer must hold flags, it does not")
+        rew = tree.get("rew")
+        if type(rew) is not DenseStore or rew.dtype != np.float64:
+            raise FormatError("column 'rew' of a buffer must hold numbers of 64 bits, it does not")
+    table.rings.load_state_dict(rings)
+    return table
+
+
+def _parts(found: State, children: Mapping[str, Any], reader: AttributeReader) -> list[State]:
     """Return the attributes of each ring's buffer."""
     if "buffers" not in children:
         total = reader.value(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
@@ -223,7 +285,7 @@ def _parts(found: State, children: Mapping[str, Any], reader: Hdf5Reader) -> lis
     return parts
 
 
-def reward_function_in(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
+def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> State:
     """Unpickle the reward function of a hindsight buffer: of its own, or of the first of its rings'.
 
     Returns
@@ -280,7 +342,7 @@ def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool)
     return f"{kind}VectorReplayBuffer" if even and cls.__name__ != manager else manager
 
 
-def _seed(children: Mapping[str, Any], reader: Hdf5Reader) -> Any:
+def _seed(children: Mapping[str, Any], reader: AttributeReader) -> Any:
     """Make a seed of the state of Tianshou's generator, which is of another kind than the library's."""
     data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
     return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())
