@@ -3,6 +3,9 @@
 Everybody steps the same environments. `bare` steps Gymnasium's own vector environment with the same policy and keeps
 nothing: what is above it is what collecting costs. In `list` rows ours gets the environments one by one, as a list.
 RLlib's runner acts at random, which costs it least.
+
+In `calls` rows every call of `collect` makes one step of all environments, or a few, and adds it to a buffer, as a loop
+of DQN does; there `bare` writes its steps into arrays that it has made before, column by column.
 """
 
 from __future__ import annotations
@@ -65,6 +68,39 @@ def bare(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
     return step_on
 
 
+def plain(num_envs: int) -> Any:
+    """Make Gymnasium's vector environment as it is, which resets an environment in its last step."""
+    import gymnasium
+
+    return gymnasium.vector.SyncVectorEnv(
+        [cartpole] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
+    )
+
+
+def bare_stored(lib: Any, num_envs: int) -> Callable[[], float]:
+    """Step, and write every column of a step into arrays that are there, in turns."""
+    env, slots = plain(num_envs), 1000
+    obs, _ = env.reset(seed=0)
+    seen, after = np.zeros((2, slots, *obs.shape), obs.dtype)
+    actions, rewards = np.zeros((slots, num_envs), np.int64), np.zeros((slots, num_envs))
+    flags = np.zeros((3, slots, num_envs), np.bool_)
+    at = 0
+
+    def step_on() -> float:
+        nonlocal obs, at
+        began = perf_counter()
+        for _ in range(TURNS):
+            act = policy(obs)
+            seen[at], actions[at] = obs, act
+            obs, rewards[at], terminateds, truncateds, _ = env.step(act)
+            after[at] = obs
+            flags[0, at], flags[1, at], flags[2, at] = terminateds, truncateds, terminateds | truncateds
+            at = (at + 1) % slots
+        return perf_counter() - began
+
+    return step_on
+
+
 class CountedSteps:
     """The number of steps of a list of environments, which the first of them counts."""
 
@@ -104,7 +140,24 @@ def ours(lib: Any, data: tuple[int, str], *, buffer: bool = False, episodes: int
     return collect
 
 
-def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None) -> Callable[[], float]:
+def ours_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], float]:
+    """Collect with our collector into a buffer, all steps in so many calls."""
+    from samplebatch import Collector, ReplayBuffer, VectorReplayBuffer
+
+    buffer = ReplayBuffer(20_000) if num_envs == 1 else VectorReplayBuffer(20_000, num_envs)
+    collector = Collector(policy, plain(num_envs), buffer, seed=0)
+    n_step = TURNS // calls * num_envs
+
+    def collect() -> float:
+        began = perf_counter()
+        for _ in range(calls):
+            collector.collect(n_step=n_step)
+        return perf_counter() - began
+
+    return collect
+
+
+def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None, calls: int = 1) -> Callable[[], float]:
     """Collect with Tianshou's collector, on its own vector environment and into its buffer, as it always does."""
     from tianshou.algorithm.algorithm_base import Policy
     from tianshou.data import Batch, Collector
@@ -119,12 +172,12 @@ def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None) ->
     push = Push(action_space=spaces.action_space, observation_space=spaces.observation_space)
     collector = Collector(push, DummyVectorEnv([cartpole] * num_envs), lib.VectorReplayBuffer(20_000, num_envs))
     collector.reset()
-    wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
+    wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS // calls * num_envs}
 
     def collect() -> float:
         began = perf_counter()
-        stats = collector.collect(**wanted)
-        return (perf_counter() - began) * TURNS * num_envs / stats.n_collected_steps
+        steps = sum([collector.collect(**wanted).n_collected_steps for _ in range(calls)])
+        return (perf_counter() - began) * TURNS * num_envs / steps
 
     return collect
 
@@ -175,4 +228,24 @@ def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
     return found
 
 
-ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List"), *rows_of(1, 2.5, "SameStep")]
+def tianshou_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], float]:
+    """Collect with Tianshou's collector, all steps in so many calls."""
+    return tianshou(lib, (num_envs, "SameStep"), calls=calls)
+
+
+def row_of_calls(num_envs: int, calls: int, bar: float) -> Row:
+    """Declare a row of many calls for few steps each, into a buffer."""
+    return row(
+        f"collect.calls.{num_envs}x{TURNS // calls}",
+        lambda: num_envs,
+        ours=clocked(ours_in_calls, calls=calls),
+        tianshou=clocked(tianshou_in_calls, calls=calls),
+        bare=clocked(bare_stored),
+        view=None,
+        bar=bar,
+    )
+
+
+CALLS = [row_of_calls(1, TURNS, 2.0), row_of_calls(8, TURNS, 1.6), row_of_calls(16, 2, 1.15)]
+
+ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List"), *rows_of(1, 2.5, "SameStep"), *CALLS]
