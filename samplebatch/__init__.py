@@ -55,6 +55,7 @@ _HOMES = {
     "read_parquet": "samplebatch.storage.parquet",
     "write_parquet": "samplebatch.storage.parquet",
     "Dataset": "samplebatch.storage.dataset",
+    "MixedSampler": "samplebatch.storage.mixed_sampler",
     "verify": "samplebatch.storage.verifying",
     "FileReport": "samplebatch.storage.verifying",
     "to_hdf5": "samplebatch.storage.hdf5",
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from samplebatch.storage.dataset import Dataset as Dataset
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
     from samplebatch.storage.hdf5 import to_hdf5 as to_hdf5
+    from samplebatch.storage.mixed_sampler import MixedSampler as MixedSampler
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet
     from samplebatch.storage.saving import load as load

@@ -253,6 +253,20 @@ class MultiAgentReplayBuffer(Saved):
         else:
             self.add(as_flat(batch).as_multi_agent())
 
+    def add_from(self, dataset: Any) -> int:
+        """Add all batches of a `Dataset`, in the order in which they were appended; return their steps of all agents.
+
+        Raises
+        ------
+        SampleBatchError
+            As `extend` and `Dataset.fragments` do.
+        """
+        steps = 0
+        for batch in dataset.fragments():
+            self.extend(batch)
+            steps += batch.agent_steps() if isinstance(batch, MultiAgentBatch) else len(batch)
+        return steps
+
     # Sampling
 
     def env_steps(self) -> int:

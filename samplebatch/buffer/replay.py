@@ -231,6 +231,18 @@ class ReplayBuffer(SequenceSampling, Saved):
         with self._table.lock:
             return add_steps(self, held, count) if count else _zeros(0, _INTP)
 
+    def add_from(self, dataset: Any) -> int:
+        """Add all steps of a `Dataset`, one whole episode after the other, and return how many there were.
+
+        Episodes are put together from the fragments in which they were appended; no more than one is in memory.
+
+        Raises
+        ------
+        SampleBatchError
+            As `extend` and `Dataset.iter_episodes` do.
+        """
+        return sum(len(self.extend(episode)) for episode in dataset.iter_episodes())
+
     def update(self, buffer: ReplayBuffer) -> Ints:
         """Move the steps of another buffer here, oldest first, ring by ring.
 

@@ -17,7 +17,17 @@ import polars as pl
 import pyarrow.dataset
 import pytest
 
-from samplebatch import Batch, Dataset, MultiAgentBatch, SampleBatch, concat_samples, load, verify
+from samplebatch import (
+    Batch,
+    Dataset,
+    MultiAgentBatch,
+    MultiAgentReplayBuffer,
+    ReplayBuffer,
+    SampleBatch,
+    concat_samples,
+    load,
+    verify,
+)
 from samplebatch.errors import (
     ArgumentError,
     ColumnMismatchError,
@@ -453,3 +463,36 @@ def test_other_tools_open_the_folder_as_it_lies(tmp_path: Path) -> None:
         "parquet", data_files=f"{folder}/*.parquet", split="train", cache_dir=str(tmp_path / "cache")
     )
     assert sorted(found["obs.id"]) == list(range(41))
+
+
+def test_buffers_are_filled_with_whole_episodes(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    whole = steps(0, 40)
+    flat = SampleBatch(
+        obs=whole["obs.id"],
+        actions=whole["t"],
+        rewards=whole["t"] * 1.0,
+        terminateds=whole["terminateds"],
+        eps_id=whole["eps_id"],
+        t=whole["t"],
+    )
+    for rows in (np.r_[0:5, 10:13], np.r_[13:20, 5:8], np.r_[20:40], np.r_[8:10]):
+        dataset.append(flat.take(rows))
+    buffer = ReplayBuffer(100)
+    assert buffer.add_from(dataset) == 40
+    assert buffer.obs[:40].tolist() == list(range(40))
+    assert not buffer.truncated[:40].any()
+
+
+def test_buffers_of_several_agents_are_filled_with_fragments(tmp_path: Path) -> None:
+    def rows(start: int) -> SampleBatch:
+        return SampleBatch(
+            obs=np.arange(3) + start, actions=np.zeros(3), rewards=np.ones(3), terminateds=np.zeros(3, bool)
+        )
+
+    dataset = Dataset(tmp_path)
+    for start in (0, 3):
+        dataset.append(MultiAgentBatch({"wolf": rows(start), "sheep": rows(start)}, 3))
+    buffer = MultiAgentReplayBuffer(10)
+    assert buffer.add_from(dataset) == 12
+    assert buffer.buffers["wolf"].obs[:6].tolist() == list(range(6))

@@ -1,0 +1,115 @@
+"""Rows of datasets and buffers mixed by a ratio, with priorities that find their way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, Dataset, MixedSampler, PrioritizedReplayBuffer, ReplayBuffer, SampleBatch
+from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError
+
+
+def offline(folder: Path, n: int = 50) -> Dataset:
+    dataset = Dataset(folder)
+    dataset.append(
+        SampleBatch(
+            obs=np.arange(n) + 1000.0,
+            actions=np.zeros(n, int),
+            rewards=np.ones(n),
+            terminateds=np.zeros(n, bool),
+            truncateds=np.zeros(n, bool),
+            dones=np.zeros(n, bool),
+            new_obs=np.arange(n) + 1001.0,
+        )
+    )
+    return dataset
+
+
+def online(buffer: Any = None, n: int = 30) -> Any:
+    buffer = ReplayBuffer(100) if buffer is None else buffer
+    for i in range(n):
+        buffer.add(Batch(obs=float(i), act=0, rew=1.0, terminated=False, truncated=False, obs_next=i + 1.0))
+    return buffer
+
+
+def test_rows_come_in_the_ratio_that_is_set(tmp_path: Path) -> None:
+    sampler = MixedSampler({"offline": offline(tmp_path), "online": online()}, {"offline": 1, "online": 3})
+    counts = np.zeros(2)
+    for _ in range(200):
+        batch, indices = sampler.sample(10)
+        assert np.array_equal(batch.obs, np.where(indices.source == 0, indices.row + 1000.0, indices.row))
+        assert np.bincount(indices.source, minlength=2)[0] in (2, 3)
+        counts += np.bincount(indices.source, minlength=2)
+    assert abs(counts[0] / counts.sum() - 0.25) < 0.02
+    sampler.weights = {"online": 5}
+    assert sampler.weights == {"offline": 0.0, "online": 1.0}
+    assert set(sampler.sample(10)[1].source) == {1}
+
+
+def test_the_same_seed_draws_the_same_rows(tmp_path: Path) -> None:
+    offline(tmp_path)
+    drawn = [MixedSampler({"a": Dataset(tmp_path), "b": online()}, seed=7).sample(32)[1] for _ in range(2)]
+    assert np.array_equal(drawn[0].row, drawn[1].row)
+    assert np.array_equal(drawn[0].source, drawn[1].source)
+    assert len(set(drawn[0].source[:8])) == 2
+
+
+def test_columns_that_one_source_has_alone_are_refused_or_dropped(tmp_path: Path) -> None:
+    sources = {"data": offline(tmp_path), "replay": online()}
+    sources["replay"].add(
+        Batch(obs=1.0, act=0, rew=1.0, terminated=False, truncated=False, obs_next=2.0, info={"lives": 3})
+    )
+    with pytest.raises(ColumnMismatchError, match=r"'info'.*'replay' has it and 'data' has not"):
+        MixedSampler(sources).sample(4)
+    batch, _ = MixedSampler(sources, missing="drop").sample(4)
+    assert "info" not in batch
+    assert set(batch.__dict__) == {"obs", "act", "rew", "terminated", "truncated", "done", "obs_next"}
+
+
+def test_priorities_go_back_to_the_buffer_that_the_rows_came_from(tmp_path: Path) -> None:
+    buffers = [online(PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0)) for _ in range(2)]
+    sampler = MixedSampler({"data": offline(tmp_path), "one": buffers[0], "two": buffers[1]})
+    batch, indices = sampler.sample(60)
+    assert (batch.weight[indices.source == 0] == 1).all()
+    given = indices.source * 10.0 + 1
+    sampler.update_weight(batch, indices, given)
+    for number, buffer in enumerate(buffers, 1):
+        rows = np.unique(indices.row[indices.source == number])
+        assert buffer.weight[rows] == pytest.approx(number * 10.0 + 1)
+        others = np.setdiff1d(np.arange(30), rows)
+        assert (buffer.weight[others] == 1).all()
+    with pytest.raises(ArgumentError, match="shape"):
+        sampler.update_weight(batch, indices, given[:3])
+
+
+def test_priorities_of_rows_that_are_written_over_are_dropped() -> None:
+    buffer = online(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0), 8)
+    sampler = MixedSampler({"replay": buffer})
+    batch, indices = sampler.sample(8)
+    online(buffer, 8)
+    sampler.update_weight(batch, indices, np.full(8, 50.0))
+    assert buffer.weight[:8].max() == 1
+
+
+def test_an_empty_source_is_named(tmp_path: Path) -> None:
+    sampler = MixedSampler({"data": offline(tmp_path), "replay": ReplayBuffer(5)})
+    with pytest.raises(EmptyBufferError, match="'replay'"):
+        sampler.sample(4)
+    sampler.weights = {"data": 1.0}
+    assert len(sampler.sample(4)[0]) == 4
+
+
+@pytest.mark.parametrize(
+    "weights", [{"data": -1.0, "replay": 1.0}, {"data": 0.0}, {"date": 1.0}, {"data": float("nan")}, {}]
+)
+def test_weights_that_are_none_are_refused(tmp_path: Path, weights: dict[str, float]) -> None:
+    sources = {"data": offline(tmp_path), "replay": online()}
+    with pytest.raises(ArgumentError, match="weights"):
+        MixedSampler(sources, weights)
+    with pytest.raises(ArgumentError, match="sources"):
+        MixedSampler({})
+    with pytest.raises(ArgumentError, match="missing"):
+        MixedSampler(sources, missing="keep")  # type: ignore[arg-type]
