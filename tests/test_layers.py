@@ -119,6 +119,7 @@ ONE_IMPORTER = {
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",
         "samplebatch.batch.plot",
+        "samplebatch.cli.contact_sheet",
         "samplebatch.storage.buffer_folder.journal",
     },
     "is a layer's door to the only layer above that needs it": {

@@ -61,11 +61,15 @@ Ctrl-C ends the run early, and writes what has been collected so far.
 
 _INSPECT_HELP = """Print what is in a file or dataset: each policy's columns, its episodes and their returns.
 
+With a second file, compare the two, column by column.
+
 [bold]Examples[/bold]
 
   samplebatch inspect rollout.arrow
 
   samplebatch inspect arena/ --plot episodes.png --html report.html
+
+  samplebatch inspect before.arrow after.arrow
 """
 
 _VERIFY_HELP = """Hold a file or folder against its checksums: every byte of it.
@@ -189,12 +193,17 @@ def application() -> Typer:
     @app.command("inspect", help=_INSPECT_HELP)
     def inspect_command(
         file: Path = typer.Argument(..., metavar="FILE", help="File or dataset that samplebatch wrote."),
+        other: Path | None = typer.Argument(None, metavar="[OTHER]", help="Another one, to compare it with."),
         plot: Path | None = plot_option,
         html: Path | None = typer.Option(None, "--html", metavar="PAGE", help="Write a page with all of it."),
         allow_pickle: bool = pickle_option,
     ) -> None:
-        from samplebatch.cli.inspecting import inspect
+        from samplebatch.cli.inspecting import compare, inspect
 
+        if other is not None:
+            if plot is not None or html is not None:
+                raise typer.BadParameter("two files are compared in the terminal; leave out --plot and --html")
+            raise typer.Exit(_guard(lambda: compare(file, other, allow_pickle=allow_pickle)))
         raise typer.Exit(_guard(lambda: inspect(file, plot=plot, html=html, allow_pickle=allow_pickle)))
 
     @app.command("verify", help=_VERIFY_HELP)

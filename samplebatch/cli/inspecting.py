@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.summary import Line, describe
 from samplebatch.cli.destination import read_any
-from samplebatch.cli.display import say, show_columns, show_episodes
+from samplebatch.cli.display import console, say, show_columns, show_episodes
 from samplebatch.cli.report import check_picture, draw_episodes, write_html_report
 from samplebatch.rollout.statistics import episode_statistics
 
@@ -24,3 +27,50 @@ def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, a
         write_html_report(batch, html, title=file.name)
         say(f"Wrote {html}")
     return 0
+
+
+def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
+    """Print two files column by column, those of each policy apart, and return the exit status."""
+    sides = [read_any(path, allow_pickle=allow_pickle) for path in (first, second)]
+    policies = [side.as_multi_agent().policy_batches for side in sides]
+    for path, side in zip((first, second), sides, strict=True):
+        say(f"{path}: {side.env_steps()} environment steps, {side.agent_steps()} agent steps")
+    same = True
+    for policy in dict.fromkeys([*policies[0], *policies[1]]):
+        left, right = (batches.get(policy, SampleBatch()) for batches in policies)
+        same &= _show(policy, left, right, flat=all(isinstance(side, SampleBatch) for side in sides))
+    say("The files hold the same." if same else "The files differ.")
+    return 0
+
+
+def _show(policy: Any, left: SampleBatch, right: SampleBatch, *, flat: bool) -> bool:
+    """Print the columns of one policy in both files, and tell whether they are the same."""
+    from rich.table import Table
+
+    title = f"{len(left)} and {len(right)} steps"
+    table = Table(title=title if flat else f"policy {policy}: {title}", title_justify="left", title_style="bold")
+    for heading in ("column", "first", "range", "mean", "second", "range", "mean", ""):
+        table.add_column(heading)
+    verdicts = []
+    for name in dict.fromkeys([*left.column_names, *right.column_names]):
+        verdicts.append(_verdict(name, left, right))
+        table.add_row(name, *_cells(name, left), *_cells(name, right), verdicts[-1])
+    console().print(table)
+    return all(verdict == "same" for verdict in verdicts) and len(left) == len(right)
+
+
+def _verdict(name: str, left: SampleBatch, right: SampleBatch) -> str:
+    if name not in left.column_names or name not in right.column_names:
+        return "only in the first" if name in left.column_names else "only in the second"
+    mine, theirs = left.column(name), right.column(name)
+    if (str(mine.dtype), mine.row_shape) != (str(theirs.dtype), theirs.row_shape):
+        return "another type"
+    return "same" if mine.equals(theirs) else "other values"
+
+
+def _cells(name: str, batch: SampleBatch) -> tuple[str, str, str]:
+    """Return dtype and shape of a column, its range and its mean."""
+    line = Line("", "", "")
+    if name in batch.column_names:
+        (line,) = describe({name: batch.column(name)})
+    return f"{line.dtype} {line.shape}".strip(), f"{line.min} to {line.max}" if line.min else "", line.mean

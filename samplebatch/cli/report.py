@@ -16,6 +16,7 @@ import numpy.typing as npt
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import as_html, describe
+from samplebatch.cli.contact_sheet import contact_sheet
 from samplebatch.errors import FormatError, require
 from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
@@ -37,7 +38,8 @@ table { border-collapse: collapse; margin: 1.5rem 0; font-variant-numeric: tabul
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
 th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; font-family: ui-monospace, monospace; }
-svg { max-width: 100%; height: auto; }
+svg, img { max-width: 100%; height: auto; }
+figure { margin: 1.5rem 0; }
 """
 
 _HEADINGS = ("policy", "episodes", "agent episodes", "return mean", "std", "min", "max", "length mean")
@@ -174,8 +176,8 @@ def _or_say_so(axes: Axes, values: Sequence[Any] | npt.NDArray[Any]) -> None:
 def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str], *, title: str) -> None:
     """Write a page about a batch, whole or not at all.
 
-    It has the columns of each policy with their dtypes, shapes and ranges, and, where the batch tells its episodes,
-    their statistics and their picture.
+    It has the columns of each policy with their dtypes, shapes and ranges, frames of images, and, where the batch
+    tells its episodes, their statistics and their picture.
 
     Parameters
     ----------
@@ -214,9 +216,16 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
     flat = isinstance(batch, SampleBatch)
     for policy, steps in batch.as_multi_agent().policy_batches.items():
         caption = f"{len(steps)} steps" if flat else f"policy {policy}: {len(steps)} agent steps"
-        parts.append(as_html(caption, describe({name: steps.column(name) for name in steps.column_names})))
+        columns = {name: steps.column(name) for name in steps.column_names}
+        parts.append(as_html(caption, describe(columns)))
+        parts += [_frames(name, sheet) for name, column in columns.items() if (sheet := contact_sheet(column))]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _frames(name: str, sheet: str) -> str:
+    """Lay a contact sheet out under the name of its column."""
+    return f'<figure><figcaption>{escape(name)}</figcaption><img src="{sheet}" alt="frames"></figure>'
 
 
 def _counts(batch: SampleBatch | MultiAgentBatch) -> str:
