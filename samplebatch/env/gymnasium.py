@@ -40,7 +40,7 @@ _FINAL_OBSERVATIONS = ("final_obs", "final_observation")
 class VectorEnvironments(Environments):
     """A vector environment of Gymnasium's, which resets its environments by itself or not at all."""
 
-    _kept: ClassVar[Sequence[str]] = ("made", "_raw")
+    _kept: ClassVar[Sequence[str]] = ("made", "_raw", "_device")
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
@@ -167,7 +167,7 @@ class NextStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the step after its episode ended."""
 
     resets_later = True
-    _kept = ("made", "_raw", "_resetting")
+    _kept = ("made", "_raw", "_device", "_resetting")
     _resetting: Rows | None = None
 
     def __init__(self, env: Any) -> None:
