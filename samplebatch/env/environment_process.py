@@ -113,7 +113,7 @@ class _Service:
         return ()
 
     def _reset(self, given: dict[str, Any]) -> Iterator[bytes]:
-        yield self._begun(*self._stepper.reset(**given))
+        yield self._tell_begun(*self._stepper.reset(**given))
 
     def _step(self, action: Any) -> Iterator[bytes]:
         step = self._stepper.step(action)
@@ -121,9 +121,9 @@ class _Service:
         outcome = left, float(step.reward), bool(step.terminated), bool(step.truncated), step.info
         yield _message(STEPPED, *outcome, more=step.ended)
         if step.ended:
-            yield self._begun(*self._stepper.begin_episode())
+            yield self._tell_begun(*self._stepper.begin_episode())
 
-    def _begun(self, obs: Sequence[Leaf], info: dict[str, Any]) -> bytes:
+    def _tell_begun(self, obs: Sequence[Leaf], info: dict[str, Any]) -> bytes:
         return _message(BEGUN, self._observations.write(self._index, FIRST_OBS, obs), info)
 
     def _render(self, _: None) -> Iterator[bytes]:

@@ -72,7 +72,7 @@ def save_environment(env: Any) -> bytes:
     True
     """
     file = io.BytesIO()
-    left_out = {id(value): path for path, value in _drawn(env)}
+    left_out = {id(value): path for path, value in _find_drawn(env)}
 
     class Pickler(import_module("cloudpickle").Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> Any:
@@ -96,7 +96,7 @@ def load_environment(env: Any, state: bytes) -> None:
     EnvironmentSpecError
         If that one was of another class.
     """
-    own = dict(_drawn(env))
+    own = dict(_find_drawn(env))
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, path: Any) -> Any:
@@ -112,7 +112,7 @@ def load_environment(env: Any, state: bytes) -> None:
     env.__dict__.update(loaded.__dict__)
 
 
-def _drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the attributes of an environment and its wrappers that belong to pygame, each with the way to it."""
     known: set[int] = set()
     waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]

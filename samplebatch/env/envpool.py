@@ -51,8 +51,8 @@ class EnvPoolEnvironments(NextStepEnvironments):
         obs, infos = super().reset(**given)
         return obs, _leave_out_bookkeeping(infos)
 
-    def _exact(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
-        return super()._exact(obs, rewards, terminateds, truncateds, _leave_out_bookkeeping(infos))
+    def _convert(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
+        return super()._convert(obs, rewards, terminateds, truncateds, _leave_out_bookkeeping(infos))
 
 
 def _leave_out_bookkeeping(infos: Any) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 
-def how_it_ended(status: int | None) -> str:
+def describe_exit(status: int | None) -> str:
     """Word how a process ended, by its exit status; None if it is still running.
 
-    >>> how_it_ended(-9), how_it_ended(3)
+    >>> describe_exit(-9), describe_exit(3)
     ('was killed by SIGKILL', 'exited with status 3')
     """
     if status is None:

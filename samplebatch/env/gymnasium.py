@@ -25,7 +25,7 @@ import numpy as np
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_rows, nearest_rows
 from samplebatch.env.base import Environments, StepResult, ends_of, refuse_mask
-from samplebatch.env.infos import Infos, Rows, copied, replaced, says_more, with_finals, without_finals
+from samplebatch.env.infos import Infos, Rows, copy_infos, drop_finals, replace_infos, restore_finals, says_more
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
 from samplebatch.env.sync_vector import NextStepSyncEnvironments, SyncEnvironments, is_plain_sync
 from samplebatch.env.tensors import actions_to_device, check_tensor, infos_to_host, is_tensor, own_tensor, to_host
@@ -98,19 +98,19 @@ class VectorEnvironments(Environments):
             leaves[place] = exact.copy() if exact is leaf and self._copies else exact
         return leaves
 
-    def _stepped(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
+    def _step_exactly(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
         """Step every environment, and return arrays of the usual dtypes that it will not write to."""
         if self._device is not None:
             spaces = zip(actions, self.actions.spaces, strict=True)
             actions = [actions_to_device(leaf, space, self._device) for leaf, space in spaces]
         step = self.env.step(actions[0] if self._flat else self.actions.nest(actions))
         self.made += 1
-        obs, rewards, terminateds, truncateds, infos = self._exact(*step)
+        obs, rewards, terminateds, truncateds, infos = self._convert(*step)
         if self._copies:
-            return obs, rewards.copy(), terminateds.copy(), truncateds.copy(), copied(infos)
+            return obs, rewards.copy(), terminateds.copy(), truncateds.copy(), copy_infos(infos)
         return obs, rewards, terminateds, truncateds, infos
 
-    def _exact(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
+    def _convert(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
         """Convert a step exactly, or refuse it."""
         shape, refuse = (self.num_envs,), self.refuse
         if self._device is not None:
@@ -127,7 +127,7 @@ class VectorEnvironments(Environments):
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
         """Step every environment; see `Environments.step_raw`."""
         if not self._raw:
-            return self._stepped(actions)
+            return self._step_exactly(actions)
         step = self.env.step(actions[0])
         self.made += 1
         obs, rewards, terminateds, truncateds, _ = step
@@ -143,15 +143,15 @@ class VectorEnvironments(Environments):
             usual = False
         if usual:
             return step
-        leaves, *outcome = self._exact(*step)
+        leaves, *outcome = self._convert(*step)
         return (leaves[0], *outcome)
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
         """Return the observations to act on; see `Environments.next_obs`."""
         obs, infos = step[0], step[4]
-        return (obs,) if self._raw else obs, self._said(infos) if infos else infos
+        return (obs,) if self._raw else obs, self._choose_infos(infos) if infos else infos
 
-    def _said(self, infos: Infos) -> Infos:
+    def _choose_infos(self, infos: Infos) -> Infos:
         """Return the infos of a step that a policy is told in the next one."""
         return infos
 
@@ -225,8 +225,8 @@ def _refuse_finals(infos: Any) -> None:
 class SameStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the very step in which its episode ended."""
 
-    def _said(self, infos: Any) -> Infos:
-        return without_finals(infos)
+    def _choose_infos(self, infos: Any) -> Infos:
+        return drop_finals(infos)
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Find the last observations of episodes, and their infos; see `Environments.finish_chunk`.
@@ -245,7 +245,7 @@ class SameStepEnvironments(VectorEnvironments):
         finals = [_finals(infos.get(place))[env] for place, env in zip(places.tolist(), envs.tolist(), strict=True)]
         for place in dict.fromkeys(places.tolist()):
             if says_more(infos[place]):
-                infos[place] = with_finals(infos[place], envs[places == place], self.num_envs)
+                infos[place] = restore_finals(infos[place], envs[places == place], self.num_envs)
             else:
                 del infos[place]
         dtypes = [
@@ -282,12 +282,12 @@ class DisabledEnvironments(VectorEnvironments):
 
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
         """Step every environment, and reset it at the end of its episode; see `Environments.step_raw`."""
-        obs, rewards, terminateds, truncateds, infos = self._stepped(actions)
+        obs, rewards, terminateds, truncateds, infos = self._step_exactly(actions)
         done = terminateds | truncateds
         if not _count(done):
             return obs, rewards, terminateds, truncateds, infos, obs, infos
         begun, said = self.env.reset(options={"reset_mask": done})
-        said = replaced(infos, said, done.nonzero()[0], self.num_envs)
+        said = replace_infos(infos, said, done.nonzero()[0], self.num_envs)
         return obs, rewards, terminateds, truncateds, infos, self._own(begun), said
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:

@@ -26,10 +26,10 @@ Rows = npt.NDArray[np.intp]
 _FINALS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
 
 
-def copied(infos: dict[str, Any]) -> dict[str, Any]:
+def copy_infos(infos: dict[str, Any]) -> dict[str, Any]:
     """Copy dicts and arrays, which a vector environment may use again; all else stays the same."""
     return {
-        key: copied(value) if isinstance(value, dict) else value.copy() if isinstance(value, np.ndarray) else value
+        key: copy_infos(value) if isinstance(value, dict) else value.copy() if isinstance(value, np.ndarray) else value
         for key, value in infos.items()
     }
 
@@ -39,36 +39,36 @@ def says_more(infos: dict[str, Any]) -> bool:
     return bool(infos.get("final_info")) or not infos.keys() <= _FINALS
 
 
-def without_finals(infos: dict[str, Any]) -> dict[str, Any]:
+def drop_finals(infos: dict[str, Any]) -> dict[str, Any]:
     """Leave out Gymnasium's infos about episodes that ended in the same step."""
     if infos.keys() <= _FINALS:
         return {}
     return {key: value for key, value in infos.items() if key not in _FINALS}
 
 
-def with_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
+def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
     """Put the infos of last steps, which Gymnasium keeps apart, in the place of those of the resets.
 
     What a vector environment's wrapper reports about these episodes stays.
     """
-    said = without_finals(infos)
+    said = drop_finals(infos)
     finals = dict(infos.get("final_info", {}))
     if not said and not finals:
         return said
     for key in ("episode", "_episode"):
         if key in infos:
             finals.setdefault(key, infos[key])
-    return replaced(said, finals, ended, count)
+    return replace_infos(said, finals, ended, count)
 
 
-def replaced(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
+def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
     """Take the infos of some rows, out of `count`, from elsewhere, and those of all other rows as they are.
 
     Examples
     --------
     >>> both = np.array([True, True])
     >>> here, there = {"x": np.array([1, 2]), "_x": both}, {"y": np.array([0, 5]), "_y": ~both}
-    >>> infos_to_rows(replaced(here, there, np.array([1]), 2), 2)
+    >>> infos_to_rows(replace_infos(here, there, np.array([1]), 2), 2)
     [{'x': 1}, {}]
     """
     merged: dict[str, Any] = {}
@@ -82,14 +82,14 @@ def replaced(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: i
             continue
         there = np.zeros(count, np.bool_)
         there[rows] = _mask(others, key, count)[rows]
-        merged[key] = _chosen(merged[key], value, there) if key in merged else value
+        merged[key] = _choose(merged[key], value, there) if key in merged else value
         merged[f"_{key}"] = merged[f"_{key}"] | there if f"_{key}" in merged else there
     return merged
 
 
-def _chosen(value: Any, other: Any, there: npt.NDArray[np.bool_]) -> Any:
+def _choose(value: Any, other: Any, there: npt.NDArray[np.bool_]) -> Any:
     if isinstance(value, dict) and isinstance(other, dict):
-        return replaced(value, other, there.nonzero()[0], len(there))
+        return replace_infos(value, other, there.nonzero()[0], len(there))
     if isinstance(value, np.ndarray) and isinstance(other, np.ndarray) and value.shape[1:] == other.shape[1:]:
         for dtype in (value.dtype, *wider(value.dtype, other.dtype)):
             kept, new = cast_exactly(value, dtype), cast_exactly(other, dtype)
@@ -173,19 +173,19 @@ def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
     array([0, 0, 3, 2, 0, 0])
     """
     said = {step: one for step, one in infos.items() if isinstance(one, dict)}
-    joined = _joined(said, steps, count) if len(said) == len(infos) else None
+    joined = _join_steps(said, steps, count) if len(said) == len(infos) else None
     if joined is not None:
         return joined
     return batch_of([row for step in range(steps) for row in infos_to_rows(infos.get(step, {}), count)])
 
 
-def _joined(said: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
+def _join_steps(said: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
     """Join the infos of each key; None if they are of different kinds or shapes."""
     data: dict[str, Any] = {}
     for key in dict.fromkeys([key for one in said.values() for key in one if not _is_mask(key, one)]):
         values = {step: one[key] for step, one in said.items() if key in one}
         if all(isinstance(value, dict) for value in values.values()):
-            inner = _joined(values, steps, count)
+            inner = _join_steps(values, steps, count)
             if inner is None:
                 return None
             data[key] = inner

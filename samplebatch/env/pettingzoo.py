@@ -289,10 +289,10 @@ class ParallelAdapter(MultiAgentAdapter):
         pick = group.pick
         seen, paid, terminateds, truncateds = pick(observations), pick(rewards), pick(terminations), pick(truncations)
         if not FLOATS.issuperset(map(type, paid)):
-            paid = self._exact(names.REWARDS, paid, FLOAT, group)
+            paid = self._convert(names.REWARDS, paid, FLOAT, group)
         if not (BOOLS.issuperset(map(type, terminateds)) and BOOLS.issuperset(map(type, truncateds))):
-            terminateds = self._exact(names.TERMINATEDS, terminateds, BOOL, group)
-            truncateds = self._exact(names.TRUNCATEDS, truncateds, BOOL, group)
+            terminateds = self._convert(names.TERMINATEDS, terminateds, BOOL, group)
+            truncateds = self._convert(names.TRUNCATEDS, truncateds, BOOL, group)
         if NoneType in map(type, seen):
             self._refuse_none(seen, group.agents)
         self._check_shapes(seen, group)
@@ -302,7 +302,7 @@ class ParallelAdapter(MultiAgentAdapter):
             said = tuple([infos.get(agent, _NO_INFO) for agent in group.agents])
         return AgentOutcomes(group.agents, seen, paid, terminateds, truncateds, said)
 
-    def _exact(self, name: str, values: Iterable[Any], dtype: np.dtype[Any], group: AgentGroup) -> tuple[Any, ...]:
+    def _convert(self, name: str, values: Iterable[Any], dtype: np.dtype[Any], group: AgentGroup) -> tuple[Any, ...]:
         """Convert a number of each agent exactly."""
         return tuple(
             [

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.env.environment_process import FAILED, MORE, SHARE, run_environment
-from samplebatch.env.exit_status import how_it_ended
+from samplebatch.env.exit_status import describe_exit
 from samplebatch.errors import EnvironmentSpecError, SampleBatchError, WorkerError
 from samplebatch.transport.children import interrupts_blocked
 from samplebatch.transport.peers import Poller
@@ -270,7 +270,7 @@ class EnvironmentProcesses:
     def _lose_ended(self, index: int) -> None:
         process = self.processes[index]
         process.join(_LOOK_EVERY_S)
-        self._lose(index, f"its process {process.pid} {how_it_ended(process.exitcode)}")
+        self._lose(index, f"its process {process.pid} {describe_exit(process.exitcode)}")
 
     def _lose(self, index: int, how: str) -> None:
         """Word how a process was lost, and expect nothing more of it."""

@@ -182,21 +182,21 @@ def environment_kind(made: Any) -> Kind:
 
 def _find(name: str) -> Callable[..., Any]:
     if _REGISTERED.search(name):
-        return _registered(name)
+        return _find_registered(name)
     module_name, colon, function_name = name.partition(":")
     if colon:
-        return _function(_import(module_name, name), function_name, name)
+        return _find_function(_import(module_name, name), function_name, name)
     package, slash, rest = name.replace(".", "/").rpartition("/")
     if not slash or not package:
         raise EnvironmentSpecError(f"an environment must be named as {_FORMS}, got {name!r}{_hint_for_bare(name)}")
     module = _import(f"{package}.{rest}".replace("/", "."), name)
     for function_name in ("parallel_env", "env"):
         if hasattr(module, function_name):
-            return _function(module, function_name, name)
+            return _find_function(module, function_name, name)
     raise EnvironmentSpecError(f"the module of {name!r} must have a function parallel_env or env, and has neither")
 
 
-def _registered(name: str) -> Callable[..., Any]:
+def _find_registered(name: str) -> Callable[..., Any]:
     """Find an id in Gymnasium's registry, else in PettingZoo's, which it has since 1.27."""
     gymnasium = require("gymnasium", "envs")
     module_name, colon, rest = name.rpartition(":")
@@ -226,7 +226,7 @@ def _pettingzoo_registries() -> Iterator[tuple[str, Collection[str]]]:
         yield interface, getattr(pettingzoo, f"{interface}_registry", ())
 
 
-def _function(module: ModuleType, function_name: str, name: str) -> Callable[..., Any]:
+def _find_function(module: ModuleType, function_name: str, name: str) -> Callable[..., Any]:
     found: Any = getattr(module, function_name, None)
     if not callable(found):
         functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]

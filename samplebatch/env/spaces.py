@@ -216,21 +216,21 @@ class SpaceLayout:
         """Put leaves, or anything that stands for them, together as the space has them: in dicts and tuples."""
         if self.names == ("",):
             return leaves[0]
-        return self._nested(self._space, iter(leaves), dict)
+        return self._nest(self._space, iter(leaves), dict)
 
     def batch(self, leaves: Sequence[Any]) -> Any:
         """Put leaves together as policies and buffers see them: nested batches, or the one array itself."""
         if self.names == ("",):
             return leaves[0]
-        return self._nested(self._space, iter(leaves), lambda parts: node(Batch, parts))
+        return self._nest(self._space, iter(leaves), lambda parts: node(Batch, parts))
 
-    def _nested(self, space: Any, leaves: Iterator[Any], make: Callable[[dict[str, Any]], Any]) -> Any:
+    def _nest(self, space: Any, leaves: Iterator[Any], make: Callable[[dict[str, Any]], Any]) -> Any:
         parts = self._parts(space)
         if parts is None:
             return next(leaves)
         if make is dict and isinstance(space, self._tuple):
-            return tuple(self._nested(part, leaves, make) for _, part in parts)
-        return make({str(key): self._nested(part, leaves, make) for key, part in parts})
+            return tuple(self._nest(part, leaves, make) for _, part in parts)
+        return make({str(key): self._nest(part, leaves, make) for key, part in parts})
 
 
 def column_names(top: str, layout: SpaceLayout) -> tuple[str, ...]:

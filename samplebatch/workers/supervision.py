@@ -10,7 +10,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import cast
 
-from samplebatch.env.exit_status import how_it_ended
+from samplebatch.env.exit_status import describe_exit
 from samplebatch.errors import (
     ChannelTimeoutError,
     EndOfStreamError,
@@ -155,7 +155,7 @@ class WorkerProcess:
         if self._hang is not None:
             return self._hang
         self._process.join(GRACE_S)
-        return WorkerExit(how_it_ended(self._process.exitcode), why if self._process.exitcode is None else "")
+        return WorkerExit(describe_exit(self._process.exitcode), why if self._process.exitcode is None else "")
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""

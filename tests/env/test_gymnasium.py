@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from samplebatch.env.as_environments import as_environments
 from samplebatch.env.base import Environments
-from samplebatch.env.infos import batch_of, infos_to_rows, replaced
+from samplebatch.env.infos import batch_of, infos_to_rows, replace_infos
 from samplebatch.errors import EnvironmentSpecError
 
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -227,7 +227,7 @@ def test_what_is_no_environment_is_refused() -> None:
 def test_infos_of_some_rows_are_replaced() -> None:
     infos = {"x": np.array([1, 2, 3]), "_x": np.array([True, True, False]), "d": {"y": np.array([1.5, 2.5, 0.0])}}
     others = {"x": np.array([0.5, 0.0, 0.0]), "_x": np.array([True, False, False]), "z": np.array([None, "b", "c"])}
-    merged = replaced(infos, others, np.array([0, 1]), 3)
+    merged = replace_infos(infos, others, np.array([0, 1]), 3)
     assert infos_to_rows(merged, 3) == [{"x": 0.5, "z": None}, {"z": "b"}, {"d": {"y": 0.0}}]
     assert infos_to_rows(infos, 3)[0] == {"x": 1, "d": {"y": 1.5}}
 
