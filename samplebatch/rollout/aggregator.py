@@ -96,7 +96,6 @@ class Aggregator:
         self.env_steps = 0
         self.agent_steps = 0
         self.episodes = 0
-        self._queued_nbytes = 0
 
     @property
     def fragments(self) -> int:
@@ -107,7 +106,7 @@ class Aggregator:
     def nbytes(self) -> int:
         """Bytes of the columns held; of a fragment that is in batches in part, all of its bytes."""
         held = 0 if self._open_episodes is None else self._open_episodes.nbytes
-        return held + self._queued_nbytes
+        return held + sum([view.nbytes for view in self._queue])
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
         """Take a fragment in; it is kept, not copied.
@@ -134,9 +133,7 @@ class Aggregator:
         else:
             complete = [by_env_step(fragment)]
         self._models = {**(self._models if self.fragments else {}), **models}
-        for view in complete:
-            self._queue.append(view)
-            self._queued_nbytes += view.nbytes
+        self._queue += complete
         self.env_steps += fragment.env_steps()
         self.agent_steps += fragment.agent_steps()
         self.episodes += sum([int(view.counts[-1, 2]) for view in complete])
@@ -227,7 +224,7 @@ class Aggregator:
         self.agent_steps -= counts[1]
         self.episodes -= counts[2]
         for _ in range(whole):
-            self._queued_nbytes -= self._queue.popleft().nbytes
+            self._queue.popleft()
         self._first = stop
         if ranges and all(view.flat for view, _, _ in ranges):
             alone = joined.get(names.DEFAULT_POLICY_ID)
@@ -237,11 +234,12 @@ class Aggregator:
     def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
         """Check that a fragment can be joined with those held, and return a model of each policy's rows."""
         models = {}
+        held = self._models if self.fragments else {}
         for policy, steps in policies_of(fragment).items():
             if steps.zero_padded or steps.time_major:
                 continue
-            form = [(name, type(column), column.dtype, column.row_shape) for name, column in _columns(steps)]
-            model = self._models.get(policy) if self.fragments else None
+            form = [(name, type(column), column.dtype, column.row_shape) for name, column in steps._all().items()]
+            model = held.get(policy)
             if model is not None and model.form == form:
                 continue
             row = steps.slice(0, 1)
@@ -260,7 +258,3 @@ class _Model(NamedTuple):
     """Name, class, dtype and row shape of every column of the fragment that came last."""
     row: SampleBatch
     """A row with which theirs can be joined."""
-
-
-def _columns(steps: SampleBatch) -> list[tuple[str, Column]]:
-    return [(name, steps.column(name)) for name in steps.column_names]

@@ -33,11 +33,6 @@ class FragmentView:
         Environment steps, agent steps and ends of episodes before each unit, and of all: shape (units + 1, 3).
     flat
         Whether the steps came as a `SampleBatch`.
-
-    Attributes
-    ----------
-    nbytes
-        Bytes of all rows.
     """
 
     def __init__(self, parts: Parts, units: Mapping[str, Counts] | None, counts: Counts, *, flat: bool) -> None:
@@ -45,7 +40,14 @@ class FragmentView:
         self._units = units
         self.counts = counts
         self.flat = flat
-        self.nbytes = sum([steps.size_bytes() for _, steps in parts])
+        self._nbytes: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, counted when they are first asked for."""
+        if self._nbytes is None:
+            self._nbytes = sum([steps.size_bytes() for _, steps in self._parts])
+        return self._nbytes
 
     @property
     def stop(self) -> int:
@@ -79,9 +81,9 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     """
     policies = policies_of(fragment)
     ends = episode_ends(policies)
-    together = keep_together(fragment, 0 if ends is None else int(ends.finished.sum()))
+    ended = 0 if ends is None else int(ends.finished.sum())
     if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
-        return together
+        return keep_together(fragment, ended)
     if isinstance(fragment, SampleBatch):
         last = np.zeros(fragment.count, np.int64) if ends is None else _last_rows(fragment, ends.ids[ends.finished])
         ones = np.ones(fragment.count, np.int64)
@@ -89,7 +91,7 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
         return FragmentView(list(policies.items()), units, _before(ones, ones, last), flat=True)
     numbered = number_steps(policies)
     if numbered is None or len(numbered.episode) != fragment.env_steps():
-        return together
+        return keep_together(fragment, ended)
     episode = numbered.episode
     agents = np.bincount(np.concatenate(list(numbered.units.values())), minlength=len(episode))
     last = np.zeros(len(episode), np.int64)
