@@ -261,7 +261,7 @@ class MultiAgentCollector(Resumable):
         recorded, self._recorded = self._recorded, 0
         constants = {names.UNROLL_ID: self._unroll_id, **self.constants}
         self._unroll_id += 1
-        return MultiAgentBatch(self._recorder.take(constants), recorded)
+        return MultiAgentBatch._of(self._recorder.take(constants), recorded)
 
     def postprocess(self, batch: MultiAgentBatch, hooks: Sequence[Hook]) -> MultiAgentBatch:
         """Apply hooks to the trajectories of a batch of this collector, which tells them the ids of agents."""
@@ -272,7 +272,8 @@ class MultiAgentCollector(Resumable):
 
     def _collect_steps(self, env_steps: int) -> None:
         adapters = self._adapters
-        self._record_turns(adapters, env_steps - self._recorded)
+        if self._turns:
+            self._record_turns(adapters, env_steps - self._recorded)
         while self._recorded < env_steps:
             count = min(env_steps - self._recorded, len(adapters))
             chosen = adapters
@@ -301,7 +302,8 @@ class MultiAgentCollector(Resumable):
                     self._begin(adapter)
                     begun += 1
             going = [adapter for adapter in going if adapter.in_episode]
-        self._record_turns(chosen, None)
+        if self._turns:
+            self._record_turns(chosen, None)
 
     def _begin(self, adapter: MultiAgentAdapter) -> None:
         adapter.reset()
@@ -410,7 +412,7 @@ class MultiAgentCollector(Resumable):
 
     def _record_turns(self, adapters: Sequence[MultiAgentAdapter], limit: int | None) -> None:
         """Record turns that are complete, at most `limit`, environment by environment."""
-        for adapter in adapters if self._turns else ():
+        for adapter in adapters:
             turns = self._turns.get(adapter.env_id)
             if turns is None or (limit is not None and limit <= 0):
                 continue
