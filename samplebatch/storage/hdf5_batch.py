@@ -135,7 +135,7 @@ def holds_batch(path: str | os.PathLike[str]) -> bool:
     FormatError
         If it holds neither.
     """
-    with hdf5_file(path, verify=False) as file:
+    with hdf5_file(path, verify=False) as file, name_damage(repr(os.fspath(path))):
         if _ABOUT not in file.attrs and "_indices" not in file:
             raise FormatError(
                 f"{os.fspath(path)!r} must be a batch or a buffer that save wrote, got other values; "

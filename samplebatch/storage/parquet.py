@@ -33,7 +33,7 @@ from samplebatch.storage.parquet_layout import float_paths, holds_flags, to_parq
 from samplebatch.storage.suffixes import check_suffix
 from samplebatch.storage.table_file import ParquetTable, name_file_damage, schema_to_store
 
-_GROUP_NBYTES = 1 << 25
+_GROUP_NBYTES = 1 << 23
 """Bytes of the rows of a row group, at the most, about: readers take one at a time."""
 
 _POLICY = "policy_id"

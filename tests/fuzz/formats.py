@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,11 +17,13 @@ from samplebatch import (
     CachedReplayBuffer,
     Dataset,
     MultiAgentBatch,
+    MultiAgentReplayBuffer,
     PrioritizedReplayBuffer,
     PrioritizedVectorReplayBuffer,
     ReplayBuffer,
     SampleBatch,
     VectorReplayBuffer,
+    load,
     read_arrow,
     read_parquet,
     write_arrow,
@@ -29,8 +31,10 @@ from samplebatch import (
 )
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn
+from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.storage.buffer_file import write_buffer
 from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
+from samplebatch.storage.hdf5_batch import write_hdf5
 from samplebatch.storage.inert_pickle import is_plain, read_pickle
 from samplebatch.storage.state_checksums import CHECKSUMS
 from tests.fuzz.driver import FileTarget, files_of, written
@@ -123,6 +127,29 @@ class BatchFile(FileTarget):
 ARROW = BatchFile(write_arrow, read_arrow)
 # Unverified: the checksums of pages would find all changes of values.
 PARQUET = BatchFile(write_parquet, lambda path: read_parquet(path, verify=False))
+
+
+class SelectedFile(BatchFile):
+    """A batch in a file, of which columns and rows are read: what is left out is not looked at."""
+
+    def read(self, sample: Files, folder: Path) -> None:
+        path = written(sample, folder) / "batch"
+        for options in ({"columns": ["obs"]}, {"filters": [("rewards", ">", 1)]}):
+            with suppress(ColumnNotFoundError, ArgumentError):
+                use_any(load(path, verify=False, **options))
+
+
+def use_any(batch: Any) -> None:
+    """Look at every value of a batch of any type."""
+    if isinstance(batch, Batch):
+        use_nested(batch)
+    else:
+        use_batch(batch)
+
+
+SELECTED_ARROW = SelectedFile(write_arrow, load)
+SELECTED_PARQUET = SelectedFile(write_parquet, load)
+BATCH_HDF5 = BatchFile(write_hdf5, lambda path: load(path, verify=False))
 
 
 class DatasetFolder(FileTarget):
@@ -230,6 +257,7 @@ class BufferFile(FileTarget):
 
 
 BUFFER_FILE = BufferFile(write_buffer, ReplayBuffer.load)
+BUFFER_PARQUET = BufferFile(lambda buffer, path: write_buffer(buffer, path, "Parquet"), ReplayBuffer.load)
 BUFFER_HDF5 = BufferFile(lambda buffer, path: buffer.save_hdf5(path), ReplayBuffer.load_hdf5)
 
 
@@ -271,6 +299,31 @@ class BufferFolder(FileTarget):
 
 
 BUFFER_FOLDER = BufferFolder()
+
+
+class Policies(FileTarget):
+    """A buffer of several agents in a folder."""
+
+    def samples(self, folder: Path) -> list[Files]:
+        buffer = MultiAgentReplayBuffer(10, lockstep=True)
+        for start in range(3):
+            t = np.arange(4)
+            rows = SampleBatch(
+                obs=t, actions=t, rewards=t * 1.0, terminateds=t == 3, eps_id=np.full(4, start), t=t, infos=[{}] * 4
+            )
+            buffer.add(MultiAgentBatch({"one": rows, "two": rows[:2]}, 4))
+        with without_checksums():
+            buffer.save(folder)
+        return [files_of(folder)]
+
+    def read(self, sample: Files, folder: Path) -> None:
+        buffer = load(written(sample, folder))
+        repr(buffer)
+        if buffer.env_steps():
+            buffer.sample(4)
+
+
+POLICIES = Policies()
 
 
 class BufferState:
@@ -415,6 +468,7 @@ TARGETS = {
     name: f"tests.fuzz.formats:{name}"
     for name in (
         "ARROW", "PARQUET", "PARQUET_DATASET", "BUFFER_FILE", "BUFFER_FOLDER", "BUFFER_STATE", "BUFFER_HDF5",
-        "TIANSHOU_HDF5", "HDF5", "INERT_PICKLE", "COMPRESSED",
+        "TIANSHOU_HDF5", "HDF5", "INERT_PICKLE", "COMPRESSED", "SELECTED_ARROW", "SELECTED_PARQUET", "BATCH_HDF5",
+        "BUFFER_PARQUET", "POLICIES",
     )
 }  # fmt: skip
