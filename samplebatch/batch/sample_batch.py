@@ -16,7 +16,7 @@ from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.joining import join
 from samplebatch.batch.sequences import as_lengths
 from samplebatch.batch.shown_batch import ShownBatch
-from samplebatch.batch.tree import Structure
+from samplebatch.batch.tree import Structure, columns_in
 from samplebatch.batch.view_requirement import view_step
 from samplebatch.column.convert import plain_columns
 from samplebatch.column.interface import Column
@@ -46,7 +46,8 @@ class SampleBatch(ShownBatch, Generic[ValuesT]):
     Parameters
     ----------
     *args, **kwargs
-        Columns, as for `dict`: a mapping or pairs, and keywords.
+        Columns by name: a mapping, a dataclass, a named tuple, a TensorDict, another library's batch, or pairs; and
+        keywords.
     _time_major, _zero_padded, _max_seq_len, _num_grad_updates, _is_training
         The flags (see `Flags`). `_max_seq_len` defaults to the longest sequence.
 
@@ -115,7 +116,7 @@ class SampleBatch(ShownBatch, Generic[ValuesT]):
             or _is_training
         ):
             self._flags = Flags(_time_major, _zero_padded, _max_seq_len, _num_grad_updates, bool(_is_training))
-        data = dict(*args, **kwargs)
+        data = columns_in(args, kwargs)
         if names.SEQ_LENS in data:
             lengths = data[names.SEQ_LENS] = as_lengths(data[names.SEQ_LENS])
             if lengths is None:

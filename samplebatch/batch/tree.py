@@ -7,31 +7,71 @@ tree is kept as a structure, plain enough for JSON: None for a leaf, a dict for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from samplebatch.batch.nested.node import KINDS, MAPPING, NODE, RECORD, values_of
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
 
 Structure = dict[str, Any] | list[Any] | None
 """Form of a nested column: None for a leaf, a dict for a dict, a list for a tuple."""
 
 
+_NAMED = frozenset((MAPPING, NODE, RECORD))
+
+
+def columns_in(given: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
+    """Return the columns by name that a batch is constructed from, in a dict of their own.
+
+    Parameters
+    ----------
+    given
+        Nothing, or one of: a mapping, a dataclass, a named tuple, a TensorDict or another library's batch, or pairs.
+    named
+        Further columns.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it is anything else, or more than one; names its type.
+
+    Examples
+    --------
+    >>> columns_in(({"a": [1]},), {"b": [2]}), columns_in(([("a", [1])],), {})
+    ({'a': [1], 'b': [2]}, {'a': [1]})
+    """
+    if not given:
+        return named
+    if len(given) > 1:
+        raise ColumnTypeError(f"a SampleBatch is made from one mapping of columns at most, got {len(given)} values")
+    (source,) = given
+    if type(source) is dict:
+        return source | named
+    values = values_of(source)
+    try:
+        return dict(source if values is None else values.items()) | named
+    except (TypeError, ValueError) as error:
+        raise ColumnTypeError(
+            "a SampleBatch is made from a mapping, a dataclass, a named tuple or pairs of names and columns, "
+            f"got a {type(source).__name__}"
+        ) from error
+
+
 def is_nested(value: Any) -> bool:
     """Tell whether a column's value is a tree of columns rather than one column.
 
-    A dict is. A tuple is if any of its items has rows itself; a tuple of numbers is a list of rows.
+    A dict is, and so are dataclasses and batches. A tuple is if any of its items has rows itself; a tuple of numbers is
+    a list of rows.
 
     >>> is_nested({"camera": [1, 2]}), is_nested(([1, 2], [3, 4])), is_nested((1, 2))
     (True, True, False)
     """
     if type(value) is np.ndarray:
         return False
-    if isinstance(value, Mapping):
-        return True
-    return isinstance(value, tuple) and any(
-        isinstance(item, (Mapping, tuple, list)) or getattr(item, "ndim", 0) > 0 for item in value
-    )
+    if not isinstance(value, tuple):
+        return KINDS[type(value)] in _NAMED
+    return any(isinstance(item, (Mapping, tuple, list)) or getattr(item, "ndim", 0) > 0 for item in value)
 
 
 def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
@@ -69,11 +109,12 @@ def _walk(path: str, value: Any, leaves: list[tuple[str, Any]]) -> Structure:
     if not is_nested(value):
         leaves.append((path, value))
         return None
-    if isinstance(value, Mapping):
-        for key in value:
+    if not isinstance(value, tuple):
+        items = cast("Mapping[Any, Any]", values_of(value)).items()
+        for key, _ in items:
             if not isinstance(key, str):
                 raise ColumnTypeError(f"column {path!r} must have strings for keys, got a {type(key).__name__}")
-        return {key: _walk(f"{path}.{key}", item, leaves) for key, item in value.items()}
+        return {key: _walk(f"{path}.{key}", item, leaves) for key, item in items}
     if hasattr(value, "_fields"):
         raise ColumnTypeError(
             f"column {path!r} must be a dict or a plain tuple, got a named tuple {type(value).__name__}; use _asdict()"

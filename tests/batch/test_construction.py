@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
-from samplebatch import SampleBatch
+from samplebatch import Batch, SampleBatch
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import (
@@ -230,3 +232,61 @@ def test_seq_lens_can_be_assigned_later() -> None:
     with pytest.raises(SampleBatchError, match=r"state_in_0|seq_lens"):
         batch["seq_lens"] = [3]
     assert batch["seq_lens"].tolist() == [2, 1]
+
+
+class Point(NamedTuple):
+    obs: Any
+    rewards: Any
+
+
+@dataclass
+class Arm:
+    joints: Any
+    grip: Any
+
+
+def test_records_become_columns() -> None:
+    obs, rewards = np.zeros((3, 2)), np.ones(3)
+    for given in (
+        Point(obs, rewards),
+        MappingProxyType({"obs": obs, "rewards": rewards}),
+        Batch(obs=obs, rewards=rewards),
+    ):
+        batch = SampleBatch(given)
+        assert batch["obs"] is obs
+        assert batch["rewards"] is rewards
+    assert SampleBatch(Arm(obs, rewards), more=[1, 2, 3]).column_names == ("joints", "grip", "more")
+
+
+def test_records_become_nested_columns() -> None:
+    joints = np.zeros((3, 2))
+    for given in (Arm(joints, np.ones(3)), Batch(joints=joints, grip=np.ones(3))):
+        batch = SampleBatch(obs=given, rewards=np.ones(3))
+        assert batch["obs.joints"] is joints
+        assert batch["obs"].keys() == {"joints", "grip"}
+
+
+def test_a_tensordict_becomes_columns() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    td = tensordict.TensorDict({"obs": torch.zeros(3, 2), "next": {"rewards": torch.ones(3)}}, batch_size=[3])
+    batch = SampleBatch(td)
+    assert batch["obs"].data_ptr() == td["obs"].data_ptr()
+    assert batch["next.rewards"].tolist() == [1, 1, 1]
+    assert SampleBatch(obs=td)["obs.next.rewards"].tolist() == [1, 1, 1]
+
+
+def test_the_columns_given_are_not_changed() -> None:
+    given = {"obs": [1.0], "seq_lens": None}
+    assert list(SampleBatch(given)) == ["obs"]
+    assert list(given) == ["obs", "seq_lens"]
+
+
+@pytest.mark.parametrize("given", [3, "abc", [1, 2], None, object()], ids=lambda given: type(given).__name__)
+def test_what_has_no_names_is_refused_by_its_type(given: Any) -> None:
+    with pytest.raises(ColumnTypeError, match=f"made from a mapping, .* got a {type(given).__name__}"):
+        SampleBatch(given)
+
+
+def test_two_mappings_are_refused() -> None:
+    with pytest.raises(ColumnTypeError, match="made from one mapping of columns at most, got 2 values"):
+        SampleBatch({}, {})
