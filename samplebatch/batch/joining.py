@@ -38,6 +38,9 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
+        # Infos and states alone have rows, though they count no steps.
+        parts = [sample for sample in samples if any(map(len, sample._all().values()))]
+    if not parts:
         return empty()
     flags = _merge_flags(parts)
     groups = [part._all() for part in parts]
@@ -55,10 +58,10 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
         _check_states(parts)
     count = sum([part.count for part in parts])
     tensors = [column.values.nbytes for column in groups[0].values() if type(column) is TensorColumn]
-    nbytes = sum(tensors) * count // first.count
+    nbytes = sum(tensors) * count // max(first.count, 1)
     shared = nbytes >= max(threads.WORTHWHILE, _MIN_SHARED_NBYTES * len(groups))
     columns = None
-    if not (shared or first._has_sequences or flags.time_major):
+    if count and not (shared or first._has_sequences or flags.time_major):
         columns = bulk.join_small(groups, count, nbytes)
     if columns is None:
         columns = _join_columns(groups, first, shared=shared)

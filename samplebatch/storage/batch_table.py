@@ -153,6 +153,9 @@ def read_batch(
         If columns or filters name what is not there, or what cannot be compared.
     """
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
+        if filters is not None and columns is not None and (more := _counting(file, columns)):
+            whole = read_batch(file, bound, must, [*columns, *more], filters, allow_pickle=allow_pickle)
+            return select_columns(whole, columns)
         chosen, about = _project(file, metadata_of(file.schema), columns)
         if filters is None:
             table = file.read(range(len(file.group_rows)), chosen, bound)
@@ -169,6 +172,29 @@ def read_group(
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         chosen, about = _project(file, metadata_of(file.schema), columns)
         return _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+
+
+def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
+    """View some columns of a batch; of several policies, those that each has."""
+    if isinstance(batch, MultiAgentBatch):
+        parts = {
+            policy: part.select(*[column for column in columns if column in part]) for policy, part in batch.items()
+        }
+        return MultiAgentBatch(parts, batch.count)
+    if isinstance(batch, SampleBatch):
+        return batch.select(*columns)
+    return Batch({column: batch[column] for column in columns})
+
+
+def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
+    """List columns that count the steps of a flat batch, a policy's each, where none of those asked for does."""
+    about = metadata_of(file.schema)
+    if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
+        return []
+    if any(map(names.counts_steps, columns)):
+        return []
+    policies = about["policies"].values() if kind_of(about) == "MultiAgentBatch" else [{"columns": file.schema.names}]
+    return list(dict.fromkeys(name for part in policies for name in [*filter(names.counts_steps, part["columns"])][:1]))
 
 
 def _metadata(schema: pa.Schema, about: Mapping[str, Any] | None) -> dict[bytes, bytes]:

@@ -60,7 +60,7 @@ def write_hdf5(batch: AnyBatch, path: str | os.PathLike[str], compression: str |
             _write_columns(batch, file, compression)
         else:
             about = {"version": _VERSION, "type": "MultiAgentBatch", "env_steps": batch.count, "policies": list(batch)}
-            file.attrs[_ABOUT] = json.dumps(about)
+            file.attrs[_ABOUT] = json.dumps(about, default=np.generic.item)
             for i, part in enumerate(batch.policy_batches.values()):
                 _write_columns(part, file.create_group(str(i)), compression)
 
@@ -112,7 +112,9 @@ def read_hdf5(
             return _read_columns(file, about, reader, columns)
         if about["type"] == "Batch":
             return _read_nested(file, reader, columns)
-        policies = [str(policy) for policy in about["policies"]]
+        policies = list(about["policies"])
+        if not all(type(policy) in (str, int) for policy in policies) or len(set(policies)) < len(policies):
+            raise FormatError("policies must have ids of their own, strings or integers, they have not")
         groups = reader.children(file)
         parts = {}
         for i, policy in enumerate(policies):

@@ -22,6 +22,7 @@ from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.streams import Tail
 from samplebatch.errors import FormatError, StorageError
+from samplebatch.names import PolicyID, label_policies
 from samplebatch.storage.arrow_file import replacing
 from samplebatch.storage.buffer_description import buffer_class
 from samplebatch.storage.buffer_file import read_buffer, write_buffer
@@ -53,9 +54,9 @@ def write_policies(buffer: MultiAgentReplayBuffer, path: str | os.PathLike[str],
     with buffer._lock:
         about = _describe(buffer)
         mark = secrets.token_hex(4)
-        files = {policy: f"{i}-{mark}.arrow" for i, policy in enumerate(buffer.buffers)}
-        for policy, own in buffer.buffers.items():
-            write_buffer(own, folder / files[policy], "Arrow", compression)
+        files = {label: f"{i}-{mark}.arrow" for i, label in enumerate(_label(buffer, buffer.buffers))}
+        for name, own in zip(files.values(), buffer.buffers.values(), strict=True):
+            write_buffer(own, folder / name, "Arrow", compression)
     with replacing(folder / MANIFEST) as file:
         file.write(plain_bytes(about | {"files": files}))
     sync(folder)
@@ -69,19 +70,36 @@ def _describe(buffer: MultiAgentReplayBuffer) -> State:
     strange = [name for name, value in buffer._options.items() if not is_plain(value)]
     if strange:
         raise StorageError(f"a buffer of several agents must have plain options to be saved, {strange[0]!r} is none")
+    steps = buffer._steps.state_dict()
     return {
         "version": _VERSION,
         "type": "MultiAgentReplayBuffer",
-        "size": plain(buffer._size),
+        "size": plain(_label(buffer, buffer._size) if isinstance(buffer._size, dict) else buffer._size),
+        "ids": {label: int(policy) for policy, label in _labels(buffer).items() if not isinstance(policy, str)},
         "lockstep": buffer.lockstep,
         "kind": buffer._kind.__name__,
         "options": plain(buffer._options),
         "seed": plain(buffer._seed),
-        "forms": {policy: [sorted(form.flags), form.rewards.str] for policy, form in buffer._forms.items()},
-        "tails": {policy: [plain(_item(part)) for part in tail] for policy, tail in buffer._tails.items()},
-        "steps": _plain_steps(buffer._steps.state_dict()),
+        "forms": {
+            label: [sorted(form.flags), form.rewards.str] for label, form in _label(buffer, buffer._forms).items()
+        },
+        "tails": {
+            label: [plain(_item(part)) for part in tail] for label, tail in _label(buffer, buffer._tails).items()
+        },
+        "steps": _plain_steps(steps | {"buffers": _label(buffer, steps["buffers"])}),
         "generator": generator_state(buffer._rng),
     }
+
+
+def _labels(buffer: MultiAgentReplayBuffer) -> dict[PolicyID, str]:
+    """Give each policy a string, as JSON has no other keys."""
+    return label_policies(dict.fromkeys([*buffer.buffers, *(buffer._size if isinstance(buffer._size, dict) else ())]))
+
+
+def _label(buffer: MultiAgentReplayBuffer, values: Mapping[PolicyID, Any]) -> State:
+    """Return values by policy by the policies' strings."""
+    labels = _labels(buffer)
+    return {labels[policy]: value for policy, value in values.items()}
 
 
 def _item(value: Any) -> Any:
@@ -139,20 +157,30 @@ def read_policies(
         raise FormatError(f"{str(folder)!r} must hold a buffer of several agents of version {_VERSION}, it does not")
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
     with name_buffer_damage(str(folder)):
+        ids = dict(about.get("ids", {}))
+        if not all(type(number) is int for number in ids.values()):
+            raise FormatError(f"{str(folder)!r} must have integers for ids of policies that are no strings, it has not")
         kind = buffer_class(about["kind"], ReplayBuffer)
+        size = about["size"]
+        if isinstance(size, dict):
+            size = {ids.get(label, label): own for label, own in size.items()}
         buffer = MultiAgentReplayBuffer(
-            about["size"], lockstep=about["lockstep"], kind=kind, random_seed=about["seed"], **about["options"]
+            size, lockstep=about["lockstep"], kind=kind, random_seed=about["seed"], **about["options"]
         )
-        for policy, file in about["files"].items():
+        for label, file in about["files"].items():
+            policy = ids.get(label, label)
             if os.path.basename(file) != file or not (folder / file).is_file():
                 raise FormatError(f"{str(folder)!r} must have the file of policy {policy!r}, and {file!r} is missing")
             own = read_buffer(kind, folder / file, "Arrow", missing=missing, **trust)
             own._table.lock = buffer._lock
             buffer.buffers[policy] = own
         buffer._forms = {
-            policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in about["forms"].items()
+            ids.get(label, label): Form(frozenset(flags), np.dtype(dtype))
+            for label, (flags, dtype) in about["forms"].items()
         }
-        buffer._tails = {policy: Tail(*tail) for policy, tail in about["tails"].items()}
-        buffer._steps = EnvSteps.from_state_dict(_steps(about["steps"]))
+        buffer._tails = {ids.get(label, label): Tail(*tail) for label, tail in about["tails"].items()}
+        steps = _steps(about["steps"])
+        steps["buffers"] = {ids.get(label, label): own for label, own in steps["buffers"].items()}
+        buffer._steps = EnvSteps.from_state_dict(steps)
         buffer._rng = generator_from_state(about["generator"])
     return buffer

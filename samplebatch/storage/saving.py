@@ -9,15 +9,12 @@ from typing import Any, TypeVar
 
 from samplebatch.arguments import choice
 from samplebatch.batch.arrow import metadata_of
-from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, FormatError, StorageError
 from samplebatch.storage import hdf5_buffer
 from samplebatch.storage.arrow_file import open_arrow, write_arrow
-from samplebatch.storage.batch_table import AnyBatch, kind_of, read_batch, take_rows, to_table
+from samplebatch.storage.batch_table import AnyBatch, kind_of, read_batch, select_columns, take_rows, to_table
 from samplebatch.storage.buffer_file import read_buffer, write_buffer
 from samplebatch.storage.buffer_folder.buffers import copy_to_folder, open_buffer
 from samplebatch.storage.buffer_folder.status import ABOUT
@@ -213,13 +210,4 @@ def _select(batch: AnyBatch, columns: Sequence[str] | None, filters: Filters, na
     kept = take_rows(batch, RowFilter(filters, table.schema, repr(name)).rows(table))
     if columns is None:
         return kept
-    if isinstance(kept, MultiAgentBatch):
-        parts = {policy: part.select(*_known(part, columns)) for policy, part in kept.items()}
-        return MultiAgentBatch(parts, kept.count)
-    if isinstance(kept, SampleBatch):
-        return kept.select(*columns)
-    return Batch({column: kept[column] for column in columns})
-
-
-def _known(part: SampleBatch, columns: Sequence[str]) -> list[str]:
-    return [column for column in columns if column in part]
+    return select_columns(kept, columns)

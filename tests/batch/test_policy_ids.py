@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import samplebatch
 from samplebatch import (
     MultiAgentBatch,
     MultiAgentBatchBuilder,
@@ -20,10 +22,11 @@ from samplebatch import (
     concat_samples,
     read_arrow,
     read_parquet,
+    to_hdf5,
     write_arrow,
     write_parquet,
 )
-from samplebatch.errors import ColumnTypeError, FormatError, PolicyNotFoundError
+from samplebatch.errors import ColumnTypeError, FormatError, PolicyNotFoundError, UnstorableError
 from tests.batch.arrow_tables import tampered, through_ipc
 
 IDS = (1, "1", "walker", 0, -3, "")
@@ -86,6 +89,11 @@ def through_buffer(batch: MultiAgentBatch, folder: Path) -> Any:
     return buffer.sample(0)
 
 
+def through_hdf5(batch: MultiAgentBatch, folder: Path) -> Any:
+    batch.save(folder / "batch.hdf5")
+    return samplebatch.load(folder / "batch.hdf5")
+
+
 WAYS: dict[str, Callable[[MultiAgentBatch, Path], Any]] = {
     "copy": lambda batch, _: batch.copy(),
     "pickle": lambda batch, _: pickle.loads(pickle.dumps(batch)),
@@ -95,6 +103,7 @@ WAYS: dict[str, Callable[[MultiAgentBatch, Path], Any]] = {
     "ipc": lambda batch, _: MultiAgentBatch.from_arrow(through_ipc(batch.to_arrow())),
     "arrow file": in_file(write_arrow, read_arrow),
     "parquet file": in_file(write_parquet, read_parquet),
+    "hdf5 file": through_hdf5,
     "channel": through_channel,
     "reservation": through_reservation,
     "replay buffer": through_buffer,
@@ -111,7 +120,7 @@ def test_ids_are_kept(way: str, batch: MultiAgentBatch, tmp_path: Path) -> None:
 def test_integers_of_numpy_are_found_by_those_of_python(tmp_path: Path) -> None:
     batch = MultiAgentBatch({np.int64(3): SampleBatch(a=[1, 2])}, 2)
     assert batch[3]["a"].tolist() == [1, 2]
-    for way in ("arrow file", "parquet file", "channel"):
+    for way in ("arrow file", "parquet file", "hdf5 file", "channel"):
         assert WAYS[way](batch, tmp_path)[3]["a"].tolist() == [1, 2]
 
 
@@ -164,6 +173,25 @@ def test_a_buffers_state_keeps_ids(buffer: MultiAgentReplayBuffer, change: Calla
     drawn = found.sample(8)
     for policy in IDS:
         assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
+
+
+def test_a_saved_buffer_keeps_ids(buffer: MultiAgentReplayBuffer, tmp_path: Path) -> None:
+    buffer.save(tmp_path / "buffer")
+    found = samplebatch.load(tmp_path / "buffer")
+    assert [(type(policy), policy) for policy in found] == [(type(policy), policy) for policy in IDS]
+    expected = buffer.sample(8)
+    drawn = found.sample(8)
+    for policy in IDS:
+        assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
+
+
+def test_names_in_hdf5_are_strings() -> None:
+    h5py = pytest.importorskip("h5py")
+    with (
+        h5py.File(io.BytesIO(), "w") as file,
+        pytest.raises(UnstorableError, match="the name '1' must be one that HDF5"),
+    ):
+        to_hdf5({1: np.zeros(3)}, file)
 
 
 def test_policies_that_look_alike_draw_apart(batch: MultiAgentBatch) -> None:

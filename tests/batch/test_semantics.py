@@ -106,6 +106,13 @@ def test_infos_and_states_alone_count_no_steps() -> None:
     assert len(batch) == len(SampleBatch(obs=[1, 2], infos=[{}, {}]).drop("obs")) == 0
 
 
+def test_columns_that_count_no_steps_are_joined_whole() -> None:
+    joined = concat_samples([SampleBatch(), SampleBatch(infos=[{"i": 0}]), SampleBatch(infos=[{"i": 1}, {"i": 2}])])
+    assert (len(joined), joined["infos"].tolist()) == (0, [{"i": 0}, {"i": 1}, {"i": 2}])
+    # Beside batches that have steps they are empty.
+    assert list(concat_samples([SampleBatch(infos=[{}]), SampleBatch(a=[1])])) == ["a"]
+
+
 def test_columns_that_count_no_steps_travel_whole() -> None:
     state = SampleBatch(state_in_0=np.arange(6.0).reshape(2, 3))
     producer, consumer = channel(1 << 16)

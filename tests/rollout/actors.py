@@ -60,3 +60,8 @@ def ones(obs: Any) -> Any:
 def first(obs: Any) -> Any:
     """Value observations by their first number."""
     return obs[:, 0]
+
+
+def numbered(agent: str) -> int | str:
+    """Map agents to policies whose ids look alike, a number and a string."""
+    return 0 if agent.startswith("adversary") else "0"

@@ -288,6 +288,27 @@ def test_weights_go_to_the_policy_of_their_name() -> None:
             assert set(fragment["agent"]["weights_version"].tolist()) == {1}
 
 
+@pytest.mark.parametrize("backend", ["inline", "process"])
+def test_policies_may_be_numbered(backend: Any) -> None:
+    policies = {0: "actors:Marked", "0": "random"}
+    with RolloutWorkers(
+        "mpe2/simple_tag_v3",
+        policies,
+        policy_mapping=actors.numbered,
+        n_step=60,
+        num_workers=1,
+        fragment_length=20,
+        backend=backend,
+    ) as workers:
+        assert workers.publish({0: {"mark": np.array([4.0])}}) == 1
+        fragments = [fragment.copy() for fragment in workers]
+    for fragment in fragments:
+        assert {type(policy) for policy in fragment} == {int, str}
+        assert "policy.mark" not in fragment["0"]
+    assert set(fragments[-1][0]["policy.mark"].tolist()) == {4.0}
+    assert episode_statistics(concat_samples(fragments)).policies.keys() <= {0, "0"}
+
+
 def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Linear(4, 2)
