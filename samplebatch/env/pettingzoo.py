@@ -26,6 +26,7 @@ from samplebatch.names import PolicyID
 
 Ints = npt.NDArray[np.int64]
 
+_ndarray = np.ndarray
 _NO_INFO: dict[str, Any] = {}
 
 
@@ -268,7 +269,7 @@ class ParallelAdapter(MultiAgentAdapter):
             raise
         self.t += 1
         staying = list(environment.agents)
-        if staying == agents and not any(any(own.terminateds) or any(own.truncateds) for own in outcomes):
+        if staying == agents and not [own for own in outcomes if True in own.terminateds or True in own.truncateds]:
             for group, own in zip(groups, outcomes, strict=True):
                 group.observations, group.infos, group.begins = own.observations, own.infos, None
             return outcomes
@@ -314,7 +315,7 @@ class ParallelAdapter(MultiAgentAdapter):
     def _check_shapes(self, observations: Sequence[Any], group: AgentGroup) -> None:
         """Refuse observations of another shape before a row of the step is recorded."""
         for place, (new, old) in enumerate(zip(observations, group.observations, strict=True)):
-            if type(new) is np.ndarray and type(old) is np.ndarray and new.shape != old.shape:
+            if type(new) is _ndarray and type(old) is _ndarray and new.shape != old.shape:
                 refuse = self.refusing(group.agents[place])
                 raise refuse(f"column {names.NEXT_OBS!r} must have rows of shape {old.shape}, got {new.shape}", None)
 

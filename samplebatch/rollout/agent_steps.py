@@ -37,6 +37,8 @@ class PolicyStep:
 
     def actions_of(self, group: AgentGroup) -> Sequence[Any]:
         """Return the actions of a group."""
+        if len(self.groups) == 1:
+            return self.actions
         start = self.starts[group]
         return self.actions[start : start + len(group.agents)]
 

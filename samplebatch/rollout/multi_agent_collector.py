@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from operator import is_
 from typing import Any, Self
 
 import numpy as np
@@ -159,6 +161,7 @@ class MultiAgentCollector(Resumable):
         self._recorder = Recorder(infos=infos)
         self._recorded = 0
         self._steps: dict[PolicyID, PolicyStep] = {}
+        self._acting: list[list[AgentGroup]] = []
         self._hooks = tuple(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
@@ -190,7 +193,7 @@ class MultiAgentCollector(Resumable):
         for turns in self._turns.values():
             turns.clear()
         self._open.clear()
-        self._steps = {}
+        self._acting = []
 
     def _parts(self) -> Mapping[str, Any]:
         turns = {f"turns {env_id}": turns for env_id, turns in self._turns.items()}
@@ -311,12 +314,11 @@ class MultiAgentCollector(Resumable):
 
     def _step(self, adapters: Sequence[MultiAgentAdapter]) -> None:
         """Ask every policy once for all agents that act next, let these act, and record the step."""
-        by_policy: dict[PolicyID, list[AgentGroup]] = {}
-        for adapter in adapters:
-            for group in adapter.groups:
-                by_policy.setdefault(group.policy_id, []).append(group)
-        steps = {policy_id: self._act(policy_id, groups) for policy_id, groups in by_policy.items()}
-        self._steps = {}
+        acting = [adapter.groups for adapter in adapters]
+        steps = self._find_steps(acting)
+        self._acting = []
+        for policy_id, step in steps.items():
+            self._act(policy_id, step)
         outcomes: dict[AgentGroup, AgentOutcomes] = {}
         try:
             for adapter in adapters:
@@ -330,7 +332,16 @@ class MultiAgentCollector(Resumable):
         finally:
             # Steps that were made are recorded, even if another environment has failed.
             self._record(steps, outcomes)
-        self._steps = steps
+        self._steps, self._acting = steps, acting
+
+    def _find_steps(self, acting: Sequence[list[AgentGroup]]) -> dict[PolicyID, PolicyStep]:
+        """Find the step of each policy: the one of before, gone on, where the very same groups act again."""
+        if len(acting) == len(self._acting) and all(map(is_, acting, self._acting)):
+            return self._steps
+        by_policy: dict[PolicyID, list[AgentGroup]] = {}
+        for group in chain.from_iterable(acting):
+            by_policy.setdefault(group.policy_id, []).append(group)
+        return {policy_id: PolicyStep(groups) for policy_id, groups in by_policy.items()}
 
     def _let_act(self, adapter: MultiAgentAdapter, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         """Step an environment; if that fails, its episode is over, for nobody knows how far it got."""
@@ -342,20 +353,15 @@ class MultiAgentCollector(Resumable):
                 self._turns[adapter.env_id].break_off()
             raise
 
-    def _act(self, policy_id: PolicyID, groups: list[AgentGroup]) -> PolicyStep:
+    def _act(self, policy_id: PolicyID, step: PolicyStep) -> None:
         """Ask a policy for the actions of all of its agents."""
-        step = self._steps.get(policy_id)
-        if step is None or step.groups != groups:
-            step = PolicyStep(groups)
-        actor = self._actors[policy_id]
         seen = step.observations
-        step.actions, step.columns = actor.act(groups, seen if isinstance(seen, np.ndarray) else None)
+        array = seen if isinstance(seen, np.ndarray) else None
+        step.actions, step.columns = self._actors[policy_id].act(step.groups, array)
         step.columns[names.OBS] = seen
-        return step
 
     def _record(self, steps: Mapping[PolicyID, PolicyStep], outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
         """Record the rows of all policies, or of none if those of one do not fit: then the episodes are over."""
-        adapters = {group.adapter for group in outcomes}
         try:
             found = [self._rows_of(policy_id, step, outcomes) for policy_id, step in steps.items()]
             rows = [own for own in found if own is not None]
@@ -364,10 +370,10 @@ class MultiAgentCollector(Resumable):
             for own in rows:
                 self._recorder.append(*own)
         except BaseException:
-            for adapter in adapters:
-                adapter.abandon()
+            for group in outcomes:
+                group.adapter.abandon()
             raise
-        self._recorded += len(adapters)
+        self._recorded += len({group.adapter for group in outcomes})
 
     def _rows_of(
         self, policy_id: PolicyID, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]
@@ -387,7 +393,7 @@ class MultiAgentCollector(Resumable):
         new_obs = stack_rows(names.NEXT_OBS, observations)
         columns[names.NEXT_OBS] = new_obs
         columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS] = rewards, terminateds, truncateds
-        columns[names.EPS_DONE] = [not group.adapter.in_episode for group in groups for _ in group.agents]
+        columns[names.EPS_DONE] = [over for group in groups for over in (not group.adapter.groups,) * len(group.agents)]
         step.advance(new_obs)
         return policy_id, columns, streams, t, infos
 
