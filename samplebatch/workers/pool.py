@@ -171,11 +171,10 @@ class WorkerPool:
 
     def drain(self) -> Iterator[tuple[Worker, Fragment]]:
         """Ask all workers to end, and yield the fragments that they had sent; they have two seconds for that."""
-        busy = self.busy
         for worker in self.workers:
             worker.terminate()
         deadline = time.monotonic() + GRACE_S
-        for worker in busy:
+        for worker in self.workers:
             for fragment in worker.drain(deadline):
                 yield worker, fragment
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import actors
@@ -327,6 +328,25 @@ def test_an_interrupted_call_is_finished_first_and_iteration_has_its_steps() -> 
         assert workers.stats.n_collected_steps == 2 + 1000 + 20
         fragments = iter(workers)
         assert sum(len(next(fragments)) for _ in range(2)) == 1000
+
+
+class ClosingLadder(gyms.Ladder):
+    """A ladder that makes a file when it is closed, which takes a while."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(0, 7)
+        self._folder = folder
+
+    def close(self) -> None:
+        time.sleep(0.3)
+        Path(self._folder, str(os.getpid())).touch()
+
+
+def test_workers_with_nothing_to_do_close_their_environments(tmp_path: Path) -> None:
+    with RolloutWorkers(ClosingLadder, "random", env_kwargs={"folder": str(tmp_path)}) as workers:
+        pids = workers.pids
+        workers.collect(n_step=10)
+    assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
 def test_who_iterates_cannot_collect_until_the_end() -> None:
