@@ -104,12 +104,13 @@ from samplebatch.returns import discounted_returns, gae
 with tempfile.TemporaryDirectory() as folder:
     batch = SampleBatch(obs=np.zeros((4, 2)), rewards=np.arange(4.0), infos=[{"x": 1}] * 4)
     for write, read in ((write_arrow, read_arrow), (write_parquet, read_parquet)):
-        write(batch, os.path.join(folder, "steps"))
-        assert read(os.path.join(folder, "steps")) == batch
+        path = os.path.join(folder, "steps" + (".arrow" if read is read_arrow else ".parquet"))
+        write(batch, path)
+        assert read(path) == batch
     buffer = ReplayBuffer(4)
     buffer.add(Batch(obs=7, act=0, rew=1.0, terminated=False, truncated=False))
-    buffer.save(os.path.join(folder, "buffer"))
-    assert ReplayBuffer.load(os.path.join(folder, "buffer"))[0].obs == 7
+    buffer.save(os.path.join(folder, "buffer.arrow"))
+    assert ReplayBuffer.load(os.path.join(folder, "buffer.arrow"))[0].obs == 7
 assert discounted_returns(np.ones(3), np.array([False, False, True]), gamma=0.5)[0] == 1.75
 """
 
