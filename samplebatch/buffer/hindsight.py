@@ -19,7 +19,7 @@ from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.columns import take_rows
 from samplebatch.buffer.episodes import shift_slots, steps_after
-from samplebatch.buffer.gather import check_window, final_rows, nstep_columns
+from samplebatch.buffer.gather import check_window, final_rows
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.table import Table
@@ -265,7 +265,7 @@ class HindsightMixin(_Base):
         table, rng = self._table, self._rng
         rows = self._rows(slots)
         if n_step is not None:
-            rows.__dict__.update(nstep_columns(table, slots, n_step, gamma, self.stack_num))
+            rows.__dict__.update(self._nstep_columns(slots, n_step, gamma))
         chosen = np.flatnonzero(rng.random(len(slots)) < self.future_p)
         own = slots[chosen]
         ahead = steps_after(table.rings, table.done, own, self.horizon - 1)

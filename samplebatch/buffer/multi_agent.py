@@ -19,7 +19,7 @@ from samplebatch.batch.saved import Saved
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
 from samplebatch.buffer.extending import as_flat
 from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, prepare_fragment, rows_as_added
-from samplebatch.buffer.gather import check_window, nstep_columns
+from samplebatch.buffer.gather import check_window
 from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
@@ -352,7 +352,7 @@ class MultiAgentReplayBuffer(Saved):
         buffer = self.buffers[policy]
         held = dict(buffer._rows(slots).__dict__)
         if n_step is not None:
-            held |= nstep_columns(buffer._table, slots, n_step, gamma, buffer.stack_num)
+            held |= buffer._nstep_columns(slots, n_step, gamma)
         if isinstance(buffer, PrioritizedReplayBuffer):
             held["weights"] = held.pop(names.WEIGHT)
             held[names.BATCH_INDEXES] = slots

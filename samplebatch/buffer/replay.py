@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import whole
+from samplebatch.arguments import choice, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.saved import Saved
 from samplebatch.buffer.extending import add_steps, steps_of
@@ -58,6 +58,9 @@ class ReplayBuffer(SequenceSampling, Saved):
         is nested under it. The first step must have them, `obs_next`, `info` and `policy` aside.
     ragged
         Names of columns whose rows vary in shape; observations that come as arrays of arrays are found out.
+    reward_dtype
+        The dtype of rewards, n-step returns and discounts in the rows that are read: `"float32"` for learners that
+        compute in it. They are kept and summed up in float64, in which `buf.rew` shows them.
     storage
         A new folder to keep the rows in, mapped from files, so that they need not fit into memory and outlive the
         process; `open` opens it again. They must be numbers of one shape then.
@@ -65,7 +68,7 @@ class ReplayBuffer(SequenceSampling, Saved):
     Raises
     ------
     ArgumentError
-        If `size` is no whole number from 0 on, or `stack_num` none from 1 on.
+        If `size` is no whole number from 0 on, `stack_num` none from 1 on, or `reward_dtype` another dtype.
 
     Attributes
     ----------
@@ -106,6 +109,7 @@ class ReplayBuffer(SequenceSampling, Saved):
         *,
         compress: bool | str | Sequence[str] = False,
         ragged: bool | str | Sequence[str] = (),
+        reward_dtype: Literal["float32", "float64"] = "float64",
         storage: str | os.PathLike[str] | None = None,
     ) -> None:
         options: dict[str, Any] = {
@@ -114,7 +118,8 @@ class ReplayBuffer(SequenceSampling, Saved):
             "save_only_last_obs": save_only_last_obs,
             "sample_avail": sample_avail,
         }
-        extras = {"compress": compress, "ragged": ragged}
+        single = choice("reward_dtype", reward_dtype, ("float32", "float64")) == "float32"
+        extras = {"compress": compress, "ragged": ragged, "reward_dtype": reward_dtype if single else ""}
         options |= {name: value for name, value in extras.items() if value}
         self._set_up([size], options, random_seed)
         self._keep_in(storage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,16 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, node
 from samplebatch.batch.nested.values import any_null, nulls
 from samplebatch.buffer.columns import first_row
-from samplebatch.buffer.gather import column_at, nbytes_of, nothing_added, rows_at, rows_in, show_slots, slots_in
+from samplebatch.buffer.gather import (
+    column_at,
+    nbytes_of,
+    nothing_added,
+    nstep_columns,
+    rows_at,
+    rows_in,
+    show_slots,
+    slots_in,
+)
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Range
@@ -58,6 +67,7 @@ class Rows:
     _ring: int | None = None
     _start = 0
     maxsize: int
+    options: dict[str, Any]
     obs = _Column()
     act = _Column()
     rew = _Column()
@@ -189,12 +199,28 @@ class Rows:
         if ranges is None:
             return self._rows(self._slots(index))
         held = rows_in(self._table, ranges, self.stack_num)
+        if "reward_dtype" in self.options:
+            self._cast_rewards(held)
         return self._finish(held, ranges)
 
     def _rows(self, slots: Ints) -> Batch:
         held = rows_at(self._table, slots, self.stack_num)
+        if "reward_dtype" in self.options:
+            self._cast_rewards(held)
         held.update(self._sampler.columns(self._table, slots))
         return node(Batch, held)
+
+    def _cast_rewards(self, held: dict[str, Any], names: Sequence[str] = ("rew",)) -> None:
+        """Cast rewards, and what is made of them, to the dtype that the options ask for."""
+        dtype = np.dtype(self.options.get("reward_dtype", np.float64))
+        for name in names:
+            held[name] = held[name].astype(dtype, copy=False)
+
+    def _nstep_columns(self, slots: Ints, n_step: int, gamma: float) -> dict[str, Any]:
+        """Compute the columns of n-step rows; see `nstep_columns`."""
+        held = nstep_columns(self._table, slots, n_step, gamma, self.stack_num)
+        self._cast_rewards(held, ("returns", "discount"))
+        return held
 
     def _finish(self, held: dict[str, Any], ranges: list[Range]) -> Batch:
         if self._sampler.listens:
@@ -306,6 +332,8 @@ class Rows:
             if default_value is None:
                 raise
             return default_value
+        if key == "rew" and "reward_dtype" in self.options:
+            found = found.astype(self.options["reward_dtype"])
         return found if slots.ndim else first_row(found)
 
     def latest(self, n: int) -> Batch:

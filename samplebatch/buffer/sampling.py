@@ -11,7 +11,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.tensors import tree_to
-from samplebatch.buffer.gather import check_window, nstep_columns
+from samplebatch.buffer.gather import check_window
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.samplers import Uniform, whole_stacks
 from samplebatch.buffer.shown_rows import ShownRows
@@ -103,7 +103,7 @@ class Sampling(ShownRows):
             slots = self._draw(batch_size)
             rows = self._rows(slots)
             if n_step is not None:
-                rows.__dict__.update(nstep_columns(self._table, slots, n_step, gamma, self.stack_num))
+                rows.__dict__.update(self._nstep_columns(slots, n_step, gamma))
         return rows, slots - self._start if self._start else slots
 
     def sample_indices(self, batch_size: int | None) -> Ints:

@@ -181,6 +181,8 @@ def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
         raise FormatError(f"attribute 'horizon' of a {name} must be at least 1, it is not; it is damaged")
     if not set_up and not own["options"].keys() >= _OPTIONS:
         raise FormatError(f"the options of a {name} must be those that it was made with, some are missing; damaged")
+    if own.get("options", {}).get("reward_dtype", "float32") != "float32":
+        raise FormatError(f"option 'reward_dtype' of a {name} must be 'float32' or absent; it is damaged")
     order = own.get("_order", [])
     if not isinstance(order, list) or not all(type(place) is int for place in order):
         raise FormatError(f"attribute '_order' of a {name} must list rings, it does not; it is damaged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -206,6 +207,35 @@ def test_hindsight_buffers_of_both_load_in_both(tmp_path: Path, monkeypatch: pyt
         part = their_copy.buffers[1] if n else their_copy
         assert (part.horizon, part.future_p) == (10, 0.75)
         assert len(their_copy.sample(6)[0]) == 6
+
+
+@pytest.mark.parametrize("absent", ["stack_num", "sample_avail", "ignore_obs_next"])
+def test_a_file_without_an_option_is_refused(absent: str, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(4)
+    buffer.add(Batch(obs=1, act=0, rew=0.0, terminated=False, truncated=False, obs_next=2))
+    buffer.save_hdf5(tmp_path / "buffer.hdf5")
+    with h5py.File(tmp_path / "buffer.hdf5", "a") as file:
+        about = json.loads(file["_indices"].attrs["samplebatch"])
+        del about["own"]["options"][absent]
+        file["_indices"].attrs["samplebatch"] = json.dumps(about)
+    with pytest.raises(FormatError):
+        ReplayBuffer.load_hdf5(tmp_path / "buffer.hdf5", verify=False)
+
+
+@pytest.mark.parametrize("attribute", ["horizon", "future_k"])
+@pytest.mark.parametrize("value", [None, "many", 0, -1.5])
+def test_a_hindsight_file_without_its_attributes_is_refused(attribute: str, value: Any, tmp_path: Path) -> None:
+    buffer = HERReplayBuffer(4, len, 10)
+    buffer.add(goal(Batch, 0, 0))
+    buffer.save_hdf5(tmp_path / "buffer.hdf5")
+    with h5py.File(tmp_path / "buffer.hdf5", "a") as file:
+        about = json.loads(file["_indices"].attrs["samplebatch"])
+        about["own"][attribute] = value
+        if value is None:
+            del about["own"][attribute]
+        file["_indices"].attrs["samplebatch"] = json.dumps(about)
+    with pytest.raises(FormatError, match=f"'{attribute}'"):
+        HERReplayBuffer.load_hdf5(tmp_path / "buffer.hdf5", compute_reward_fn=len, verify=False)
 
 
 def test_the_file_of_the_documentation(tmp_path: Path) -> None:
