@@ -131,16 +131,7 @@ PEERS: Final[dict[str, dict[str, str]]] = {
         NEXT_OBS: "next_obs",
         ACTIONS: "act",
         REWARDS: "rew",
-        DONES: "done",
-    },
-    "lerobot": {
-        OBS: "observation.state",
-        ACTIONS: "action",
-        REWARDS: "next.reward",
-        DONES: "next.done",
-        TRUNCATEDS: "next.truncated",
-        EPS_ID: "episode_index",
-        T: "frame_index",
+        TERMINATEDS: "done",
     },
     "rlds": {
         OBS: "observation",

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from samplebatch.exports import exports
 
 _HOMES = {
+    "from_cpprb": "samplebatch.convert.cpprb",
+    "to_cpprb": "samplebatch.convert.cpprb",
+    "from_rlds": "samplebatch.convert.rlds",
+    "to_rlds": "samplebatch.convert.rlds",
     "read_d4rl": "samplebatch.convert.d4rl",
     "write_d4rl": "samplebatch.convert.d4rl",
     "from_minari": "samplebatch.convert.minari",
@@ -37,6 +41,8 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from samplebatch.convert.cpprb import from_cpprb as from_cpprb
+    from samplebatch.convert.cpprb import to_cpprb as to_cpprb
     from samplebatch.convert.d4rl import read_d4rl as read_d4rl
     from samplebatch.convert.d4rl import write_d4rl as write_d4rl
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
     from samplebatch.convert.minari import to_minari as to_minari
     from samplebatch.convert.ray_data import from_ray_dataset as from_ray_dataset
     from samplebatch.convert.ray_data import to_ray_dataset as to_ray_dataset
+    from samplebatch.convert.rlds import from_rlds as from_rlds
+    from samplebatch.convert.rlds import to_rlds as to_rlds
     from samplebatch.convert.rllib_episodes import from_rllib_episodes as from_rllib_episodes
     from samplebatch.convert.rllib_episodes import to_rllib_episodes as to_rllib_episodes
     from samplebatch.convert.rllib_json import read_rllib_json as read_rllib_json

@@ -1,0 +1,89 @@
+"""cpprb: replay buffers of named columns, filled with steps and read as steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.arguments import whole
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.casting import as_flags
+from samplebatch.convert.steps import Source, arrays_of, as_steps, flags_of, require_columns
+from samplebatch.errors import CapacityError, ColumnTypeError, EmptyBufferError, require
+
+if TYPE_CHECKING:
+    import cpprb
+
+_NAMES = names.PEERS["cpprb"]
+_TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
+
+
+def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
+    """Return the steps of a buffer of cpprb's in the order in which they came.
+
+    `obs`, `act`, `rew`, `next_obs` and `done` become `obs`, `actions`, `rewards`, `new_obs` and `terminateds`; others
+    keep their names. Rewards, flags and integers of shape (n, 1) become those of shape (n,).
+
+    Raises
+    ------
+    EmptyBufferError
+        If it has no steps.
+    ColumnMismatchError
+        If `done` holds other numbers than 0 and 1.
+    """
+    if not buffer.get_stored_size():
+        raise EmptyBufferError("a buffer of cpprb must have steps to be converted, it has none")
+    found = buffer.get_all_transitions()
+    first = buffer.get_next_index() if buffer.get_stored_size() == buffer.get_buffer_size() else 0
+    columns: dict[str, Any] = {}
+    for name, values in found.items():
+        single = values.ndim == 2 and values.shape[1] == 1 and (name in ("rew", "done") or values.dtype.kind in "biu")
+        rows = values.reshape(-1) if single else values
+        columns[_TO_FLAT.get(name, name)] = np.roll(rows, -first, axis=0) if first else rows
+    for name in (names.TERMINATEDS, names.TRUNCATEDS):
+        if name in columns:
+            columns[name] = as_flags(columns[name], name)
+    return SampleBatch(columns)
+
+
+def to_cpprb(source: Source, size: int | None = None) -> cpprb.ReplayBuffer:
+    """Copy steps into a buffer of cpprb's, with a column for each of theirs.
+
+    `done` are terminations alone, by which cpprb's users leave out the value of what comes next.
+
+    Parameters
+    ----------
+    source
+        A batch, a buffer, or an iterable of fragments.
+    size
+        Steps that it is to hold; as many as there are if None.
+
+    Raises
+    ------
+    ColumnNotFoundError, ColumnTypeError
+        If a column is missing, is nested, varies in shape or holds no numbers; names it.
+    CapacityError
+        If there are more steps than `size`.
+    SequenceError, EmptyBufferError
+        If steps of an episode are missing, or there are none.
+    MissingExtraError
+        If cpprb is not installed.
+    """
+    module = require("cpprb", "cpprb")
+    batch = as_steps(source).batch
+    require_columns(batch, names.OBS, names.ACTIONS, names.REWARDS)
+    columns = {name: arrays_of(batch, name) for name in batch if name != names.DONES}
+    columns[names.TERMINATEDS] = flags_of(batch)[0]
+    for name, values in columns.items():
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+            raise ColumnTypeError(f"column {name!r} must be one array of numbers to be in a buffer of cpprb; drop it")
+    room = batch.count if size is None else whole("size", size, 1)
+    if room < batch.count:
+        raise CapacityError(f"a buffer of {room} steps must be larger to take {batch.count}; pass a larger size")
+    rows = {_NAMES.get(name, name): values for name, values in columns.items()}
+    about = {name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in rows.items()}
+    buffer: cpprb.ReplayBuffer = module.ReplayBuffer(room, about)
+    buffer.add(**rows)
+    return buffer

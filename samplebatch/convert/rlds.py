@@ -1,0 +1,146 @@
+"""RLDS: episodes as dicts of steps, whose last step has the final observation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.convert.steps import (
+    Source,
+    arrays_of,
+    as_steps,
+    flags_of,
+    join_episodes,
+    make_episode,
+    map_leaves,
+    observations_of,
+    require_columns,
+)
+from samplebatch.errors import ColumnLengthError, ColumnNotFoundError, ColumnTypeError, near_names
+
+_NAMES = names.PEERS["rlds"]
+_TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
+_STEPS, _FIRST, _LAST, _TERMINAL = "steps", "is_first", "is_last", _NAMES[names.TERMINATEDS]
+
+
+def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
+    """Return the steps of RLDS episodes; a single one of arrays is not copied.
+
+    RLDS has n + 1 steps for n transitions: of the last one, all but the observation means nothing and is left out.
+
+    Parameters
+    ----------
+    episodes
+        Dicts whose `"steps"` are dicts of steps, or one dict of arrays, with `observation`, `action`, `is_last` and
+        `is_terminal`; `reward`, `discount` and others are taken along.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If an entry is missing; names it.
+    ColumnTypeError
+        If there is no episode, or one is no dict with steps.
+    ColumnLengthError
+        If an episode has no steps, or its entries differ in length.
+
+    Examples
+    --------
+    >>> steps = {"observation": np.arange(3.0), "action": np.array([1, 0, 0]), "reward": np.array([0.5, 1.0, 0.0]),
+    ...     "is_last": np.array([False, False, True]), "is_terminal": np.array([False, False, True])}
+    >>> batch = from_rlds([{"steps": steps}])
+    >>> batch["new_obs"].tolist(), batch["terminateds"].tolist()
+    ([1.0, 2.0], [False, True])
+    """
+    made = [_episode_of(number, episode) for number, episode in enumerate(episodes)]
+    if not made:
+        raise ColumnTypeError("RLDS must have an episode at least to be converted, it has none")
+    return join_episodes(made)
+
+
+def _episode_of(number: int, episode: Any) -> SampleBatch:
+    if not isinstance(episode, Mapping) or _STEPS not in episode:
+        raise ColumnTypeError(
+            f"episode {number} of RLDS must be a dict with {_STEPS!r}, got a {type(episode).__name__}"
+        )
+    given = episode[_STEPS]
+    steps: Mapping[str, Any] = given if isinstance(given, Mapping) else _stack(list(given))
+    for name in (_NAMES[names.OBS], _NAMES[names.ACTIONS], _LAST, _TERMINAL):
+        if name not in steps:
+            raise ColumnNotFoundError(f"episode {number} of RLDS must have {name!r}; {near_names(name, steps)}")
+    n = len(steps[_LAST])
+    if not n:
+        raise ColumnLengthError(f"episode {number} of RLDS must have steps, it has none")
+    terminal, last = bool(steps[_TERMINAL][-1]), bool(steps[_LAST][-1])
+    columns = {
+        _TO_FLAT.get(name, name): map_leaves(lambda _, leaf: leaf[:-1], values, name)
+        for name, values in steps.items()
+        if name not in (_FIRST, _LAST, _TERMINAL, _NAMES[names.OBS])
+    }
+    observations = steps[_NAMES[names.OBS]]
+    return make_episode(number, observations, columns, terminated=terminal, truncated=last and not terminal)
+
+
+def _stack(steps: list[Any]) -> Any:
+    """Stack dicts of values into one dict of arrays, nested as they are."""
+    if not steps:
+        return {_NAMES[names.OBS]: [], _NAMES[names.ACTIONS]: [], _LAST: [], _TERMINAL: []}
+    if isinstance(steps[0], Mapping):
+        return {name: _stack([step[name] for step in steps]) for name in steps[0]}
+    if isinstance(steps[0], tuple):
+        return tuple(_stack([step[i] for step in steps]) for i in range(len(steps[0])))
+    return np.asarray(steps)
+
+
+def to_rlds(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield episodes as RLDS has them: dicts whose `"steps"` are a dict of arrays with one step more than transitions.
+
+    `tf.data.Dataset.from_tensor_slices(episode["steps"])` makes steps of them. The last one has zeros but for the
+    observation and the flags. An unfinished episode ends with a last step, too, which is not terminal.
+
+    Parameters
+    ----------
+    source
+        A batch, a buffer, or an iterable of fragments.
+
+    Raises
+    ------
+    ColumnNotFoundError, ColumnTypeError
+        If a column is missing, or its rows vary in shape; names it.
+    SequenceError, EmptyBufferError
+        If steps of an episode are missing, or there are none.
+    """
+    steps = as_steps(source)
+    require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
+    for episode in steps.episodes():
+        yield {_STEPS: _steps_of(episode)}
+
+
+_LEFT_OUT = frozenset(
+    (names.OBS, names.NEXT_OBS, names.TERMINATEDS, names.TRUNCATEDS, names.DONES, names.EPS_ID, names.T)
+)
+
+
+def _steps_of(episode: SampleBatch) -> dict[str, Any]:
+    terminated, _ = flags_of(episode)
+    place = np.arange(episode.count + 1)
+    columns = {
+        _NAMES.get(name, name): map_leaves(_with_zeros, arrays_of(episode, name), name)
+        for name in episode
+        if name not in _LEFT_OUT
+    }
+    return {
+        _NAMES[names.OBS]: observations_of(episode),
+        **columns,
+        _NAMES[names.DISCOUNT]: columns.get(_NAMES[names.DISCOUNT], _with_zeros("", (~terminated).astype(np.float32))),
+        _FIRST: place == 0,
+        _LAST: place == episode.count,
+        _TERMINAL: (place == episode.count) & bool(terminated[-1]),
+    }
+
+
+def _with_zeros(path: str, values: Any) -> Any:
+    return np.concatenate([values, np.zeros_like(values[:1])])

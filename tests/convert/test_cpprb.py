@@ -1,0 +1,45 @@
+"""Buffers of cpprb, filled and sampled by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from samplebatch.convert import from_cpprb, to_cpprb
+from samplebatch.errors import CapacityError, ColumnNotFoundError, ColumnTypeError, EmptyBufferError
+from tests.convert.experience import two_episodes
+
+cpprb = pytest.importorskip("cpprb")
+
+
+def test_a_batch_comes_back() -> None:
+    buffer = to_cpprb(two_episodes())
+    found = from_cpprb(buffer)
+    for name in two_episodes():
+        assert found[name].tolist() == two_episodes()[name].tolist()
+        assert found[name].dtype == two_episodes()[name].dtype
+    drawn = buffer.sample(20)
+    # Truncation is no termination: only the first episode's last step counts as done.
+    assert {tuple(row) for row in drawn["obs"][drawn["done"][:, 0] > 0].tolist()} <= {(2.0, 2.5)}
+
+
+def test_steps_of_a_full_buffer_come_in_time_order() -> None:
+    buffer = cpprb.ReplayBuffer(4, {"obs": {"shape": 2}, "rew": {}, "done": {}, "act": {"dtype": np.int32}})
+    for i in range(6):
+        buffer.add(obs=[i, i], rew=i / 2, done=i == 4, act=i)
+    found = from_cpprb(buffer)
+    assert found["obs"].tolist() == [[i, i] for i in range(2, 6)]
+    assert found["rewards"].tolist() == [1, 1.5, 2, 2.5]
+    assert found["actions"].tolist() == [2, 3, 4, 5]
+    assert found["terminateds"].tolist() == [False, False, True, False]
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    with pytest.raises(ColumnTypeError, match="column 'obs' must be one array of numbers to be in a buffer of cpprb"):
+        to_cpprb(two_episodes(nested=True))
+    with pytest.raises(ColumnNotFoundError, match="column 'rewards' must be there"):
+        to_cpprb(two_episodes().drop("rewards"))
+    with pytest.raises(CapacityError, match="a buffer of 4 steps must be larger to take 5"):
+        to_cpprb(two_episodes(), size=4)
+    with pytest.raises(EmptyBufferError, match="a buffer of cpprb must have steps"):
+        from_cpprb(cpprb.ReplayBuffer(4, {"obs": {}}))
