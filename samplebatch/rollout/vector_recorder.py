@@ -273,7 +273,7 @@ class VectorRecorder:
         if self._buffer is not None:
             return None, returns, lens
         batches = self._recorder.take(constants)
-        batch = batches.get(names.DEFAULT_POLICY_ID, SampleBatch())
+        batch = batches[names.DEFAULT_POLICY_ID] if batches else SampleBatch()
         if self._on_episode is not None:
             call_on_rows(self._on_episode, batch)
         return batch, returns, lens

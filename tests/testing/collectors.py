@@ -38,14 +38,13 @@ class CollectorCase(CollectorContract):
         policy: Any,
         *,
         mode: str,
-        n_step: int | None = None,
-        n_episode: int | None = None,
         times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
+        seed: Any = None,
+        hooks: Any = (),
+        **n: Any,
     ) -> list[SampleBatch]:
         with self.make(makers, policy, mode, seed=seed, hooks=hooks) as collector:
-            return [collector.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
+            return [collector.collect(**n).batch for _ in range(times)]
 
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
@@ -213,16 +212,14 @@ class MultiAgentCollectorCase(MultiAgentContract):
         policies: Any,
         *,
         policy_mapping: PolicyMapping = everyone,
-        n_step: int | None = None,
-        n_episode: int | None = None,
         times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
+        seed: Any = None,
+        hooks: Any = (),
+        **n: Any,
     ) -> list[MultiAgentBatch]:
-        environments = [make() for make in makers]
-        given = {"policy": policies, "policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
-        collector = MultiAgentCollector(environments, **given)
-        return [collector.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
+        given = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
+        collector = MultiAgentCollector([make() for make in makers], policies, **given)
+        return [collector.collect(**n).batch for _ in range(times)]
 
     def collect_after_failure(
         self, makers: Makers, policies: Any, *, n_step: int
