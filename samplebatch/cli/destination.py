@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.rollout.aggregator import Aggregator
 from samplebatch.storage.arrow_file import check_writable
 from samplebatch.storage.dataset import Dataset
@@ -95,6 +98,12 @@ def destination(path: Path) -> Destination:
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read a destination's files; raises as `load` does."""
-    batch: AnyBatch = load(path, allow_pickle=allow_pickle, verify=True)
+    """Read a file or folder of any format as a batch, a buffer's rows in time order; raises as `load` does."""
+    found: Any = load(path, allow_pickle=allow_pickle, verify=True)
+    if isinstance(found, ReplayBuffer):
+        with found as buffer:
+            found = buffer.sample(0)[0] if len(buffer) else Batch()
+    elif isinstance(found, MultiAgentReplayBuffer):
+        found = found.sample(0)
+    batch: AnyBatch = found.as_sample_batch(names="rllib") if isinstance(found, Batch) else found
     return batch

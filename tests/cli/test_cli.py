@@ -15,7 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from samplebatch import (
+    Batch,
     MultiAgentBatch,
+    MultiAgentReplayBuffer,
+    ReplayBuffer,
     SampleBatch,
     __version__,
     read_arrow,
@@ -184,6 +187,32 @@ def test_inspect_reads_what_it_did_not_collect(tmp_path: Path) -> None:
     assert invoke("inspect", str(tmp_path / "pickled.arrow"), "--allow-pickle")[0] == 0
 
 
+@pytest.mark.parametrize("ending", [".arrow", ".parquet", ".hdf5", ""])
+def test_batches_and_buffers_of_every_format_are_inspected_and_verified(tmp_path: Path, ending: str) -> None:
+    buffer = ReplayBuffer(10)
+    for i in range(14):
+        buffer.add(Batch(obs=i, act=0, rew=1.0, terminated=i % 5 == 4, truncated=False))
+    things = {"batch": Batch(obs=np.arange(10), rew=np.ones(10)), "buffer": buffer}
+    for name, thing in things.items():
+        path = tmp_path / f"{name}{ending}"
+        thing.save(path)
+        code, printed = invoke("inspect", str(path))
+        assert code == 0, printed
+        assert "10 steps" in printed
+        assert "rewards" in printed
+        assert invoke("verify", str(path))[0] == 0
+
+
+def test_a_buffer_of_several_agents_is_inspected_and_verified(tmp_path: Path) -> None:
+    buffer = MultiAgentReplayBuffer(10)
+    rows = SampleBatch(obs=[1, 2], actions=[0, 0], rewards=[1.0, 2.0], terminateds=[False, True])
+    buffer.add(MultiAgentBatch({"wolf": rows, "sheep": rows}, 2))
+    buffer.save(tmp_path / "agents")
+    code, printed = invoke("inspect", str(tmp_path / "agents"))
+    assert (code, "policy wolf: 2 agent steps" in printed) == (0, True)
+    assert invoke("verify", str(tmp_path / "agents"))[0] == 0
+
+
 def test_wrong_arguments_are_answered_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.arrow").write_text("hello")
@@ -192,6 +221,7 @@ def test_wrong_arguments_are_answered_in_one_sentence(tmp_path: Path, monkeypatc
         (("collect", "--workers", "0"), "--workers"),
         (("collect", "--steps", "-3"), "--steps"),
         (("collect", "--out", "missing/x.arrow"), "make it first"),
+        (("collect", "--out", "x.csv"), "must end in one of .arrow"),
         (("collect", "--out", "./x.arrow/y.arrow"), "make it first"),
         (("collect", "--steps", "5", "--episodes", "5"), "not both"),
         (("collect", "--plot", "x.txt"), "must end in one of .png"),
