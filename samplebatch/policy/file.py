@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from samplebatch.errors import PolicySpecError, UntrustedPickleError
+
+if TYPE_CHECKING:
+    import torch
 
 _FIRST_SAFE_TORCH = (2, 6)
 """Before it, `torch.load` ran code even where it was to load weights alone (CVE-2025-32434)."""
@@ -27,7 +30,7 @@ def is_policy_file(name: str) -> bool:
     return Path(name).suffix.lower() in CHECKPOINTS + PROGRAMS
 
 
-def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Any:
+def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> torch.nn.Module:
     """Load a policy.
 
     Parameters
@@ -59,7 +62,7 @@ def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
     return load(name, allow_pickle=allow_pickle)
 
 
-def _program(path: str, *, allow_pickle: bool = False) -> Any:
+def _program(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
     if not allow_pickle:
         raise UntrustedPickleError(
             f"{path!r} holds an exported program, of which torch unpickles parts, and that runs code of its writer's"
@@ -75,7 +78,7 @@ def _program(path: str, *, allow_pickle: bool = False) -> Any:
         ) from error
 
 
-def _checkpoint(path: str, *, allow_pickle: bool = False) -> Any:
+def _checkpoint(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
     import torch
 
     release = tuple(map(int, torch.__version__.split(".")[:2]))
