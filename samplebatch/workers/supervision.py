@@ -31,7 +31,7 @@ from samplebatch.workers.worker import is_end, work
 GRACE_S = 2.0
 """Seconds that workers have to close their environments when they are stopped."""
 _START_S = 60.0
-"""Seconds that a process has in any case to start, import what it needs and make its environments."""
+"""Seconds that a process has in any case to start, make its environments, and send its first fragment."""
 
 
 class WorkerProcess:
@@ -160,7 +160,8 @@ class WorkerProcess:
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
         progress, now = (self.num_envs, int(self._line[MADE])), time.monotonic()
-        if not progress[0]:
+        if not self._line[FRAGMENTS]:
+            # The first fragment may need imports, pandas by pyarrow for one, and policies may be compiled.
             stall_timeout_s = max(stall_timeout_s, _START_S)
         if progress != self._progress:
             self._progress, self._heard_at = progress, now

@@ -115,7 +115,7 @@ class RolloutWorkers:
         How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
         Seconds without a step or fragment after which a worker is taken to hang. Time in which nobody asks for
-        fragments does not count; and a worker has a minute in any case to start and make its environments.
+        fragments does not count; and a worker has a minute in any case to start and send its first one.
     max_restarts
         How many workers may be replaced, all together.
     capacity_bytes
