@@ -23,6 +23,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 NEEDS = {
+    "samplebatch.convert.jax": "jax",
     "samplebatch.convert.rllib_episodes": "ray",
     "samplebatch.convert.sb3": "stable_baselines3",
     "samplebatch.convert.tensordict": "tensordict",

@@ -101,6 +101,7 @@ ONE_IMPORTER = {
         "samplebatch.buffer.sequence_sampling",
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
+        "samplebatch.column.leaf",
         "samplebatch.env.envpool",
         "samplebatch.env.processes",
         "samplebatch.env.rllib",

@@ -17,6 +17,7 @@ _HOMES = {
     "to_rlds": "samplebatch.convert.rlds",
     "read_d4rl": "samplebatch.convert.d4rl",
     "write_d4rl": "samplebatch.convert.d4rl",
+    "register_with_jax": "samplebatch.convert.jax",
     "from_minari": "samplebatch.convert.minari",
     "episodes_from_minari": "samplebatch.convert.minari",
     "to_minari": "samplebatch.convert.minari",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from samplebatch.convert.cpprb import to_cpprb as to_cpprb
     from samplebatch.convert.d4rl import read_d4rl as read_d4rl
     from samplebatch.convert.d4rl import write_d4rl as write_d4rl
+    from samplebatch.convert.jax import register_with_jax as register_with_jax
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari
