@@ -29,7 +29,7 @@ from samplebatch.storage.file_checksums import (
     check_whole,
     checksums_in,
 )
-from samplebatch.storage.parquet_layout import float_paths, holds_flags, to_parquet
+from samplebatch.storage.parquet_layout import byte_paths, float_paths, holds_flags, to_parquet
 from samplebatch.storage.suffixes import check_suffix
 from samplebatch.storage.table_file import ParquetTable, name_file_damage, schema_to_store
 
@@ -132,7 +132,7 @@ def parquet_writer(
             stored,
             compression=compression,
             # Dictionaries of floats and counters cost time and save nothing.
-            use_dictionary=[_POLICY],
+            use_dictionary=[_POLICY, *byte_paths(stored)],
             use_byte_stream_split=float_paths(stored),
             write_page_checksum=True,
             # The version that has 16-bit floats and unsigned integers.

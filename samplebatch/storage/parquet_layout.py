@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -145,14 +145,29 @@ def float_paths(schema: pa.Schema) -> list[str]:
     >>> float_paths(pa.schema({"obs": pa.list_(pa.float32(), 4), "rewards": pa.float64(), "t": pa.int64()}))
     ['obs.list.element', 'rewards']
     """
-    paths = []
+    return [path for path, arrow in _numbers(schema) if pa.types.is_float32(arrow) or pa.types.is_float64(arrow)]
+
+
+def byte_paths(schema: pa.Schema) -> list[str]:
+    """List the 8-bit integers of a table by their paths in Parquet: numbers, and rows of numbers, such as images.
+
+    Parquet has no integers of fewer than 32 bits, but places in a dictionary take 8 at the most.
+
+    Examples
+    --------
+    >>> byte_paths(pa.schema({"obs": pa.list_(pa.uint8(), 4), "t": pa.int64()}))
+    ['obs.list.element']
+    """
+    return [path for path, arrow in _numbers(schema) if pa.types.is_uint8(arrow) or pa.types.is_int8(arrow)]
+
+
+def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """Walk through the types of elements, by their paths in Parquet."""
     for field in schema:
         arrow, path = field.type, field.name
         while pa.types.is_fixed_size_list(arrow) or pa.types.is_large_list(arrow):
             arrow, path = arrow.value_type, f"{path}.list.element"
-        if pa.types.is_float32(arrow) or pa.types.is_float64(arrow):
-            paths.append(path)
-    return paths
+        yield path, arrow
 
 
 def _nested_type(tensor: pa.DataType) -> pa.DataType:

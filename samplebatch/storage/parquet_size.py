@@ -22,11 +22,14 @@ _TAIL_NBYTES = 8
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 """Bytes of a value by its type's number: flags, 32, 64 and 96 bits, float and double."""
 
-_BYTES, _FIXED = 6, 7
+_INT32, _BYTES, _FIXED = 1, 6, 7
 _PLACE_NBYTES = 8
 
 _SCHEMA, _ROW_GROUPS = 2, 4
-_ELEMENT_LENGTH, _ELEMENT_CHILDREN = 2, 5
+_ELEMENT_KIND, _ELEMENT_LENGTH, _ELEMENT_CHILDREN, _ELEMENT_MEANING = 1, 2, 5, 6
+_MEANING_WIDTHS = {11: 1, 12: 2, 15: 1, 16: 2}
+"""Bytes in memory of a number of 32 bits in the file that stands for one of 8 or 16, by the meaning's number."""
+
 _GROUP_COLUMNS, _CHUNK_ABOUT = 1, 3
 _TYPE, _PATH, _VALUES, _COMPRESSED, _DATA_AT, _DICTIONARY_AT = 1, 3, 5, 7, 9, 11
 _PAGE_NBYTES, _PAGE_STORED = 2, 3
@@ -82,9 +85,7 @@ class BoundedReader:
         with _describing():
             self._about = _description(self._view)
             elements = self._about[_SCHEMA][1:]
-            self._widths = [
-                element.get(_ELEMENT_LENGTH, 0) for element in elements if not element.get(_ELEMENT_CHILDREN)
-            ]
+            self._widths = [_width(element) for element in elements if not element.get(_ELEMENT_CHILDREN)]
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of some row groups.
@@ -153,9 +154,17 @@ def _description(view: memoryview) -> Struct:
     return ThriftReader(view[len(view) - _TAIL_NBYTES - length : len(view) - _TAIL_NBYTES]).struct()
 
 
+def _width(element: Struct) -> int:
+    """Read the bytes of a value that its kind alone does not tell; 0 where it does."""
+    if element.get(_ELEMENT_KIND) == _INT32:
+        return _MEANING_WIDTHS.get(element.get(_ELEMENT_MEANING, -1), 0)
+    return int(element.get(_ELEMENT_LENGTH, 0))
+
+
 def _chunk(view: memoryview, about: Struct, width: int) -> Chunk:
     kind = about[_TYPE]
-    width = width if kind == _FIXED else _WIDTHS.get(kind, _PLACE_NBYTES)
+    if kind not in (_FIXED, _INT32) or not width:
+        width = _WIDTHS.get(kind, _PLACE_NBYTES)
     nbytes, repeats = 0, False
     counted = 0
     for page in _pages(view, about):

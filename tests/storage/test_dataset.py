@@ -430,6 +430,31 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     assert len(Dataset(tmp_path / "new")) == 0
 
 
+WHILE = """
+import sys
+import numpy as np
+from samplebatch import Dataset, SampleBatch
+dataset = Dataset(sys.argv[1])
+for i in range(40):
+    dataset.append(SampleBatch(a=np.full(500, i), b=np.full(500, i)))
+    if i % 8 == 7:
+        dataset.compact()
+"""
+
+
+def test_readers_see_whole_fragments_while_another_process_writes_and_joins(tmp_path: Path) -> None:
+    Dataset(tmp_path).append(SampleBatch(a=np.full(500, -1), b=np.full(500, -1)))
+    writer = subprocess.Popen([sys.executable, "-c", WHILE, str(tmp_path)])
+    dataset, seen = Dataset(tmp_path, cache_nbytes=0), set()
+    while writer.poll() is None or len(dataset.refresh()) < 20_500:
+        batch = dataset.refresh().take(np.random.default_rng(0).permutation(len(dataset)))
+        assert (batch["a"] == batch["b"]).all()
+        assert np.bincount(batch["a"] + 1).tolist() == [500] * (len(batch) // 500)
+        seen.add(len(batch))
+    assert writer.wait() == 0
+    assert len(seen) > 1
+
+
 # Compaction
 
 
