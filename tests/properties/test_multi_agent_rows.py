@@ -9,9 +9,9 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplebatch import Aggregator, MultiAgentBatch, MultiAgentCollector, channel, concat_samples
-from samplebatch.workers.spec import WorkerSpec
-from samplebatch.workers.task import make_task
+from samplebatch import Aggregator, MultiAgentBatch, MultiAgentCollector, broadcast, channel, concat_samples
+from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.task import Count, Task, make_task
 
 AGENTS = ("cat_0", "cat_1", "cat_2", "dog_0", "dog_1")
 
@@ -145,6 +145,13 @@ def test_a_batch_has_every_step_that_was_made(
         assert own == stage.rows
 
 
+def begin(spec: WorkerSpec, fragment_length: int, count_steps: Count) -> Task:
+    """Make a task, and let it collect fragments without end."""
+    task = make_task(spec, broadcast(1)[1], count_steps)
+    task.begin(Request(fragment_length=fragment_length))
+    return task
+
+
 @settings(max_examples=60, deadline=None)
 @given(policies, episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.integers(1, 24), st.integers(1, 20))
 def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
@@ -156,9 +163,7 @@ def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
         stages.append(Stage(episodes, wide_from))
         return stages[-1]
 
-    plan = WorkerSpec(
-        0, stage, lambda: policy, envs, None, None, length, None, False, None, (), np.random.SeedSequence(1), 0
-    )
+    spec = WorkerSpec(0, (stage,) * envs, lambda: policy, envs, None, False, None, (), np.random.SeedSequence(1))
     made = [0]
 
     def count(steps: int) -> None:
@@ -167,7 +172,7 @@ def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
     producer, consumer = channel(1 << 20, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:
-        task = make_task(plan, count)
+        task = begin(spec, length, count)
         for _ in range(5):
             fragment = task.next()
             assert fragment is not None
@@ -176,7 +181,7 @@ def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
             while consumer.poll():
                 arrived.append(consumer.recv().copy())
     used = stages[:]
-    other = make_task(plan, lambda _: None)
+    other = begin(spec, length, lambda _: None)
     for batch in arrived:
         same = other.next()
         assert same is not None
