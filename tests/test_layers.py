@@ -58,7 +58,7 @@ STRANGERS = {frozenset({"buffer", "transport"})}
 """Layers that know nothing of each other, whatever their order."""
 
 HAND_OVERS = {
-    ("samplebatch.batch.packed", "_unpack"): {"samplebatch.storage.inert_pickle"},
+    ("samplebatch.batch.packed", "unpack"): {"samplebatch.storage.inert_pickle"},
     ("samplebatch.batch.sample_batch", "_multi_agent_batch"): {"samplebatch.batch.multi_agent"},
     ("samplebatch.batch.sample_batch", "as_batch"): {"samplebatch.batch.nested.functions"},
     ("samplebatch.batch.saved", "save"): {"samplebatch.storage.saving"},
@@ -85,7 +85,6 @@ ONE_IMPORTER = {
     "takes one concern off the class that the only importer has": {
         "samplebatch.batch.episode_batch",
         "samplebatch.batch.nested.arithmetic",
-        "samplebatch.batch.packed",
         "samplebatch.batch.policy_rows",
         "samplebatch.batch.space_dict",
         "samplebatch.batch.row_batch",

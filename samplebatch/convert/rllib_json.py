@@ -13,10 +13,11 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.batch.concat import concat_samples
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.packed import unpack
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.convert.parquet_tables import files_in
-from samplebatch.convert.rllib_packing import pack, unpack
+from samplebatch.convert.rllib_packing import pack
 from samplebatch.convert.steps import Source, arrays_of, as_flat, fragments_of
 from samplebatch.errors import ColumnTypeError, FormatError
 from samplebatch.storage.arrow_file import replacing

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
+from samplebatch.batch.packed import unpack
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.types import named_dtype
@@ -17,7 +18,7 @@ from samplebatch.column.unpickling import unpickle
 from samplebatch.convert.parquet_tables import read_tables
 from samplebatch.convert.ray_types import without_ray_types
 from samplebatch.convert.rllib_episodes import AGENT_ID, MODULE_ID, EpisodeParts, to_rllib_episodes, trim
-from samplebatch.convert.rllib_packing import pack, unpack
+from samplebatch.convert.rllib_packing import pack
 from samplebatch.convert.steps import Source, arrays_of, as_steps, flags_of, join_episodes, require_columns
 from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError, require
 from samplebatch.storage.arrow_file import replacing

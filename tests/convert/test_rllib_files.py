@@ -114,8 +114,11 @@ def test_packing_is_rllibs() -> None:
         ("[1]", "line 1 of .* must be a SampleBatch or MultiAgentBatch"),
         ('{"type": "MultiAgentBatch", "policy_batches": {}, "count": "x"}', "must have a count of environment steps"),
         ('{"type": "MultiAgentBatch", "policy_batches": {"a": 3}, "count": 3}', "must have columns by name"),
-        ('{"type": "SampleBatch", "obs": "BCJNGGRA"}', "column 'obs' in line 1 of .* must be packed"),
-        ('{"type": "SampleBatch", "obs": "é"}', "column 'obs' in line 1 of .* must be packed"),
+        (
+            '{"type": "SampleBatch", "obs": "BCJNGGRA"}',
+            "column 'obs' in line 1 of .* must have rows as RLlib",
+        ),
+        ('{"type": "SampleBatch", "obs": "é"}', "column 'obs' in line 1 of .* must have rows as RLlib"),
         ("", "must have batches of RLlib, it has none"),
     ],
 )
