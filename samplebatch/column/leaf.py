@@ -1,4 +1,4 @@
-"""Columns over arrays of JAX's: what its functions see and return as the columns of a batch."""
+"""Columns over arrays of JAX's, which its functions see and return as those of a batch."""
 
 from __future__ import annotations
 

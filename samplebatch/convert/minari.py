@@ -42,7 +42,7 @@ def from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = 
 
 
 def episodes_from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = None) -> Iterator[SampleBatch]:
-    """Read the episodes of a Minari dataset one after the other, without copying what Minari has read.
+    """Read the episodes of a Minari dataset one after the other, over the arrays that Minari reads.
 
     Parameters
     ----------

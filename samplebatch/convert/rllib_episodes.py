@@ -43,7 +43,7 @@ _OWN = frozenset(
 
 
 class EpisodeParts(NamedTuple):
-    """What an episode of one agent holds, as lists of steps or arrays; the lookback before its first step is cut."""
+    """Parts of an episode of one agent, as lists of steps or arrays; the lookback before its first step is cut."""
 
     id: str
     observations: Any

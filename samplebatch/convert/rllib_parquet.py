@@ -150,7 +150,7 @@ def _parts_in(state: dict[str, Any]) -> EpisodeParts:
 
 
 def _decode(found: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
-    """Make an array or a number of what `msgpack_numpy` makes of it."""
+    """Make an array or a number of the dict by which `msgpack_numpy` describes it."""
     if found.get(b"complex") is True:
         return complex(found[b"data"])
     if b"nd" not in found:
