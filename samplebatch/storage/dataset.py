@@ -16,7 +16,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch.episodes import by_stream, ends_by_flag, run_starts
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ArgumentError, EmptyBufferError, FormatError, SequenceError
-from samplebatch.storage.batch_table import AnyBatch, join
+from samplebatch.storage.batch_table import AnyBatch
 from samplebatch.storage.dataset_batches import DatasetBatches
 from samplebatch.storage.dataset_rows import DatasetRows, Rows
 from samplebatch.storage.dataset_writer import DatasetWriter, check_log
@@ -213,9 +213,7 @@ class Dataset:
         if verify or (verify is None and self._rows.is_whole):
             for path in self.parts():
                 open_parquet(path, verify=True)
-        if self._rows.is_multi_agent:
-            return join(self._rows.read_parts())
-        return self._rows.take(np.arange(len(self)))
+        return self._rows.read()
 
     def take(self, rows: npt.ArrayLike) -> AnyBatch:
         """Read rows by their numbers, in the order given.

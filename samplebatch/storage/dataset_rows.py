@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections import OrderedDict
@@ -96,7 +97,11 @@ class DatasetRows:
             If a part is missing, or has another size than it was written with; names it.
         """
         if snapshot.parts:
-            sizes = {entry.name: entry.stat().st_size for entry in os.scandir(self.folder) if entry.name[0] == "p"}
+            sizes: dict[str, int] = {}
+            for entry in os.scandir(self.folder):
+                # Parts that were joined go meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[entry.name] = entry.stat().st_size
             for part in snapshot.parts:
                 if sizes.get(part.name) != part.size:
                     fault = "is missing" if part.name not in sizes else "has another size than was committed"
@@ -134,12 +139,12 @@ class DatasetRows:
             found = ", ".join(map(repr, self._policies()))
             raise ArgumentError(f"rows must be of one policy to be read; pass policy=..., one of {found}")
         own = rows if self._index is None else self._index[rows]
-        try:
-            return self._take(own)
-        except FileNotFoundError:
-            # Compacted since: the rows are there under the same numbers.
-            self.adopt_compacted()
-            return self._take(own)
+        while True:
+            try:
+                return self._take(own)
+            except FileNotFoundError:
+                # Compacted since: the rows are there under the same numbers.
+                self.adopt_compacted()
 
     @property
     def is_multi_agent(self) -> bool:
@@ -151,8 +156,17 @@ class DatasetRows:
         """Whether neither columns nor filters leave anything out."""
         return self._columns is None and self._filters is None
 
-    def read_parts(self) -> list[AnyBatch]:
-        """Read each part as the batch that it is, with the chosen columns and rows."""
+    def read(self) -> AnyBatch:
+        """Read all rows that count, part by part; those of several policies if none was chosen."""
+        if self._policy is not None or not self.snapshot.parts:
+            return self.take(np.arange(len(self)))
+        while True:
+            try:
+                return self._read_parts()
+            except FileNotFoundError:
+                self.adopt_compacted()
+
+    def _read_parts(self) -> AnyBatch:
         found = []
         for part in self.snapshot.parts:
             file = self.file(part)
@@ -160,7 +174,7 @@ class DatasetRows:
             must = f"{file.name!r} must be a part of a dataset"
             trust = {"allow_pickle": self._allow_pickle}
             found.append(read_batch(file, bound, must, self._columns, self._filters, **trust))
-        return found
+        return join(found)
 
     def only(self, columns: Sequence[str]) -> AnyBatch:
         """Read some columns of all rows that count."""
@@ -177,16 +191,26 @@ class DatasetRows:
             If they are in none.
         """
         known, bounds, index = int(self._starts[-1]), self.bounds, self._index
-        snapshot = self.log.read()
-        total, kept = 0, []
-        for part in snapshot.parts:
+        while True:
+            snapshot = self.log.read()
+            total, kept = 0, []
+            for part in snapshot.parts:
+                if total < known:
+                    kept.append(part)
+                    total += part.rows
             if total < known:
-                kept.append(part)
-                total += part.rows
-        if total != known:
-            raise FormatError(f"{str(self.folder)!r} must have the rows that it had, and some of them are gone")
-        self.adopt(snapshot._replace(parts=kept))
-        self.__dict__.update(bounds=bounds, _index=index)
+                raise FormatError(f"{str(self.folder)!r} must have the rows that it had, and some of them are gone")
+            try:
+                self.adopt(snapshot._replace(parts=kept))
+            except FormatError:
+                if self.log.read().nbytes == snapshot.nbytes:
+                    raise
+            else:
+                if index is None and total > known:
+                    # The last part has rows that came later, too: they do not count before `reload`.
+                    index = np.arange(known)
+                self.__dict__.update(bounds=bounds, _index=index)
+                return
 
     def _take(self, rows: Rows) -> AnyBatch:
         if not len(rows):

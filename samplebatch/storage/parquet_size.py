@@ -7,7 +7,7 @@ bytes how many they are when they are decompressed, and Parquet believes that al
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -47,17 +47,14 @@ class Chunk(NamedTuple):
 
     Attributes
     ----------
-    column
-        Name of the table's column.
     name
-        The same, with those that it is nested in.
+        Of the column, with those that it is nested in.
     nbytes
         Bytes of its pages uncompressed, or of its values, whichever is more.
     repeats
         Whether values of no fixed length may be more bytes than that.
     """
 
-    column: str
     name: str
     nbytes: int
     repeats: bool
@@ -109,11 +106,10 @@ class BoundedReader:
         FormatError
             If pages are not where the file's description says.
         """
-        repeats, asked = False, set(names)
-        for chunk in self._chunks(groups):
-            if chunk.column in asked:
-                bound.take(chunk.nbytes, f"column {chunk.name!r}")
-                repeats |= chunk.repeats
+        repeats = False
+        for chunk in self._chunks(groups, {name.encode() for name in names}):
+            bound.take(chunk.nbytes, f"column {chunk.name!r}")
+            repeats |= chunk.repeats
         rows = sum(self._file.metadata.row_group(i).num_rows for i in groups)
         columns = None if list(names) == self._file.schema_arrow.names else list(names)
         if not repeats or rows <= STEP_ROWS:
@@ -128,12 +124,13 @@ class BoundedReader:
             batches.append(kept)
         return pa.Table.from_batches(batches)
 
-    def _chunks(self, groups: Sequence[int]) -> Iterator[Chunk]:
+    def _chunks(self, groups: Sequence[int], columns: Container[bytes]) -> Iterator[Chunk]:
         with _describing():
             for group in groups:
                 held = self._about[_ROW_GROUPS][group][_GROUP_COLUMNS]
                 for chunk, width in zip(held, self._widths, strict=True):
-                    yield _chunk(self._view, chunk[_CHUNK_ABOUT], width)
+                    if chunk[_CHUNK_ABOUT][_PATH][0] in columns:
+                        yield _chunk(self._view, chunk[_CHUNK_ABOUT], width)
 
 
 @contextlib.contextmanager
@@ -174,7 +171,7 @@ def _chunk(view: memoryview, about: Struct, width: int) -> Chunk:
                 counted += max(page[form][_FORM_VALUES], 0)
                 repeats |= kind == _BYTES and page[form][_FORM_ENCODING[form]] in _REPEATING
     path = [part.decode(errors="replace") for part in about[_PATH]]
-    return Chunk(path[0], ".".join(path), max(nbytes, width * max(counted, about[_VALUES])), repeats)
+    return Chunk(".".join(path), max(nbytes, width * max(counted, about[_VALUES])), repeats)
 
 
 def _pages(view: memoryview, about: Struct) -> Iterator[Struct]:

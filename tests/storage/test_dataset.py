@@ -473,6 +473,17 @@ def test_compaction_joins_small_parts_and_keeps_all_rows(tmp_path: Path) -> None
     assert dataset.compact() == 0
 
 
+def test_a_reader_keeps_to_its_rows_when_later_ones_are_joined_to_them(tmp_path: Path) -> None:
+    reader = filled(tmp_path, [5, 5], cache_nbytes=0)
+    writer = Dataset(tmp_path)
+    writer.append(steps(10, 5))
+    assert writer.compact() == 2
+    assert ids(reader.take([9, 0])) == [9, 0]
+    assert len(reader) == 10
+    assert [i for batch in reader.iter_batches(4) for i in ids(batch)] == list(range(10))
+    assert len(reader.refresh()) == 15
+
+
 # Other tools
 
 
