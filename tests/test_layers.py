@@ -39,6 +39,7 @@ LAYERS = (
     "convert",
     "testing",
     "cli",
+    "__main__",
 )
 """Each imports only from those before it, and from itself."""
 

@@ -257,6 +257,12 @@ def test_help_and_version() -> None:
         assert option in invoke("collect", "--help")[1]
 
 
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "samplebatch", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split()[-1] == __version__
+
+
 @pytest.mark.parametrize("module", ["typer", "rich"])
 def test_without_its_extra_the_command_says_what_to_install(module: str) -> None:
     code = (
