@@ -70,6 +70,10 @@ def replay(buffer: PrioritizedReplayBuffer) -> Array:
 def agents(batch: MultiAgentBatch) -> Iterator[tuple[str, torch.Tensor]]:
     for policy, steps in batch.to_torch().items():
         yield str(policy), steps["rewards"]
+    for part in batch.minibatches(2, lockstep=True, device="cpu", floats="float32", prefetch=1):
+        yield "walker", part["walker"]["rewards"].square()
+    for plain in batch.minibatches(2, floats="float32"):
+        print(plain["walker"]["rewards"].dtype)
     first = batch["walker"]["rewards"]
     print(first.mean(), [part.env_steps() for part in batch.timeslices(2)])
 

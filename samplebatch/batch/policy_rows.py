@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,10 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
+    import torch
+
     from samplebatch.batch.delivery import Device
+    from samplebatch.batch.multi_agent import MultiAgentBatch
     from samplebatch.batch.targets import Floats, Target
 
 
@@ -158,6 +161,31 @@ class PolicyRows:
                 episodes.setdefault(eps_id, {})[policy] = part
         return [self._of(parts, _count_env_steps(parts)) for parts in episodes.values()]
 
+    @overload
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        lockstep: bool = False,
+        device: None = None,
+        floats: Floats | None = None,
+    ) -> Iterator[Self]: ...
+    @overload
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        lockstep: bool = False,
+        device: Device,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Iterator[MultiAgentBatch[torch.Tensor]]: ...
     def minibatches(
         self,
         size: int,
@@ -169,7 +197,7 @@ class PolicyRows:
         device: Device | None = None,
         floats: Floats | None = None,
         prefetch: int = 0,
-    ) -> Iterator[Self]:
+    ) -> Any:
         """Yield the batch in parts, every row once an epoch.
 
         Parameters
