@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import whole
-from samplebatch.batch.nested.node import KINDS, TENSOR
-from samplebatch.batch.nested.tensors import array_of
+from samplebatch.batch.nested.tensors import as_array
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.samplers import Prioritized, exponent
@@ -90,7 +89,7 @@ class PrioritiesMixin(_Base):
         """
         slots = np.ascontiguousarray(self._slots(index)).reshape(-1)
         priorities = _numbers(new_weight, len(slots))
-        known = None if generation is None else _array(generation).reshape(-1)
+        known = None if generation is None else as_array(generation).reshape(-1)
         if known is not None and len(known) != len(slots):
             raise ColumnLengthError(f"column 'generation' must have {len(slots)} rows, one a row, got {len(known)}")
         with self._table.lock:
@@ -162,14 +161,9 @@ class PrioritiesMixin(_Base):
         self._sampler.beta = exponent("beta", beta)
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
-    """Return an array, a tensor on any device, or numbers as an array."""
-    return array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
-
-
 def _numbers(value: Any, n: int) -> npt.NDArray[np.floating[Any]]:
     """Return n priorities, shape (n,), of an array, a tensor or a number: float32 where they are, float64 otherwise."""
-    array = _array(value)
+    array = as_array(value)
     if array.dtype.kind not in "biuf" and array.size:
         raise ColumnTypeError(f"priorities must be numbers, got dtype {array.dtype}")
     # As a float16, a small priority to the power of alpha could be 0.

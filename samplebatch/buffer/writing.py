@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node, values_of
-from samplebatch.batch.nested.tensors import array_of
+from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
+from samplebatch.batch.nested.tensors import as_array
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.column.casting import as_flags
 from samplebatch.errors import (
@@ -106,7 +106,7 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
     >>> numbers([1, 0], "terminated", (2,), np.bool_)
     array([ True, False])
     """
-    array = array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+    array = as_array(value)
     if array.dtype.kind not in "biuf":
         raise ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
     if array.shape[: len(lead)] != lead:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import fraction, whole
-from samplebatch.batch.nested.node import KINDS, TENSOR
-from samplebatch.batch.nested.tensors import array_of
+from samplebatch.batch.nested.tensors import as_array
 from samplebatch.column import memory
 from samplebatch.column.casting import as_flags
 from samplebatch.errors import ColumnLengthError, ColumnTypeError, RowIndexError
@@ -261,7 +260,7 @@ def estimate_advantages(
 
 
 def _numbers(name: str, value: Any) -> npt.NDArray[Any]:
-    array = array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+    array = as_array(value)
     if array.dtype.kind not in "biuf":
         raise ColumnTypeError(f"{name!r} must hold numbers, got dtype {array.dtype}")
     return array

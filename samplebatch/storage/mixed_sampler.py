@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import choice, whole
+from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.batch.nested.tensors import as_array, tree_to
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, near_names
+
+if TYPE_CHECKING:
+    import torch
+
+    from samplebatch.batch.delivery import Device
+    from samplebatch.batch.targets import Floats
 
 Ints = npt.NDArray[np.int64]
 
@@ -102,13 +110,17 @@ class MixedSampler:
             raise ArgumentError(f"weights must be numbers from 0 on, and not all of them 0, got {dict(weights)}")
         self._shares = shares / shares.sum()
 
-    def sample(self, batch_size: int) -> tuple[Batch, MixedIndices]:
+    def sample(
+        self, batch_size: int, *, device: Device | None = None, floats: Floats | None = None
+    ) -> tuple[Batch, MixedIndices]:
         """Draw rows from the sources, and mix them.
 
         Parameters
         ----------
         batch_size
             How many, at least 1.
+        device, floats
+            As `ReplayBuffer.sample` takes them.
 
         Returns
         -------
@@ -120,11 +132,14 @@ class MixedSampler:
 
         Raises
         ------
+        ArgumentError
+            If `batch_size` is no whole number from 1 on, or `floats` no floating-point dtype. Nothing is drawn then.
         EmptyBufferError
             If a source of which rows are to be drawn has none; names it.
         ColumnMismatchError
             If columns differ, and are not to be dropped; names one, and the source that lacks it.
         """
+        delivery = Delivery(device, floats)
         edges = np.cumsum(self._shares) * whole("batch_size", batch_size, 1)
         edges[-1] = batch_size
         counts = np.diff(np.floor(edges + self._rng.random()).astype(int), prepend=0)
@@ -137,7 +152,8 @@ class MixedSampler:
         source = np.concatenate([np.full(len(indices), number) for number, indices in found])
         index = np.concatenate([indices for _, indices in found])
         order = self._rng.permutation(len(source))
-        return Batch.cat(self._align(drawn))[order], MixedIndices(source[order], index[order])
+        batch = delivery.one(Batch.cat(self._align(drawn))[order], tree_to)
+        return batch, MixedIndices(source[order], index[order])
 
     def _draw(self, name: str, count: int) -> tuple[Batch, Ints]:
         source = self._sources[name]
@@ -169,7 +185,7 @@ class MixedSampler:
                 )
         return [Batch({key: value for key, value in columns.items() if key in shared}) for columns in held.values()]
 
-    def update_weight(self, batch: Batch, indices: MixedIndices, new_weight: npt.ArrayLike) -> None:
+    def update_weight(self, batch: Batch, indices: MixedIndices, new_weight: npt.ArrayLike | torch.Tensor) -> None:
         """Give the rows of a batch new priorities, in the buffers that they came from.
 
         Rows of sources without priorities are passed over, and so are those that were written over since.
@@ -179,20 +195,20 @@ class MixedSampler:
         batch, indices
             As `sample` returned them.
         new_weight
-            Priorities, shape (n,).
+            Priorities, shape (n,); an array or a tensor.
 
         Raises
         ------
         ColumnLengthError, ColumnTypeError, PriorityError
             As `PrioritizedReplayBuffer.update_weight` does.
         """
-        given = np.asarray(new_weight)
+        given = as_array(new_weight)
         if given.shape != indices.source.shape:
             raise ArgumentError(f"priorities must be of shape {indices.source.shape}, got {given.shape}")
         for number, source in enumerate(self._sources.values()):
             rows = np.flatnonzero(indices.source == number)
             if len(rows) and hasattr(source, "update_weight"):
-                generation = np.asarray(batch[names.GENERATION])[rows]
+                generation = as_array(batch[names.GENERATION])[rows]
                 source.update_weight(indices.row[rows], given[rows], generation=generation)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from samplebatch import Batch, Dataset, MixedSampler, PrioritizedReplayBuffer, ReplayBuffer, SampleBatch
 from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError
@@ -83,6 +84,17 @@ def test_priorities_go_back_to_the_buffer_that_the_rows_came_from(tmp_path: Path
         assert (buffer.weight[others] == 1).all()
     with pytest.raises(ArgumentError, match="shape"):
         sampler.update_weight(batch, indices, given[:3])
+
+
+def test_rows_come_as_tensors_and_their_priorities_go_back_as_such(tmp_path: Path) -> None:
+    buffer = online(PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0))
+    sampler = MixedSampler({"data": offline(tmp_path), "replay": buffer})
+    batch, indices = sampler.sample(20, device="cpu", floats="float32")
+    assert [batch[name].dtype for name in ("obs", "act", "terminated")] == [torch.float32, torch.int64, torch.bool]
+    assert isinstance(indices.source, np.ndarray)
+    sampler.update_weight(batch, indices, torch.full((20,), 9.0, requires_grad=True))
+    assert buffer.weight[np.unique(indices.row[indices.source == 1])] == pytest.approx(9.0)
+    assert sampler.sample(4, floats="float32")[0].rew.dtype == np.float32
 
 
 def test_priorities_of_rows_that_are_written_over_are_dropped() -> None:

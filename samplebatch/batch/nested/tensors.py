@@ -85,3 +85,8 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
         tensor = tensor.float()
     array: npt.NDArray[Any] = tensor.numpy() if not tensor.is_conj() else tensor.resolve_conj().numpy()
     return array
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """Return an array, a tensor on any device, or numbers as an array."""
+    return array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
