@@ -28,7 +28,11 @@ ALLOWED = {
         "env/environment_process.py": "requests of the parent process",
         "env/processes.py": "answers of the processes of the user's own environments",
     },
-    "pickle.Unpickler": {"storage/stub_unpickler.py": "one that finds stubs in place of classes"},
+    "pickle.Unpickler": {
+        "storage/stub_unpickler.py": "one that finds stubs in place of classes",
+        "env/environment_state.py": "environments in the state of a collector, if the caller allows it",
+    },
+    "np.load": {"batch/space_dict.py": "bounds of spaces, with pickles refused"},
     "torch.load": {"policy/file.py": "with weights only, unless the caller allows more"},
     "torch.export.load": {"policy/file.py": "if the caller allows it"},
     "exec": {"buffer/fast_add.py": "a function of constant text and numbers: names and values are variables"},

@@ -26,9 +26,9 @@ def is_packed(column: Column) -> bool:
     >>> is_packed(as_column(["BCJNGGBA"], "obs")), is_packed(as_column(["north"], "obs"))
     (True, False)
     """
-    return (
-        column.dtype.kind in "USO" and len(column) > 0 and _encode(column.values[0]).startswith((_MAGIC, _MAGIC_BASE64))
-    )
+    # Torch's dtypes, which have no kind, are of numbers.
+    kind = getattr(column.dtype, "kind", "f")
+    return kind in "USO" and len(column) > 0 and _encode(column.values[0]).startswith((_MAGIC, _MAGIC_BASE64))
 
 
 def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> Column:

@@ -41,12 +41,30 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
     samplebatch.errors.UntrustedPickleError: column 'infos' holds pickled objects, and unpickling runs code that its
     writer chose; pass allow_pickle=True if you trust where it comes from
     """
+    require_permission(subject, allow_pickle=allow_pickle)
+    try:
+        return list(map(pickle.loads, pickles))
+    except Exception as error:
+        raise FormatError(f"{subject} must have rows that can be unpickled, one cannot: {error}") from error
+
+
+def require_permission(subject: str, *, allow_pickle: bool = False) -> None:
+    """Refuse to unpickle without permission.
+
+    Parameters
+    ----------
+    subject
+        The column, file or state that holds the pickles.
+    allow_pickle
+        Whether they may be unpickled.
+
+    Raises
+    ------
+    UntrustedPickleError
+        If `allow_pickle` is false; names the subject.
+    """
     if not allow_pickle:
         raise UntrustedPickleError(
             f"{subject} holds pickled objects, and unpickling runs code that its writer chose; "
             "pass allow_pickle=True if you trust where it comes from"
         )
-    try:
-        return list(map(pickle.loads, pickles))
-    except Exception as error:
-        raise FormatError(f"{subject} must have rows that can be unpickled, one cannot: {error}") from error

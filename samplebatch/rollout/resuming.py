@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
+from samplebatch.column.unpickling import require_permission
 from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError
 
 _NAMES = ("collector", "num_envs", "values", "parts", "environments")
@@ -61,7 +62,7 @@ class Resumable(ABC):
         >>> from samplebatch import Collector
         >>> collector, again = (Collector("random", "CartPole-v1", seed=seed) for seed in (1, 2))
         >>> _ = collector.collect(n_step=100)
-        >>> again.load_state_dict(collector.state_dict())
+        >>> again.load_state_dict(collector.state_dict(), allow_pickle=True)
         >>> one, other = (c.collect(n_step=100).batch for c in (collector, again))
         >>> (one["obs"] == other["obs"]).all(), (one["t"] == other["t"]).all()
         (np.True_, np.True_)
@@ -77,11 +78,20 @@ class Resumable(ABC):
             "why_reset": next((own["saved"]["why"] for own in environments if own["saved"]["why"]), None),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Continue where a collector was that was made with the same arguments; the seed is the one of that.
+
+        Parameters
+        ----------
+        state
+            What `state_dict` returned.
+        allow_pickle
+            Whether the environments in it may be unpickled, which runs code that the state's writer chose.
 
         Raises
         ------
+        UntrustedPickleError
+            If there are environments in it and `allow_pickle` is false. Nothing has changed then.
         FormatError
             If the state is not whole. Nothing has changed then.
         ArgumentError
@@ -97,6 +107,8 @@ class Resumable(ABC):
             raise ArgumentError(
                 f"the state must be of a {wanted[0]} of {wanted[1]} environments, got one of a {found[0]} of {found[1]}"
             )
+        if any(own["saved"]["pickles"] is not None for own in state["environments"]):
+            require_permission(f"the state of a {type(self).__name__}", allow_pickle=allow_pickle)
         self._settle()
         try:
             pairs = zip(self._environment_parts(), state["environments"], strict=True)

@@ -134,7 +134,7 @@ def test_episodes_that_moved_over() -> None:
 @pytest.mark.parametrize("how", ["state", "file", "folder"])
 def test_wholeness_is_kept(how: str, tmp_path: Path) -> None:
     for count, expected in ((4, [[0, 1, 2, 3]]), (8, []), (10, [])):
-        path = tmp_path / f"{how}{count}"
+        path = tmp_path / (f"{count}.arrow" if how == "file" else f"{how}{count}")
         buf = ReplayBuffer(4, storage=path) if how == "folder" else ReplayBuffer(4)
         buf.add(step(0))
         buf.reset()

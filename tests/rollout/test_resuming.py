@@ -17,8 +17,9 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from samplebatch import AsyncCollector, Collector, MultiAgentCollector, ReplayBuffer
-from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError, SampleBatchError
+from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError, SampleBatchError, UntrustedPickleError
 from samplebatch.rollout.resuming import Resumable
+from tests.malice import Mark
 
 MODES = ("NextStep", "SameStep", "Disabled")
 
@@ -69,7 +70,7 @@ def test_a_resumed_collector_goes_on_as_the_first_would_have(name: str, steps: i
         state = pickle.loads(pickle.dumps(first.state_dict()))
         assert state["why_reset"] is None
         second.collect(n_step=11)
-        second.load_state_dict(state)
+        second.load_state_dict(state, allow_pickle=True)
         for _ in range(3):
             one, other = first.collect(n_step=60), second.collect(n_step=60)
             assert str(rows(one.batch)) == str(rows(other.batch))
@@ -82,7 +83,7 @@ def test_a_resumed_collector_goes_on_as_the_first_would_have(name: str, steps: i
 def test_episodes_under_way_keep_their_ids(name: str) -> None:
     with MAKERS[name]() as first, MAKERS[name]() as second:
         first.collect(n_step=6)
-        second.load_state_dict(first.state_dict())
+        second.load_state_dict(first.state_dict(), allow_pickle=True)
         ids = []
         for collector in (first, second):
             batch = collector.collect(n_step=2).batch
@@ -97,7 +98,7 @@ sys.path.insert(0, {here!r})
 import test_resuming
 state = pickle.loads(sys.stdin.buffer.read())
 with test_resuming.MAKERS[{name!r}]() as collector:
-    collector.load_state_dict(state)
+    collector.load_state_dict(state, allow_pickle=True)
     found = test_resuming.rows(collector.collect(n_step=60).batch)
 sys.stdout.buffer.write(pickle.dumps(str(found)))
 """
@@ -122,7 +123,7 @@ def test_environments_in_processes_go_on() -> None:
         AsyncCollector("random", makers, seed=4, **given) as second,
     ):
         first.collect(n_step=25)
-        second.load_state_dict(first.state_dict())
+        second.load_state_dict(first.state_dict(), allow_pickle=True)
         one, other = (by_environment(collector.collect(n_step=200).batch) for collector in (first, second))
         for mine, its in zip(one, other, strict=True):
             length = min(len(mine), len(its))
@@ -158,19 +159,28 @@ def test_environments_that_cannot_be_saved_are_reset_with_other_seeds() -> None:
     before = first.collect(n_step=8).batch
     state = first.state_dict()
     assert "cannot pickle" in state["why_reset"]
-    second.load_state_dict(state)
+    second.load_state_dict(state, allow_pickle=True)
     after = second.collect(n_step=8).batch
     assert after["t"].tolist() == list(range(8)), "the episode begins with the reset"
     assert not set(before["obs"].ravel().tolist()) & set(after["obs"].ravel().tolist())
     again = Collector("random", Endless(), seed=99)
-    again.load_state_dict(state)
+    again.load_state_dict(state, allow_pickle=True)
     assert again.collect(n_step=8).batch["obs"].tolist() == after["obs"].tolist()
+
+
+def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
+    collector = MAKERS["Pendulum"]()
+    state = collector.state_dict()
+    state["environments"][0]["saved"]["pickles"] = [pickle.dumps(Mark(mark))]
+    with pytest.raises(UntrustedPickleError, match="the state of a Collector holds pickled objects"):
+        collector.load_state_dict(state)
+    collector.collect(n_step=3)
 
 
 def test_counts_go_on() -> None:
     first, second = MAKERS["CartPole"](), MAKERS["CartPole"]()
     first.collect(n_step=90)
-    second.load_state_dict(first.state_dict())
+    second.load_state_dict(first.state_dict(), allow_pickle=True)
     assert second.collect_step == first.collect_step
     assert second.collect_episode == first.collect_episode
     assert second.collect(n_step=3).batch["unroll_id"].tolist() == [1, 1, 1]
@@ -189,7 +199,7 @@ def test_a_buffer_gets_the_same_steps() -> None:
     first, second = (Collector("random", "CartPole-v1", ReplayBuffer(200), seed=1) for _ in range(2))
     first.collect(n_step=50)
     second.buffer.load_state_dict(first.buffer.state_dict())
-    second.load_state_dict(first.state_dict())
+    second.load_state_dict(first.state_dict(), allow_pickle=True)
     for collector in (first, second):
         for _ in range(60):
             collector.collect(n_step=1)
@@ -205,7 +215,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ArgumentError, match="got one of a MultiAgentCollector"):
         collector.load_state_dict(MAKERS["simple_spread"]().state_dict())
     with pytest.raises(EnvironmentSpecError, match="one of a Wrapped, got one of a"):
-        MAKERS["as a whole, SameStep"]().load_state_dict(MAKERS["Disabled"]().state_dict())
+        MAKERS["as a whole, SameStep"]().load_state_dict(MAKERS["Disabled"]().state_dict(), allow_pickle=True)
 
 
 @pytest.mark.parametrize("name", ["CartPole", "simple_spread"])
