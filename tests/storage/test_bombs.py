@@ -117,7 +117,7 @@ def test_the_bound_can_be_raised_and_lowered(tmp_path: Path) -> None:
         read_arrow(tmp_path / "batch.arrow")
     assert len(read_arrow(tmp_path / "batch.arrow", max_nbytes=1 << 29)["infos"]) == len(infos)
     with pytest.raises(CapacityError, match="column 'infos'"):
-        SampleBatch.from_arrow(batch[:100].to_arrow(), max_nbytes=1000)
+        SampleBatch.from_arrow(SampleBatch(infos=infos[:100]).to_arrow(), max_nbytes=1000)
     for wrong in (-1, float("nan"), True):
         with pytest.raises(CapacityError, match="max_nbytes must be"):
             read_arrow(tmp_path / "batch.arrow", max_nbytes=wrong)  # type: ignore[arg-type]
