@@ -13,8 +13,12 @@ import pyarrow as pa
 
 from samplebatch import names
 from samplebatch.arguments import whole
+from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.episodes import by_stream, ends_by_flag, run_starts
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.tensors import tree_to
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.targets import Target
 from samplebatch.errors import ArgumentError, EmptyBufferError, FormatError, SequenceError
 from samplebatch.storage.batch_table import AnyBatch
 from samplebatch.storage.dataset_batches import DatasetBatches
@@ -24,7 +28,8 @@ from samplebatch.storage.parquet import open_parquet, read_parquet
 from samplebatch.storage.selection import Filters
 
 if TYPE_CHECKING:
-    from samplebatch.batch.nested.batch import Batch
+    from samplebatch.batch.delivery import Device
+    from samplebatch.batch.targets import Floats
 
 _CACHE_NBYTES = 1 << 28
 _STREAM = (names.EPS_ID, names.AGENT_INDEX, names.T)
@@ -230,22 +235,34 @@ class Dataset:
             )
         return self._rows.take(found)
 
-    def sample(self, batch_size: int) -> tuple[AnyBatch, Rows]:
+    def sample(
+        self, batch_size: int, *, device: Device | None = None, floats: Floats | None = None
+    ) -> tuple[AnyBatch, Rows]:
         """Draw rows with replacement, and return them with their numbers.
 
         Each row costs the row group that it lies in, unless that is in memory still: `iter_batches` with `shuffle`
         reads each once.
 
+        Parameters
+        ----------
+        batch_size
+            How many.
+        device, floats
+            As `ReplayBuffer.sample` takes them.
+
         Raises
         ------
+        ArgumentError
+            If `batch_size` is no whole number from 0 on, or `floats` no floating-point dtype. Nothing is drawn then.
         EmptyBufferError
             If there are none.
         """
         whole("batch_size", batch_size)
+        delivery = Delivery(device, floats)
         if not len(self):
             raise EmptyBufferError("a dataset must have rows to draw from, it has none; append some first")
         rows = self._rng.integers(len(self), size=batch_size)
-        return self._rows.take(rows), rows
+        return delivery.one(self._rows.take(rows), _convert), rows
 
     def iter_batches(
         self,
@@ -337,7 +354,7 @@ class Dataset:
             batch = batch.copy(shallow=True)
             batch[names.SEQ_LENS] = np.full(batch_size, length, np.int32)
             return batch, rows
-        return cast("Batch", batch)[np.arange(rows.size).reshape(rows.shape)], rows
+        return cast(Batch, batch)[np.arange(rows.size).reshape(rows.shape)], rows
 
     def _episodes(self) -> tuple[Rows, Rows]:
         """Order all rows by episode and time, and tell where episodes begin in that order."""
@@ -369,3 +386,8 @@ class Dataset:
         new = np.concatenate(([0], np.cumsum(lengths)))
         places = np.repeat(bounds[:-1][turn] - new[:-1], lengths) + np.arange(n)
         return order[places].astype(np.int64), new
+
+
+def _convert(batch: AnyBatch, target: Target) -> AnyBatch:
+    """Convert the rows of a batch of any type to a target's form."""
+    return tree_to(batch, target) if isinstance(batch, Batch) else batch._to(target)

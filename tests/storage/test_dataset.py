@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow.dataset
 import pytest
+import torch
 
 from samplebatch import (
     Batch,
@@ -195,6 +196,19 @@ def test_samples_follow_from_the_seed_and_cover_all_rows(tmp_path: Path) -> None
     assert np.array_equal(Dataset(tmp_path, seed=3).sample(400)[1], rows)
     with pytest.raises(EmptyBufferError):
         Dataset(tmp_path / "new").sample(1)
+
+
+def test_samples_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
+    flat = Dataset(tmp_path / "flat")
+    flat.append(SampleBatch(rewards=np.arange(8.0), t=np.arange(8)))
+    batch, rows = flat.sample(5, device="cpu", floats="float32")
+    assert (batch["rewards"].dtype, batch["t"].dtype) == (torch.float32, torch.int64)
+    assert batch["t"].tolist() == rows.tolist()
+    nested = Dataset(tmp_path / "nested")
+    nested.append(Batch(rew=np.arange(8.0)))
+    assert nested.sample(5, floats="float32")[0].rew.dtype == np.float32
+    with pytest.raises(ArgumentError, match="floats"):
+        flat.sample(5, floats="int64")
 
 
 # Batches
