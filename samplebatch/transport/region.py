@@ -99,6 +99,9 @@ class Region:
     (b'hello', 1000, 0)
     """
 
+    # Regions may outlive the modules that they are made with, at the end of the process.
+    _close = staticmethod(os.close)
+
     def __init__(self, descriptor: int, mapping: _Mapping, *, sealed: bool, writable: bool) -> None:
         self._descriptor = descriptor
         self._mapping: _Mapping | None = mapping
@@ -254,7 +257,7 @@ class Region:
         """Close the descriptor, and keep the memory: the region cannot be sent to another process any more."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            self._close(descriptor)
 
     def close(self) -> None:
         """Let go of the memory, which stays for as long as there are arrays or views over it. Safe to call twice."""

@@ -335,3 +335,9 @@ def test_seals_are_those_that_matter() -> None:
     import fcntl
 
     assert region._SEALS == fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def test_a_region_that_outlives_its_module_closes_quietly():
+    code = "from samplebatch.transport import region; held = region.Region.create(4096); region.os = None; del held"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
