@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from samplebatch import names
 from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import ColumnNotFoundError
+from samplebatch.errors import ColumnLengthError, ColumnNotFoundError
 from samplebatch.names import PolicyID
 from samplebatch.returns.arrays import gae, nstep
 from samplebatch.rollout.postprocessing import TrajectoryColumns
@@ -84,7 +85,7 @@ class GAE(TrajectoryColumns):
         rewards = np.asarray(steps[names.REWARDS])
         terminated, truncated = np.asarray(steps[names.TERMINATEDS]), np.asarray(steps[names.TRUNCATEDS])
         estimates = _estimates(source, steps, names.OBS)
-        values = estimates.reshape(rewards.shape) if estimates.size == rewards.size else estimates
+        values = _reshape(estimates, rewards.shape)
         following = np.zeros(rewards.shape)
         following[:-1] = values[1:]
         rows = np.flatnonzero((last | (truncated != 0)) & (terminated == 0))
@@ -96,7 +97,7 @@ class GAE(TrajectoryColumns):
                     "GAE a bootstrap, a function of observations or a column"
                 )
             found = _estimates(source if beyond is None else beyond, steps.take(rows), names.NEXT_OBS)
-            following[rows] = found.reshape(following[rows].shape)
+            following[rows] = _reshape(found, following[rows].shape)
         targets, advantages = gae(
             rewards,
             terminated,
@@ -159,6 +160,13 @@ class NStepReturns(TrajectoryColumns):
 
 def _of_policy(source: Values | Mapping[PolicyID, Values] | None, policy_id: PolicyID) -> Values | None:
     return source.get(policy_id) if isinstance(source, Mapping) else source
+
+
+def _reshape(estimates: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Give estimates the shape of their rewards, without the axis of length 1 that a network's output has."""
+    if estimates.size != math.prod(shape):
+        raise ColumnLengthError(f"estimates must be of shape {shape}, as rewards are, got {estimates.shape}")
+    return estimates.reshape(shape)
 
 
 def _estimates(source: Values, steps: SampleBatch, observations: str) -> npt.NDArray[Any]:

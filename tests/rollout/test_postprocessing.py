@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch
-from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError
+from samplebatch.errors import (
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    SequenceError,
+)
 from samplebatch.rollout.advantages import GAE, NStepReturns
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import Hook, postprocess
@@ -289,3 +295,18 @@ def test_turns_are_postprocessed_agent_by_agent() -> None:
             new_obs=own["new_obs.observation"],
         )
         np.testing.assert_allclose(own["advantages"], by_hand(flat)[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("ends", [[False, False, True], [False, False, False]], ids=["within", "beyond"])
+def test_estimates_of_another_shape_than_rewards_are_refused(ends: list[bool]) -> None:
+    steps = SampleBatch(
+        eps_id=[1, 1, 1], obs=np.ones((3, 2)), new_obs=np.ones((3, 2)), rewards=np.ones(3), terminateds=ends,
+        truncateds=[False] * 3,
+    )  # fmt: skip
+    found = postprocess(steps.copy(), [GAE(lambda obs: obs[:, :1])])
+    assert found["advantages"].shape == (3,)
+    with pytest.raises(ColumnLengthError, match=r"estimates must be of shape \(3,\), as rewards are, got \(3, 2\)"):
+        postprocess(steps.copy(), [GAE(lambda obs: obs)])
+    if not ends[-1]:
+        with pytest.raises(ColumnLengthError, match=r"estimates must be of shape \(1,\), as rewards are, got \(1, 2\)"):
+            postprocess(steps.copy(), [GAE(lambda obs: obs[:, 0], bootstrap=lambda obs: obs)])
