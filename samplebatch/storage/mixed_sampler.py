@@ -62,7 +62,7 @@ class MixedSampler:
     Raises
     ------
     ArgumentError
-        If there is no source, or weights are none.
+        If sources are no mapping or an empty one, or weights are none.
 
     Examples
     --------
@@ -88,6 +88,8 @@ class MixedSampler:
         missing: Literal["error", "drop"] = "error",
         seed: int = 42,
     ) -> None:
+        if not isinstance(sources, Mapping):
+            raise ArgumentError(f"sources must be buffers and datasets by name, got a {type(sources).__name__}")
         if not sources:
             raise ArgumentError("sources must be buffers and datasets by name, there are none")
         self._sources = dict(sources)

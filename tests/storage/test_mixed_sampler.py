@@ -123,5 +123,7 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, weights: dict[str, fl
         MixedSampler(sources, weights)
     with pytest.raises(ArgumentError, match="sources"):
         MixedSampler({})
+    with pytest.raises(ArgumentError, match="sources must be buffers and datasets by name, got a list"):
+        MixedSampler(list(sources.values()))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="missing"):
         MixedSampler(sources, missing="keep")  # type: ignore[arg-type]
