@@ -61,7 +61,8 @@ class TorchColumn(Column):
         import torch
 
         # A copy: torch takes no array of negative stride, not even one of a single index, which NumPy calls contiguous.
-        return TorchColumn(self.values.index_select(0, torch.from_numpy(indices.copy()).to(self.values.device)))
+        rows = torch.from_numpy(indices.copy()).to(self.values.device)
+        return TorchColumn(movable(self.values).index_select(0, rows).view(self.values.dtype))
 
     def copy(self) -> Self:
         return type(self)(self.values.clone())
@@ -71,9 +72,7 @@ class TorchColumn(Column):
 
         values = self.values
         out = values.new_zeros((length, *values.shape[1:]))
-        # torch cannot write wide unsigned integers by index.
-        writable = _named(_name(values.dtype).removeprefix("u"))
-        out.view(writable)[torch.from_numpy(positions).to(out.device)] = values.view(writable)
+        movable(out)[torch.from_numpy(positions).to(out.device)] = movable(values)
         return TorchColumn(out)
 
     @classmethod
@@ -151,6 +150,19 @@ class TorchColumn(Column):
             raise DeviceError(f"a column on {values.device} has no host memory; move the batch first: to_device('cpu')")
         bits: npt.NDArray[Any] = values.detach().view(_bits_torch_dtype(values.dtype)).numpy()
         return bits
+
+
+def movable(values: torch.Tensor) -> torch.Tensor:
+    """View a tensor in a dtype of the same width whose elements torch can gather and scatter.
+
+    It has no such operations for wide unsigned integers, and not all of them for 8-bit floats.
+    """
+    return values.view(_movable_dtype(values.dtype))
+
+
+@cache
+def _movable_dtype(dtype: torch.dtype) -> torch.dtype:
+    return _named({1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}[dtype.itemsize])
 
 
 def _name(dtype: torch.dtype) -> str:

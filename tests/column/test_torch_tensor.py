@@ -113,6 +113,14 @@ def test_slices_view_and_the_rest_copies(dtype):
 
 
 @by_dtype
+def test_single_values_are_gathered_and_spread(dtype):
+    tensor = tensor_of(dtype, 9, ())
+    column = TorchColumn(tensor)
+    assert same(column.take(np.array([8, 0, 0])).values, torch.stack([tensor[8], tensor[0], tensor[0]]))
+    assert same(column.spread(9, np.arange(9)).values, tensor)
+
+
+@by_dtype
 def test_equality(dtype):
     column = TorchColumn(tensor_of(dtype))
     assert column.equals(column.copy())
