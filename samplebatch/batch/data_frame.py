@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplebatch.batch.nested.tensors import array_of
+from samplebatch.batch.nested.tensors import column_of_arrays
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
-from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import require
 
 if TYPE_CHECKING:
@@ -41,7 +40,5 @@ def stacked_frame(frames: Mapping[Any, pd.DataFrame], key: str) -> pd.DataFrame:
 
 def _cells(column: Column) -> Any:
     """Return the rows of a column as cells: numbers, or an array or object each."""
-    values = column.decompress().values if isinstance(column, CompressedColumn) else column.values
-    if isinstance(column, TorchColumn):
-        values = array_of(column.values)
+    values = (column.decompress() if isinstance(column, CompressedColumn) else column_of_arrays(column)).values
     return values if isinstance(values, np.ndarray) and values.ndim == 1 else np.fromiter(values, object, len(column))

@@ -12,12 +12,15 @@ import numpy.typing as npt
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.episode_batch import EpisodeBatch
-from samplebatch.batch.nested.tensors import array_of
+from samplebatch.batch.nested.tensors import column_of_arrays
 from samplebatch.batch.targets import ArrayTarget, Target, TorchTarget
 from samplebatch.column.interface import Column
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.ragged_torch import RaggedTorchColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.column.types import torch_dtype
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class DeviceBatch(EpisodeBatch):
         """Return a batch of tensors, over the same memory wherever torch can use it.
 
         Only read-only arrays, and columns that change device or dtype, are copied. Columns that torch has no dtype for
-        (objects, strings, dates), ragged and compressed ones stay as they are.
+        (objects, strings, dates) and compressed ones stay as they are. Of ragged columns the elements are moved.
 
         Parameters
         ----------
@@ -88,7 +91,7 @@ class DeviceBatch(EpisodeBatch):
     def to_numpy(self, *, floats: Floats | None = None) -> SampleBatch:
         """Return a batch of arrays, over the tensors' memory where that is on the host.
 
-        bfloat16 becomes float32, which holds it exactly. Ragged and compressed columns stay as they are.
+        bfloat16 becomes float32, which holds it exactly. Compressed columns stay as they are.
 
         Parameters
         ----------
@@ -106,10 +109,7 @@ class DeviceBatch(EpisodeBatch):
         >>> SampleBatch(rewards=[0.5, 1.0]).to_torch().to_numpy(floats="float32")["rewards"]
         array([0.5, 1. ], dtype=float32)
         """
-        columns = self._all()
-        arrays = self._with(
-            {name: TensorColumn(array_of(c.values)) if isinstance(c, TorchColumn) else c for name, c in columns.items()}
-        )
+        arrays = self._with({name: column_of_arrays(column) for name, column in self._all().items()})
         return cast("SampleBatch", arrays if floats is None else arrays._to(ArrayTarget(floats)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class DeviceBatch(EpisodeBatch):
         """Turn the columns into tensors on a device, in place; dtypes are kept.
 
         On the host tensors share the arrays' memory, read-only arrays aside. Columns that torch has no dtype for
-        (objects, strings, dates) and compressed ones stay as they are.
+        (objects, strings, dates) and compressed ones stay as they are. Of ragged columns the elements are moved.
 
         Parameters
         ----------
@@ -259,11 +259,23 @@ def _convert(column: Column, target: Target) -> Column:
     """Convert a column to a target's form; one that torch has no dtype for stays unchanged."""
     if isinstance(column, TorchColumn):
         return TorchColumn(target.move(column.values))
+    if isinstance(column, VaryingRows):
+        return _convert_elements(column, target)
     if not isinstance(column, TensorColumn):
         return column
     if isinstance(target, ArrayTarget):
         return TensorColumn(target.from_array(column.values))
     return column if torch_dtype(column.dtype) is None else TorchColumn(target.from_array(column.values))
+
+
+def _convert_elements(column: VaryingRows, target: Target) -> Column:
+    """Convert the elements of rows of varying shape by the rule for other columns; where rows begin stays here."""
+    flat = column.flat_column
+    converted = _convert(flat, target)
+    if converted is flat:
+        return column
+    kind = RaggedTorchColumn if isinstance(converted, TorchColumn) else RaggedColumn
+    return kind(converted.values, *column.layout)
 
 
 def _on_stream(device: torch.device, stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:

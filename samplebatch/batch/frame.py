@@ -14,12 +14,14 @@ from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column, Header
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.ragged_torch import RaggedTorchColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import FormatError
 
 _KINDS: dict[str, type[Column]] = {
-    cls.kind: cls for cls in (TensorColumn, TorchColumn, RaggedColumn, ObjectColumn, CompressedColumn)
+    cls.kind: cls
+    for cls in (TensorColumn, TorchColumn, RaggedColumn, RaggedTorchColumn, ObjectColumn, CompressedColumn)
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.nested.tensors import column_of_arrays
 from samplebatch.buffer.store import Slots, Store, as_rows
 from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly
@@ -179,6 +180,8 @@ def ragged_rows(rows: Any, name: str) -> RaggedColumn:
     >>> ragged_rows(np.zeros((2, 3)), "obs").lengths, ragged_rows([[1.0], []], "obs").lengths
     (array([3, 3]), array([1, 0]))
     """
+    if isinstance(rows, Column):
+        rows = column_of_arrays(rows)
     if isinstance(rows, RaggedColumn):
         return rows
     if isinstance(rows, list | tuple):

@@ -15,6 +15,7 @@ _HOMES = {
     "TensorColumn": "samplebatch.column.tensor",
     "TorchColumn": "samplebatch.column.torch_tensor",
     "RaggedColumn": "samplebatch.column.ragged",
+    "RaggedTorchColumn": "samplebatch.column.ragged_torch",
     "ObjectColumn": "samplebatch.column.objects",
     "CompressedColumn": "samplebatch.column.compressed",
     "MemoryBound": "samplebatch.column.memory_bound",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from samplebatch.column.memory_bound import MemoryBound as MemoryBound
     from samplebatch.column.objects import ObjectColumn as ObjectColumn
     from samplebatch.column.ragged import RaggedColumn as RaggedColumn
+    from samplebatch.column.ragged_torch import RaggedTorchColumn as RaggedTorchColumn
     from samplebatch.column.tensor import TensorColumn as TensorColumn
     from samplebatch.column.torch_tensor import TorchColumn as TorchColumn
 

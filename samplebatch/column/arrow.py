@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,6 +12,7 @@ from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.object_size import object_nbytes
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.ragged_torch import RaggedTorchColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.column.types import DTYPE_KEY, TORCH_KEY, named_dtype
@@ -74,11 +76,15 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = 
     except ColumnTypeError as error:
         raise FormatError(f"column {name!r} must name a dtype that a column can hold: {error}") from error
     if RaggedColumn.reads(array.type):
-        return RaggedColumn.from_arrow(array, dtype_name, name)
+        rows = RaggedColumn.from_arrow(array, dtype_name, name)
+        return rows if torch_name is None else _from_bits(RaggedTorchColumn.from_bits, rows, torch_name, name)
     column = TensorColumn.from_arrow(array, dtype_name, name)
-    if torch_name is None:
-        return column
+    return column if torch_name is None else _from_bits(TorchColumn.from_bits, column.values, torch_name, name)
+
+
+def _from_bits(read: Callable[[Any, str], Column], bits: Any, torch_name: str, name: str) -> Column:
+    """View bits as a torch column, or refuse a field that names another dtype."""
     try:
-        return TorchColumn.from_bits(column.values, torch_name)
+        return read(bits, torch_name)
     except ColumnTypeError as error:
         raise FormatError(f"column {name!r} must name the torch dtype of its values: {error}") from error

@@ -45,10 +45,8 @@ def gather(
     return out, offsets
 
 
-def row_views(
-    elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
-) -> Iterator[npt.NDArray[Any]]:
-    """View each row of a flat array by the offsets of its ends."""
+def row_views(elements: Any, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Iterator[Any]:
+    """View each row of a flat array or tensor by the offsets of its ends."""
     return map(elements.__getitem__, map(slice, starts.tolist(), stops.tolist()))
 
 

@@ -1,8 +1,8 @@
 """The one interface of all columns.
 
 A column is `n` rows of one kind. Four classes implement it: `TensorColumn` (rows of one shape), `RaggedColumn` (rows of
-varying shape), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a tensor column); `TorchColumn` is
-a tensor column whose rows a torch tensor holds.
+varying shape), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a tensor column). `TorchColumn`
+and `RaggedTorchColumn` hold the first two kinds of rows in a torch tensor.
 
 Columns are immutable in length and dtype; their memory is not: views write through. `slice`
 views, `take`, `copy`, `concat` and `spread` copy. Indices arrive validated: rows in `[0, n)`, starts not past stops.
@@ -39,7 +39,8 @@ class Column(ABC):
     Attributes
     ----------
     kind
-        The class's name in frames and files: `"tensor"`, `"torch"`, `"ragged"`, `"object"` or `"compressed"`.
+        The class's name in frames and files: `"tensor"`, `"torch"`, `"ragged"`, `"ragged_torch"`, `"object"` or
+        `"compressed"`.
     """
 
     __slots__ = ("__weakref__",)

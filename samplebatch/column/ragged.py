@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.column import memory
-from samplebatch.column.flat_array import arrow_elements, element_type, gather, offsets_of, pad_rows, row_views
-from samplebatch.column.interface import Column, Header, Indices
-from samplebatch.column.row_keys import resolve
+from samplebatch.column.flat_array import arrow_elements, element_type, gather, offsets_of, pad_rows
+from samplebatch.column.interface import Header, Indices
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.types import DTYPE_KEY, common_dtype, named_dtype, storage_of, torch_dtype
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
-
-if TYPE_CHECKING:
-    import torch
+from samplebatch.column.types import DTYPE_KEY, common_dtype, named_dtype, storage_of
+from samplebatch.column.varying_rows import VaryingRows
+from samplebatch.errors import ColumnTypeError, FormatError
 
 _INT64 = np.dtype(np.int64)
 
@@ -27,7 +24,7 @@ WRITES_ANY_OFFSETS = int(pa.__version__.partition(".")[0]) >= 21
 """Whether pyarrow writes lists whose offsets begin past zero right. Where it does not, a slice copies its offsets."""
 
 
-class RaggedColumn(Column):
+class RaggedColumn(VaryingRows):
     """Rows of one dtype and one number of dimensions, but of varying shape.
 
     The elements of all rows lie end to end in one array, and 64-bit offsets say where each row begins: an Arrow
@@ -51,15 +48,13 @@ class RaggedColumn(Column):
     (array([1, 2]), array([3]))
     """
 
-    __slots__ = ("elements", "offsets", "shapes")
+    __slots__ = ()
     kind: ClassVar[str] = "ragged"
+    elements: npt.NDArray[Any]
 
-    def __init__(
-        self, elements: npt.NDArray[Any], offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None = None
-    ) -> None:
-        self.elements = elements
-        self.offsets = offsets
-        self.shapes = shapes
+    @property
+    def flat_column(self) -> TensorColumn:
+        return TensorColumn(self.flat)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any], name: str) -> RaggedColumn:
@@ -92,94 +87,10 @@ class RaggedColumn(Column):
             np.concatenate([array.reshape(-1) for array in arrays], 0, elements, casting="unsafe")
         return cls(elements, offsets, shapes if ndim > 1 else None)
 
-    @property
-    def values(self) -> Self:
-        return self
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions of one row."""
-        return 1 if self.shapes is None else self.shapes.shape[1]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.elements.dtype
-
-    @property
-    def row_shape(self) -> tuple[None, ...]:
-        return (None,) * self.ndim
-
-    @property
-    def nbytes(self) -> int:
-        shapes = 0 if self.shapes is None else self.shapes.nbytes
-        return self.flat.nbytes + self.offsets.nbytes + shapes
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Elements in each row, shape (n,)."""
-        return self.offsets[1:] - self.offsets[:-1]
-
-    @property
-    def flat(self) -> npt.NDArray[Any]:
-        """The elements of these rows end to end, a view of shape (m,)."""
-        return self.elements[self.offsets[0] : self.offsets[-1]]
-
-    def __getitem__(self, key: Any) -> Any:
-        """Return one row as an array that shares memory, or several rows as a column.
-
-        Raises
-        ------
-        RowIndexError
-            If a row lies outside the column.
-        """
-        rows = resolve(key, len(self))
-        if isinstance(rows, tuple):
-            return self.slice(*rows)
-        if not isinstance(rows, int):
-            return self.take(rows)
-        row = self.elements[self.offsets[rows] : self.offsets[rows + 1]]
-        return row if self.shapes is None else row.reshape(self.shapes[rows])
-
-    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        if self.shapes is None:
-            return row_views(self.elements, self.offsets[:-1], self.offsets[1:])
-        return map(
-            np.ndarray.reshape, row_views(self.elements, self.offsets[:-1], self.offsets[1:]), self.shapes.tolist()
-        )
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        if copy is False:
-            raise ValueError("rows of varying shape become an array of objects, which is always a new one")
-        rows = self.to_numpy()
-        return rows if dtype is None else rows.astype(dtype)
-
-    def __repr__(self) -> str:
-        return f"RaggedColumn({len(self)} rows of {self.dtype}, row shape {self.row_shape})"
-
-    def slice(self, start: int, stop: int) -> Self:
-        shapes = None if self.shapes is None else self.shapes[start:stop]
-        return type(self)(self.elements, self.offsets[start : stop + 1], shapes)
-
     def take(self, indices: Indices) -> RaggedColumn:
         starts = self.offsets[indices]
         elements, offsets = gather(self.elements, starts, self.offsets[1:][indices] - starts)
         return RaggedColumn(elements, offsets, None if self.shapes is None else self.shapes[indices])
-
-    def copy(self) -> Self:
-        shapes = None if self.shapes is None else self.shapes.copy()
-        return type(self)(memory.copy_of(self.flat), self.offsets - self.offsets[0], shapes)
-
-    def spread(self, length: int, positions: Indices) -> RaggedColumn:
-        lengths = np.zeros(length, _INT64)
-        lengths[positions] = self.lengths
-        shapes = None
-        if self.shapes is not None:
-            shapes = np.zeros((length, self.ndim), _INT64)
-            shapes[positions] = self.shapes
-        return RaggedColumn(memory.copy_of(self.flat), offsets_of(lengths), shapes)
 
     def pad(self, value: Any = 0) -> npt.NDArray[Any]:
         """Return the rows in one array, shape (n, ...), each filled up with a value to the largest extents.
@@ -187,60 +98,11 @@ class RaggedColumn(Column):
         >>> RaggedColumn.from_rows([[1, 2], [3], []], "visited").pad(-1).tolist()
         [[1, 2], [3, -1], [-1, -1]]
         """
-        extents = self.lengths[:, None] if self.shapes is None else self.shapes
-        return pad_rows(self.flat, extents, value)
-
-    @classmethod
-    def concat(cls, columns: Sequence[RaggedColumn], name: str) -> RaggedColumn:
-        ndims = {column.ndim for column in columns}
-        if len(ndims) > 1:
-            found = " and ".join(map(str, sorted(ndims)))
-            raise ColumnMismatchError(
-                f"column {name!r} must have rows of one number of dimensions to be joined, got {found}"
-            )
-        elements = TensorColumn.concat([TensorColumn(column.flat) for column in columns], name).values
-        offsets = offsets_of(np.concatenate([column.lengths for column in columns]))
-        shapes = [column.shapes for column in columns if column.shapes is not None]
-        return RaggedColumn(elements, offsets, np.concatenate(shapes) if shapes else None)
-
-    def equals(self, other: Column) -> bool:
-        if not isinstance(other, RaggedColumn) or len(self) != len(other) or self.ndim != other.ndim:
-            return False
-        if self.shapes is not None and other.shapes is not None and not np.array_equal(self.shapes, other.shapes):
-            return False
-        same = np.array_equal(self.lengths, other.lengths)
-        return same and TensorColumn(self.flat).equals(TensorColumn(other.flat))
+        return pad_rows(self.flat, self.extents, value)
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """Return the rows as an array of n objects, each an array that shares memory with the column."""
         return np.fromiter(self, object, len(self))
-
-    def to_torch(self) -> torch.Tensor:
-        """Return the rows as a nested tensor in torch's jagged layout, sharing memory with the elements.
-
-        Raises
-        ------
-        ColumnTypeError
-            If torch has no dtype for the elements, or another extent than the first varies.
-        """
-        if torch_dtype(self.dtype) is None:
-            raise ColumnTypeError(f"torch has no dtype for {self.dtype}")
-        first = self.lengths
-        trailing: tuple[int, ...] = ()
-        if self.shapes is not None:
-            trailing = tuple(self.shapes[0, 1:].tolist()) if len(self) else (0,) * (self.ndim - 1)
-            if (self.shapes[:, 1:] != trailing).any():
-                raise ColumnTypeError(
-                    "torch's jagged layout lets only the first extent of rows vary, got rows that differ in others; "
-                    "pad them to one shape first"
-                )
-            first = self.shapes[:, 0]
-        import torch
-
-        offsets = offsets_of(first)
-        elements = TensorColumn(self.flat.reshape(int(offsets[-1]), *trailing)).to_torch()
-        nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(elements, torch.from_numpy(offsets))
-        return nested
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         """Encode the rows as a `large_list`, sharing memory.
@@ -249,7 +111,7 @@ class RaggedColumn(Column):
         """
         offsets, elements = self.offsets, self.elements
         if offsets[0] and not WRITES_ANY_OFFSETS:
-            offsets, elements = offsets - offsets[0], self.flat
+            (offsets, _), elements = self.layout, self.flat
         data = pa.Array.from_buffers(
             pa.large_list(element_type(self.dtype)),
             len(self),
@@ -337,10 +199,10 @@ class RaggedColumn(Column):
         return cls(elements, offsets, shapes)
 
     def dump(self) -> tuple[Header, list[Any]]:
-        first = self.offsets[0]
-        buffers = [memory.as_bytes(self.flat), self.offsets - first if first else self.offsets]
-        if self.shapes is not None:
-            buffers.append(self.shapes)
+        offsets, shapes = self.layout
+        buffers = [memory.as_bytes(self.flat), offsets]
+        if shapes is not None:
+            buffers.append(shapes)
         return (self.kind, self.dtype.str, len(self), self.ndim), buffers
 
     @classmethod

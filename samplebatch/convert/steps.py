@@ -20,7 +20,7 @@ from samplebatch.buffer.gather import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.writing import drop_empty
 from samplebatch.column.casting import as_flags
-from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, EmptyBufferError, SequenceError, near_names
 
 Flags = npt.NDArray[np.bool_]
@@ -221,7 +221,7 @@ def arrays_of(batch: SampleBatch, name: str) -> Any:
 
 def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
     column = batch.column(path)
-    if isinstance(column, RaggedColumn):
+    if isinstance(column, VaryingRows):
         raise ColumnTypeError(f"column {path!r} must have rows of one shape to be converted, they vary; pad it first")
     return column.to_numpy()
 

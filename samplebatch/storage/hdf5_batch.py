@@ -21,7 +21,10 @@ from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.ragged_torch import RaggedTorchColumn
 from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import FormatError
 from samplebatch.storage.batch_table import AnyBatch
 from samplebatch.storage.damage import name_damage
@@ -76,9 +79,10 @@ def _write_columns(batch: SampleBatch, group: h5py.Group, compression: str | Non
     }
     group.attrs[_ABOUT] = json.dumps(about, default=np.generic.item)
     for name, column in columns.items():
-        if isinstance(column, RaggedColumn):
-            shapes = {} if column.shapes is None else {"shapes": column.shapes}
-            to_hdf5({name: {"elements": column.flat, "offsets": column.offsets - column.offsets[0], **shapes}}, group)
+        if isinstance(column, VaryingRows):
+            offsets, shapes = column.layout
+            rows = {"elements": column.flat, "offsets": offsets, **({} if shapes is None else {"shapes": shapes})}
+            to_hdf5({name: rows}, group)
         else:
             value = column.to_torch() if column.kind == "torch" else column.to_numpy()
             write_value(value, group, name, compression, name)
@@ -189,12 +193,13 @@ def _read_columns(
 def _column(name: str, kind: str, value: Any) -> Column:
     """Make a column of what was read; raises FormatError if it is of another kind than the file says."""
     if kind == RaggedColumn.kind:
-        elements, offsets, *shapes = [
-            np.asarray(value[part]) for part in ("elements", "offsets", "shapes") if part in value
-        ]
-        ndim = shapes[0].shape[1] if shapes else 1
-        header = (kind, elements.dtype.str, len(offsets) - 1, ndim)
-        return RaggedColumn.load(header, [elements.view(np.uint8), offsets.astype(np.int64), *shapes])
+        return _ragged(value)
+    if kind == RaggedTorchColumn.kind:
+        elements = as_column(value["elements"], name)
+        if not isinstance(elements, TorchColumn):
+            raise FormatError(f"column {name!r} must have elements in a tensor, got {elements.kind!r}")
+        (_, dtype_name, _), (bits,) = elements.dump()
+        return RaggedTorchColumn.from_bits(_ragged({**value, "elements": bits}), dtype_name)
     if kind == ObjectColumn.kind:
         return ObjectColumn.from_array(np.asarray(value), name)
     column = as_column(value, name)
@@ -202,3 +207,13 @@ def _column(name: str, kind: str, value: Any) -> Column:
     if column.kind != kind and not isinstance(column, TensorColumn):
         raise FormatError(f"column {name!r} must be of kind {kind!r}, got {column.kind!r}")
     return column
+
+
+def _ragged(value: Any) -> RaggedColumn:
+    """Make rows of varying shape of the arrays that were read; raises FormatError if they do not fit each other."""
+    elements, offsets, *shapes = [
+        np.asarray(value[part]) for part in ("elements", "offsets", "shapes") if part in value
+    ]
+    ndim = shapes[0].shape[1] if shapes else 1
+    header = (RaggedColumn.kind, elements.dtype.str, len(offsets) - 1, ndim)
+    return RaggedColumn.load(header, [elements.view(np.uint8), offsets.astype(np.int64), *shapes])

@@ -48,6 +48,8 @@ def every_kind(n: int) -> dict[str, Any]:
     values["zero-width"] = np.zeros((n, 0, 2), np.float32)
     values["ragged"] = [np.arange(i % 4, dtype=np.float32) for i in range(n)] if n > 1 else np.zeros((n, 2))
     values["ragged 2-D"] = [np.full((i % 3, 2 + i % 2), i, np.int16) for i in range(n)] if n > 1 else np.zeros((n, 2))
+    rows = SampleBatch(rows=values["ragged"]).to_torch(floats="bfloat16")
+    values["ragged torch"] = rows["rows"]
     values["infos"] = [{"lives": i, "name": f"agent{i}", "ratio": i / 2} for i in range(n)]
     values["infos mixed"] = [None if i % 3 == 0 else {"key": (i, {"deep": [i]})} for i in range(n)]
     values["objects"] = np.array([{1, i} for i in range(n)] + [None], object)[:-1]

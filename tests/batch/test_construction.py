@@ -174,7 +174,13 @@ def test_arrow_arrays_and_columns_are_taken(door: Assign) -> None:
 def test_a_batch_holds_columns_of_every_kind_at_once() -> None:
     batch = SampleBatch(every_kind(5))
     assert len(batch) == 5
-    assert {batch.column(name).kind for name in batch.column_names} == {"tensor", "torch", "ragged", "object"}
+    assert {batch.column(name).kind for name in batch.column_names} == {
+        "tensor",
+        "torch",
+        "ragged",
+        "ragged_torch",
+        "object",
+    }
 
 
 # -- replacing and deleting --------------------------------------------------------------------------------------------

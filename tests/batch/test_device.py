@@ -48,7 +48,7 @@ def test_what_torch_has_no_dtype_for_stays() -> None:
     before = {name: batch.column(name) for name in batch.column_names}
     batch.to_device("cpu")
     for name, column in before.items():
-        if column.kind in ("object", "ragged", "compressed") or column.dtype.__class__ is np.dtypes.StrDType:
+        if column.kind in ("object", "compressed") or column.dtype.__class__ is np.dtypes.StrDType:
             assert batch.column(name) is column, name
     assert isinstance(batch["flat U5"], np.ndarray)
     assert isinstance(batch["flat S3"], np.ndarray)
@@ -57,6 +57,7 @@ def test_what_torch_has_no_dtype_for_stays() -> None:
     kinds = {name: batch.column(name).kind for name in batch.column_names}
     assert all(kinds[f"flat {dtype}"] == "torch" for dtype in NUMBERS)
     assert kinds["zero-width"] == "torch"
+    assert kinds["ragged"] == kinds["ragged 2-D"] == kinds["ragged torch"] == "ragged_torch"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "bool"])

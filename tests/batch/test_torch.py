@@ -242,3 +242,98 @@ def test_minibatches_on_a_gpu_are_those_of_the_host(prefetch: int, where: str) -
     order = torch.cat(seen).cpu().numpy()
     assert np.allclose(torch.cat(sums).cpu().numpy(), values.astype("f4").sum(1, dtype="f8")[order])
     assert sorted(order[:4096]) == list(range(4096))
+
+
+def lidar() -> SampleBatch:
+    """Make a batch of three steps with ragged columns: numbers, pixels, and words that torch has no dtype for."""
+    return SampleBatch(
+        rays=[[0.5, 1.5], [2.5], []],
+        maps=[np.ones((1, 2), np.uint8), np.ones((2, 2), np.uint8), np.ones((0, 3), np.uint8)],
+        days=[np.array(["2020-01-01"], "M8[D]"), np.array([], "M8[D]"), np.array([], "M8[D]")],
+        obs={"hits": [[1], [2, 3], []]},
+    )
+
+
+def test_ragged_columns_become_tensors_and_arrays_again() -> None:
+    batch = lidar()
+    tensors = batch.to_torch()
+    assert tensors["rays"][0].tolist() == [0.5, 1.5]
+    assert tensors["rays"].elements.data_ptr() == batch["rays"].elements.ctypes.data
+    assert tensors["rays"].pad(-1).tolist() == [[0.5, 1.5], [2.5, -1.0], [-1.0, -1.0]]
+    assert tensors["maps"][1].shape == (2, 2)
+    assert tensors["obs"]["hits"][1].tolist() == [2, 3]
+    assert tensors.column("days") is batch.column("days")
+    again = tensors.to_numpy()
+    assert again == batch
+    assert np.shares_memory(again["rays"].elements, batch["rays"].elements)
+    assert isinstance(batch["rays"][0], np.ndarray)
+
+
+def test_floats_cast_ragged_columns_as_they_do_others() -> None:
+    tensors = lidar().to_torch(floats="bfloat16")
+    assert (tensors["rays"].dtype, tensors["maps"].dtype) == (torch.bfloat16, torch.uint8)
+    assert tensors["obs"]["hits"].dtype == torch.int64
+    assert tensors.to_numpy()["rays"].dtype == np.float32
+    arrays = lidar().to_numpy(floats="float32")
+    assert (arrays["rays"].dtype, arrays["maps"].dtype) == (np.float32, np.uint8)
+    assert arrays["days"].dtype == np.dtype("M8[D]")
+    assert tensors.to_numpy(floats="float64")["rays"][0].tolist() == [0.5, 1.5]
+
+
+def test_a_view_of_a_ragged_column_moves_its_elements_only() -> None:
+    moved = lidar()[1:].to_device("meta")
+    assert moved["rays"].elements.shape == (1,)
+    assert moved["rays"].elements.is_meta
+    assert [tuple(row.shape) for row in moved["maps"]] == [(2, 2), (0, 3)]
+    back = lidar().to_torch()[1:].to_device("cpu")
+    assert back["rays"].elements.tolist() == [2.5]
+
+
+def test_read_only_elements_are_not_aliased() -> None:
+    batch = lidar()
+    batch["rays"].elements.flags.writeable = False
+    batch.to_torch()["rays"][0][0] = 100
+    assert batch["rays"][0].tolist() == [0.5, 1.5]
+
+
+def test_minibatches_and_policies_bring_ragged_columns_to_the_device() -> None:
+    for part in lidar().minibatches(2, device="meta", floats="float32", rng=0, prefetch=1):
+        assert part["rays"].elements.is_meta
+        assert part["rays"].dtype == torch.float32
+    policies = MultiAgentBatch({"walker": lidar()}, 3)
+    assert policies.to_torch(device="meta")["walker"]["rays"].elements.is_meta
+    assert policies.to_torch().to_numpy() == policies
+    (part,) = policies.minibatches(3, device="cpu", shuffle=False)
+    assert part["walker"]["rays"].pad().tolist() == [[0.5, 1.5], [2.5, 0.0], [0.0, 0.0]]
+    assert policies.to_device("meta")["walker"]["rays"].elements.is_meta
+
+
+def test_ragged_tensors_are_taken_and_joined_with_their_batch() -> None:
+    tensors = lidar().select("rays", "maps").to_device("cpu")
+    joined = tensors.concat(tensors).take([4, 0, 2])
+    assert [row.tolist() for row in joined["rays"]] == [[2.5], [0.5, 1.5], []]
+    assert joined["maps"][0].shape == (2, 2)
+    assert tensors.copy() == tensors
+    assert tensors != lidar().select("rays", "maps")
+
+
+def test_a_nested_batch_holds_the_rows_of_a_ragged_column_as_tensors() -> None:
+    batch = lidar().to_torch().as_batch()
+    assert [row.tolist() for row in batch.rays] == [[0.5, 1.5], [2.5], []]
+    assert all(isinstance(row, torch.Tensor) for row in batch[:2].obs.hits)
+
+
+def test_data_frames_show_the_rows_of_ragged_tensors() -> None:
+    frame = lidar().to_torch(floats="bfloat16").to_pandas()
+    assert isinstance(frame["rays"][0], np.ndarray)
+    assert frame["rays"][0].tolist() == [0.5, 1.5]
+
+
+@cuda
+def test_ragged_columns_go_to_the_gpu_and_back() -> None:
+    batch = lidar()
+    moved = batch.copy().to_device("cuda", pin_memory=True)
+    torch.cuda.synchronize()
+    assert moved["rays"].pad(-1).is_cuda
+    assert moved.take([1, 0])["rays"][1].tolist() == [0.5, 1.5]
+    assert moved.to_numpy() == batch

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samplebatch import SampleBatch
 from samplebatch.buffer.ragged_store import RaggedStore, ragged_rows
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
@@ -40,6 +41,14 @@ def test_rows_of_several_dimensions_keep_their_shapes() -> None:
         assert np.array_equal(row, image)
     store.write(1, store.fit(np.ones((1, 2, 2), int), 1))
     assert store.take(np.array([1]))[0].tolist() == [[1, 1], [1, 1]]
+
+
+def test_rows_in_a_tensor_are_stored_as_others() -> None:
+    rows = SampleBatch(obs=[[1.5, 2.5], [], [3.5]]).to_torch(floats="bfloat16")["obs"]
+    store = RaggedStore.for_rows("obs", rows, 3)
+    store.write(np.arange(3), store.fit(rows, 3))
+    assert rows_of(store, [0, 1, 2]) == [[1.5, 2.5], [], [3.5]]
+    assert store.item == F4
 
 
 def test_stacks_are_arrays_of_rows() -> None:

@@ -120,6 +120,8 @@ def test_columns_that_are_needed_are_named() -> None:
         observations_of(two_episodes().drop("new_obs"))
     with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows of one shape to be converted, they vary"):
         observations_of(SampleBatch(obs=[[1], [1, 2]], new_obs=[[1], [1, 2]]))
+    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows of one shape to be converted, they vary"):
+        observations_of(SampleBatch(obs=[[1], [1, 2]], new_obs=[[1], [1, 2]]).to_torch())
 
 
 def test_observations_of_an_episode_end_with_the_final_one() -> None:

@@ -50,6 +50,7 @@ BATCHES: dict[str, Any] = {
     "padded": lambda: recurrent().right_zero_pad(4),
     "tensors": tensors,
     "maps": lambda: SampleBatch(maps=RaggedColumn.from_rows([np.ones((i, 2), "f4") for i in range(3)], "maps")),
+    "maps as tensors": lambda: BATCHES["maps"]().to_torch(floats="bfloat16")[1:],
     "agents": lambda: MultiAgentBatch({"left/1": steps(3), "right": steps(5)}, 5),
     "no agents": lambda: MultiAgentBatch({}, 3),
     "nested": lambda: Batch(

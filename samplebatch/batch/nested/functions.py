@@ -14,7 +14,7 @@ from samplebatch.batch.nested.values import parse
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.targets import TorchTarget
 from samplebatch.column.interface import Column
-from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnTypeError
 from samplebatch.names import Words, rename
 
@@ -130,8 +130,8 @@ def _to_nested(value: Any, path: str) -> Any:
         value = {str(place): item for place, item in enumerate(value)}
     if isinstance(value, Mapping):
         return node(Batch, {name: _to_nested(item, f"{path}.{name}") for name, item in value.items()})
-    if isinstance(value, RaggedColumn):
-        return value.to_numpy()
+    if isinstance(value, VaryingRows):
+        return np.fromiter(value, object, len(value))
     if isinstance(value, Column):
         raise ColumnTypeError(
             f"column {path!r} must be an array to be in a Batch, it is {value.kind}; decompress it first"

@@ -9,6 +9,11 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, TENSOR, Node, fault, node
 from samplebatch.batch.targets import Target
+from samplebatch.column.interface import Column
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.ragged_torch import RaggedTorchColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
 
 if TYPE_CHECKING:
     import torch
@@ -90,3 +95,10 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
 def as_array(value: Any) -> npt.NDArray[Any]:
     """Return an array, a tensor on any device, or numbers as an array."""
     return array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+
+
+def column_of_arrays(column: Column) -> Column:
+    """Return a column of tensors as one of arrays, over the same memory if that is on the host; others as they are."""
+    if isinstance(column, TorchColumn):
+        return TensorColumn(array_of(column.values))
+    return RaggedColumn(array_of(column.flat), *column.layout) if isinstance(column, RaggedTorchColumn) else column
