@@ -107,7 +107,6 @@ ONE_IMPORTER = {
         "samplebatch.env.rllib",
         "samplebatch.env.stepper",
         "samplebatch.env.sync_vector",
-        "samplebatch.policy.agents",
         "samplebatch.policy.signature",
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",

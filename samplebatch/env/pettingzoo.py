@@ -10,8 +10,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
-from types import NoneType
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +24,12 @@ from samplebatch.errors import EnvironmentSpecError
 from samplebatch.names import PolicyID
 
 Ints = npt.NDArray[np.int64]
+Numbers = tuple[Any, ...]
 
 _ndarray = np.ndarray
+_new_tuple = tuple.__new__
+"""Makes a named tuple without a call of Python code."""
+_shape_of = attrgetter("shape")
 _NO_INFO: dict[str, Any] = {}
 
 
@@ -51,6 +54,10 @@ class AgentGroup:
         Whether each has not acted yet, since the episode began or since it came back to life; None for nobody.
     pick
         Takes the values of these agents out of a mapping by agent: a tuple.
+    number_types
+        The types of their last rewards and flags that columns hold as they are: those of such types need no look.
+    shapes
+        The shapes of their last observations; None for one that is no array.
     """
 
     __slots__ = (
@@ -62,9 +69,11 @@ class AgentGroup:
         "indices",
         "infos",
         "keys",
+        "number_types",
         "observations",
         "pick",
         "policy_id",
+        "shapes",
     )
 
     def __init__(self, adapter: MultiAgentAdapter, policy_id: PolicyID, agents: list[Any], indices: list[int]) -> None:
@@ -80,6 +89,8 @@ class AgentGroup:
         self.observations: Sequence[Any] = ()
         self.infos: Sequence[Any] = ()
         self.begins: list[bool] | None = None
+        self.number_types: list[type] = []
+        self.shapes: list[tuple[int, ...] | None] = []
 
 
 class AgentOutcomes(NamedTuple):
@@ -257,10 +268,9 @@ class ParallelAdapter(MultiAgentAdapter):
             by_agent = {agent: action for group, own in pairs for agent, action in zip(group.agents, own, strict=True)}
             # The environment may look at them in its order.
             given = {agent: by_agent[agent] for agent in agents}
-        observations, rewards, terminations, truncations, infos = environment.step(given)
+        answers = observations, rewards, terminations, truncations, infos = environment.step(given)
         try:
-            outcomes = [self._outcomes(group, observations, rewards, terminations, truncations, infos)
-                        for group in groups]  # fmt: skip
+            outcomes = [self._advance(group, answers) for group in groups]
         except KeyError:
             _check("an observation", observations, agents)
             _check("a reward", rewards, agents)
@@ -270,54 +280,56 @@ class ParallelAdapter(MultiAgentAdapter):
         self.t += 1
         staying = list(environment.agents)
         if staying == agents and not [own for own in outcomes if True in own.terminateds or True in own.truncateds]:
-            for group, own in zip(groups, outcomes, strict=True):
-                group.observations, group.infos, group.begins = own.observations, own.infos, None
             return outcomes
         going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
         is_over = not staying or (not going_on and set(staying) <= set(agents))
         self._await([] if is_over else staying, observations, infos, going_on)
         return outcomes
 
-    def _outcomes(
-        self,
-        group: AgentGroup,
-        observations: Mapping[Any, Any],
-        rewards: Mapping[Any, Any],
-        terminations: Mapping[Any, Any],
-        truncations: Mapping[Any, Any],
-        infos: Mapping[Any, Any],
-    ) -> AgentOutcomes:
+    def _advance(self, group: AgentGroup, answers: Sequence[Mapping[Any, Any]]) -> AgentOutcomes:
+        """Pick the outcomes of a group out of the environment's answers, and let it go on with them."""
         pick = group.pick
+        observations, rewards, terminations, truncations, infos = answers
         seen, paid, terminateds, truncateds = pick(observations), pick(rewards), pick(terminations), pick(truncations)
-        if not FLOATS.issuperset(map(type, paid)):
-            paid = self._convert(names.REWARDS, paid, FLOAT, group)
-        if not (BOOLS.issuperset(map(type, terminateds)) and BOOLS.issuperset(map(type, truncateds))):
-            terminateds = self._convert(names.TERMINATEDS, terminateds, BOOL, group)
-            truncateds = self._convert(names.TRUNCATEDS, truncateds, BOOL, group)
-        if NoneType in map(type, seen):
-            self._refuse_none(seen, group.agents)
-        self._check_shapes(seen, group)
+        if [*map(type, paid + terminateds + truncateds)] != group.number_types:
+            paid, terminateds, truncateds = self._convert(paid, terminateds, truncateds, group)
+        try:
+            alike = [*map(_shape_of, seen)] == group.shapes
+        except AttributeError:
+            alike = False
+        if not alike:
+            self._check_observations(seen, group)
         try:
             said = pick(infos)
         except KeyError:
             said = tuple([infos.get(agent, _NO_INFO) for agent in group.agents])
-        return AgentOutcomes(group.agents, seen, paid, terminateds, truncateds, said)
+        group.observations, group.infos, group.begins = seen, said, None
+        return _new_tuple(AgentOutcomes, (group.agents, seen, paid, terminateds, truncateds, said))
 
-    def _convert(self, name: str, values: Iterable[Any], dtype: np.dtype[Any], group: AgentGroup) -> tuple[Any, ...]:
-        """Convert a number of each agent exactly."""
-        return tuple(
-            [
-                exact_number(name, value, dtype, self.refusing(agent))
-                for agent, value in zip(group.agents, values, strict=True)
-            ]
-        )
+    def _convert(self, paid: Numbers, terminateds: Numbers, truncateds: Numbers, group: AgentGroup) -> list[Numbers]:
+        """Convert rewards and flags exactly."""
+        if FLOATS.issuperset(map(type, paid)) and BOOLS.issuperset(map(type, terminateds + truncateds)):
+            group.number_types = [*map(type, paid + terminateds + truncateds)]
+            return [paid, terminateds, truncateds]
+        of_agents = [self.refusing(agent) for agent in group.agents]
+        parts = [
+            (names.REWARDS, FLOAT, paid),
+            (names.TERMINATEDS, BOOL, terminateds),
+            (names.TRUNCATEDS, BOOL, truncateds),
+        ]
+        return [
+            tuple([exact_number(name, one, dtype, refuse) for one, refuse in zip(values, of_agents, strict=True)])
+            for name, dtype, values in parts
+        ]
 
-    def _check_shapes(self, observations: Sequence[Any], group: AgentGroup) -> None:
-        """Refuse observations of another shape before a row of the step is recorded."""
+    def _check_observations(self, observations: Sequence[Any], group: AgentGroup) -> None:
+        """Refuse observations that are not there or of another shape, before a row of the step is recorded."""
+        self._refuse_none(observations, group.agents)
         for place, (new, old) in enumerate(zip(observations, group.observations, strict=True)):
             if type(new) is _ndarray and type(old) is _ndarray and new.shape != old.shape:
                 refuse = self.refusing(group.agents[place])
                 raise refuse(f"column {names.NEXT_OBS!r} must have rows of shape {old.shape}, got {new.shape}", None)
+        group.shapes = [new.shape if type(new) is _ndarray else None for new in observations]
 
     def _refuse_none(self, observations: Iterable[Any], agents: Iterable[Any]) -> None:
         for agent, observation in zip(agents, observations, strict=True):

@@ -113,6 +113,8 @@ class Actor:
         self._plain = observations.plain and actions.plain
         self._action_names = column_names(names.ACTIONS, actions)
         self._shapes = [space.shape if actions.is_numeric(space) else None for space in actions.spaces]
+        self._checked: Any = None
+        """Rows, shape and dtype of actions that were found right; plain ones that are alike need no look."""
         self._noise = _noise_of(policy, exploration_noise)
         self.takes_batch = self.policy.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
@@ -153,12 +155,11 @@ class Actor:
             decision = self.policy(given, state)
             act = decision["act"] = to_numpy(self._noise(decision["act"], given))
         leaves = [act] if plain else self._layout.flatten(act)
-        for leaf in leaves:
-            if not leaf.ndim or len(leaf) != rows:
-                raise PolicySpecError(
-                    f"a policy must return an action for each of {rows} environments, got actions of shape {leaf.shape}"
-                )
-        self._check(leaves, mapped=self._map is None)
+        form = (rows, act.shape, act.dtype) if plain else None
+        if form is None or form != self._checked:
+            self._check_rows(leaves, rows)
+            self._check(leaves, mapped=self._map is None)
+            self._checked = form
         # The policy may write its next actions where these are.
         columns = {names.OBS: obs[0], names.ACTIONS: act.copy()} if plain else self._columns(obs, leaves)
         after = None
@@ -196,6 +197,13 @@ class Actor:
         own = self.policy.policy
         if isinstance(own, RandomPolicy | RandomByEnvironment) and state["policy"] is not None:
             own.load_state_dict(state["policy"])
+
+    def _check_rows(self, leaves: Sequence[Leaf], rows: int) -> None:
+        for leaf in leaves:
+            if not leaf.ndim or len(leaf) != rows:
+                raise PolicySpecError(
+                    f"a policy must return an action for each of {rows} environments, got actions of shape {leaf.shape}"
+                )
 
     def _check(self, leaves: Sequence[Leaf], *, mapped: bool) -> None:
         """Refuse actions that are no real numbers where the space has numbers, or not of its shape once mapped."""

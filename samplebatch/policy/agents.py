@@ -28,6 +28,8 @@ from samplebatch.policy.source import RANDOM
 from samplebatch.policy.state import put, take
 
 _MASK = "action_mask"
+_new_tuple = tuple.__new__
+"""Makes a named tuple without a call of Python code."""
 
 Noise = bool | Callable[[Any, Any], Any]
 """Whether a policy's `add_exploration_noise` is called; or what is called, on actions and batch, in its place."""
@@ -166,8 +168,8 @@ class PolicyAgents(AgentActor):
                 actor.load_state_dict(self._loaded)
         layout = self._observations
         observations = _stack(groups, layout) if seen is None or not layout.plain else [seen]
-        if layout.plain and observations[0].shape[1:] != layout.spaces[0].shape:
-            raise _wrong_shape(groups, layout.spaces[0].shape)
+        if layout.plain and observations[0].shape[1:] != self._row_shape:
+            raise _wrong_shape(groups, self._row_shape)
         count = len(observations[0])
         infos: Any = None
         if actor.takes_batch:
@@ -180,7 +182,7 @@ class PolicyAgents(AgentActor):
         for name in self._seen_names:
             del columns[name]
         if layout.plain:
-            return AgentActions(list(result.actions[0]), columns)
+            return _new_tuple(AgentActions, (list(result.actions[0]), columns))
         leaves = [columns.pop(name) for name in self._action_names]
         taken_apart = (result.actions, leaves)
         actions, own = ([layout.nest([leaf[row] for leaf in of]) for row in range(count)] for of in taken_apart)
@@ -207,6 +209,7 @@ class PolicyAgents(AgentActor):
                 "none"
             )
         self._observations = observations = SpaceLayout(observation_space)
+        self._row_shape: tuple[int, ...] = observations.spaces[0].shape if observations.plain else ()
         action_space = action_space_of(environment, agent)
         self._actions = actions = SpaceLayout(action_space)
         self._action_names = column_names(names.ACTIONS, actions)

@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from samplebatch import names
-from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes
-from samplebatch.rollout.recorder import Block, Streams
+from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter
+from samplebatch.names import PolicyID
+from samplebatch.policy.agents import AgentActor, PolicyActors
+from samplebatch.rollout.recorder import Block, Ints, Streams, rows_of_block
 from samplebatch.rollout.stacking import stack_rows
+
+Outcomes = Mapping[MultiAgentAdapter, Sequence[AgentOutcomes]]
+"""The outcomes of the environments in which agents act at once: of each of their groups."""
+
+_MAX_TIMES = 64
 
 
 class PolicyStep:
     """The step of all agents of a policy that act next: observations, streams and, once it was asked, actions.
 
     Where the same agents act in the next step, its observations are the next ones of this.
+
+    Parameters
+    ----------
+    policy_id, actor
+        The policy.
+    groups
+        Its agents, at most one group of each environment.
+
+    Attributes
+    ----------
+    parts
+        The rows of each of the `groups`.
     """
 
-    __slots__ = ("actions", "columns", "groups", "observations", "starts", "streams", "t")
+    __slots__ = (
+        "_actor",
+        "_places",
+        "_times",
+        "actions",
+        "columns",
+        "groups",
+        "observations",
+        "parts",
+        "policy_id",
+        "streams",
+        "t",
+    )
 
-    def __init__(self, groups: list[AgentGroup]) -> None:
+    def __init__(self, policy_id: PolicyID, actor: AgentActor, groups: list[AgentGroup]) -> None:
+        self.policy_id = policy_id
         self.groups = groups
         self.observations: Block = stack_rows(names.OBS, [seen for group in groups for seen in group.observations])
         eps_id, env_id, agent_index = (
@@ -30,26 +62,88 @@ class PolicyStep:
         )
         self.streams = Streams(eps_id, env_id, agent_index)
         self.t = np.array([group.adapter.t for group in groups for _ in group.agents])
-        sizes = [len(group.agents) for group in groups]
-        self.starts = dict(zip(groups, np.cumsum([0, *sizes]).tolist(), strict=False))
+        stops = np.cumsum([len(group.agents) for group in groups]).tolist()
+        self.parts = [slice(*ends) for ends in zip([0, *stops], stops, strict=False)]
         self.actions: Sequence[Any] = ()
         self.columns: dict[str, Block] = {}
+        self._actor = actor
+        self._times = _count_on(self.t)
+        self._places = {group.adapter: group.adapter.groups.index(group) for group in groups}
 
-    def actions_of(self, group: AgentGroup) -> Sequence[Any]:
-        """Return the actions of a group."""
-        if len(self.groups) == 1:
-            return self.actions
-        start = self.starts[group]
-        return self.actions[start : start + len(group.agents)]
+    def ask(self) -> None:
+        """Ask the policy for the actions of all of its agents."""
+        seen = self.observations
+        self.actions, self.columns = self._actor.act(self.groups, seen if isinstance(seen, np.ndarray) else None)
+        self.columns[names.OBS] = seen
 
-    def advance(self, observations: Block) -> None:
-        """Go on to the next step of the same agents."""
-        self.observations = observations
-        self.t = self.t + 1
+    def end(self, outcomes: Outcomes) -> tuple[PolicyID, dict[str, Block], Streams, Ints, Sequence[Any]] | None:
+        """Put together the rows of agents that acted at once, and go on; None if there are no outcomes of theirs."""
+        places, columns, streams, t = self._places, self.columns, self.streams, self.t
+        if not outcomes.keys() >= places.keys():
+            there = [part for part, adapter in zip(self.parts, places, strict=True) if adapter in outcomes]
+            if not there:
+                return None
+            rows = [row for part in there for row in range(part.start, part.stop)]
+            places = {adapter: place for adapter, place in places.items() if adapter in outcomes}
+            columns = {name: rows_of_block(block, rows) for name, block in columns.items()}
+            streams, t = Streams(*[part[rows] for part in streams]), t[rows]
+        found: Sequence[Any] = [outcomes[adapter][place] for adapter, place in places.items()]
+        over = [not adapter.groups for adapter in places]
+        columns[names.EPS_DONE] = [False] * len(t) if True not in over else _repeat(over, found)
+        # Those of several environments are laid end to end.
+        joined = found[0] if len(found) == 1 else [[*chain.from_iterable(part)] for part in zip(*found, strict=True)]
+        _, seen, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], infos = joined
+        columns[names.NEXT_OBS] = self.observations = stack_rows(names.NEXT_OBS, seen)
+        self.t = next(self._times)
+        return self.policy_id, columns, streams, t, infos
 
 
-def lay_end_to_end(outcomes: Sequence[AgentOutcomes]) -> Sequence[list[Any]]:
-    """Join the outcomes of several groups, field by field; the agents' ids are left out."""
-    if len(outcomes) == 1:
-        return [[*part] for part in outcomes[0][1:]]
-    return [[*chain.from_iterable(parts)] for parts in islice(zip(*outcomes, strict=True), 1, None)]
+Share = tuple[AgentGroup, PolicyStep, slice]
+
+
+class JointStep:
+    """The step of all agents that act next, for multi-agent collectors: a part for each policy.
+
+    Where the same groups act in the next step, it is the next step, too.
+
+    Parameters
+    ----------
+    acting
+        The groups of each environment.
+    actors
+        The policies.
+
+    Attributes
+    ----------
+    policy_steps
+        The parts.
+    shares
+        For each group of each environment the group, the part that it belongs to, and its rows there.
+    """
+
+    def __init__(self, acting: Sequence[list[AgentGroup]], actors: PolicyActors) -> None:
+        by_policy: dict[PolicyID, list[AgentGroup]] = {}
+        for group in chain.from_iterable(acting):
+            by_policy.setdefault(group.policy_id, []).append(group)
+        self.acting = acting
+        self.policy_steps = [PolicyStep(policy_id, actors[policy_id], own) for policy_id, own in by_policy.items()]
+        shares = {
+            group: (group, step, part)
+            for step in self.policy_steps
+            for group, part in zip(step.groups, step.parts, strict=True)
+        }
+        self.shares: list[list[Share]] = [[shares[group] for group in groups] for groups in acting]
+
+
+def _count_on(t: Ints) -> Iterator[Ints]:
+    """Yield the times of the steps after one, shape (k,) each: more and more of them are counted at once."""
+    count = 1
+    while True:
+        times = t + np.arange(1, count + 1)[:, None]
+        yield from times
+        t, count = times[-1], min(2 * count, _MAX_TIMES)
+
+
+def _repeat(flags: Sequence[bool], outcomes: Sequence[AgentOutcomes]) -> list[bool]:
+    """Give every agent the flag of its environment."""
+    return [flag for flag, own in zip(flags, outcomes, strict=True) for _ in own.agents]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from operator import is_
 from typing import Any, Self
 
 import numpy as np
@@ -17,19 +15,18 @@ from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.agents import PolicyOfAgents, policy_by_kind
 from samplebatch.env.as_environments import bind_arguments
 from samplebatch.env.multi_agent import AdapterState, adapt_agents, make_several
-from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter
+from samplebatch.env.pettingzoo import AgentOutcomes, MultiAgentAdapter
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
-from samplebatch.rollout.agent_steps import PolicyStep, lay_end_to_end
+from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.recorder import Block, Recorder, Streams, rows_of_block
+from samplebatch.rollout.recorder import Recorder, rows_of_block
 from samplebatch.rollout.resuming import Resumable
 from samplebatch.rollout.running_statistics import OpenReturns
-from samplebatch.rollout.stacking import stack_rows
 from samplebatch.rollout.turns import Turn, TurnQueue
 
 _RANDOM = "random"
@@ -160,8 +157,7 @@ class MultiAgentCollector(Resumable):
         self._actors = PolicyActors(self._make_actor)
         self._recorder = Recorder(infos=infos)
         self._recorded = 0
-        self._steps: dict[PolicyID, PolicyStep] = {}
-        self._acting: list[list[AgentGroup]] = []
+        self._joint: JointStep | None = None
         self._hooks = tuple(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
@@ -193,7 +189,7 @@ class MultiAgentCollector(Resumable):
         for turns in self._turns.values():
             turns.clear()
         self._open.clear()
-        self._acting = []
+        self._joint = None
 
     def _parts(self) -> Mapping[str, Any]:
         turns = {f"turns {env_id}": turns for env_id, turns in self._turns.items()}
@@ -315,103 +311,62 @@ class MultiAgentCollector(Resumable):
     def _step(self, adapters: Sequence[MultiAgentAdapter]) -> None:
         """Ask every policy once for all agents that act next, let these act, and record the step."""
         acting = [adapter.groups for adapter in adapters]
-        steps = self._find_steps(acting)
-        self._acting = []
-        for policy_id, step in steps.items():
-            self._act(policy_id, step)
-        outcomes: dict[AgentGroup, AgentOutcomes] = {}
+        joint, self._joint = self._joint, None
+        if joint is None or acting != joint.acting:
+            joint = JointStep(acting, self._actors)
+        for step in joint.policy_steps:
+            step.ask()
+        outcomes: dict[MultiAgentAdapter, list[AgentOutcomes]] = {}
         try:
-            for adapter in adapters:
-                groups = adapter.groups
-                found = self._let_act(adapter, [steps[group.policy_id].actions_of(group) for group in groups])
-                self.count_steps(1)
+            for adapter, shares in zip(adapters, joint.shares, strict=True):
+                found = self._let_act(adapter, [step.actions[part] for _, step, part in shares])
                 if adapter.together:
-                    outcomes.update(zip(groups, found, strict=True))
+                    outcomes[adapter] = found
                 else:
-                    self._queue_turns(adapter, groups, steps, found)
+                    self._queue_turns(adapter, shares, found)
         finally:
             # Steps that were made are recorded, even if another environment has failed.
-            self._record(steps, outcomes)
-        self._steps, self._acting = steps, acting
-
-    def _find_steps(self, acting: Sequence[list[AgentGroup]]) -> dict[PolicyID, PolicyStep]:
-        """Find the step of each policy: the one of before, gone on, where the very same groups act again."""
-        if len(acting) == len(self._acting) and all(map(is_, acting, self._acting)):
-            return self._steps
-        by_policy: dict[PolicyID, list[AgentGroup]] = {}
-        for group in chain.from_iterable(acting):
-            by_policy.setdefault(group.policy_id, []).append(group)
-        return {policy_id: PolicyStep(groups) for policy_id, groups in by_policy.items()}
+            self._record(joint, outcomes)
+        self._joint = joint
 
     def _let_act(self, adapter: MultiAgentAdapter, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         """Step an environment; if that fails, its episode is over, for nobody knows how far it got."""
         try:
-            return adapter.step(actions)
+            found = adapter.step(actions)
         except BaseException:
             adapter.abandon()
             if not adapter.together:
                 self._turns[adapter.env_id].break_off()
             raise
+        self.count_steps(1)
+        return found
 
-    def _act(self, policy_id: PolicyID, step: PolicyStep) -> None:
-        """Ask a policy for the actions of all of its agents."""
-        seen = step.observations
-        array = seen if isinstance(seen, np.ndarray) else None
-        step.actions, step.columns = self._actors[policy_id].act(step.groups, array)
-        step.columns[names.OBS] = seen
-
-    def _record(self, steps: Mapping[PolicyID, PolicyStep], outcomes: Mapping[AgentGroup, AgentOutcomes]) -> None:
+    def _record(self, joint: JointStep, outcomes: Outcomes) -> None:
         """Record the rows of all policies, or of none if those of one do not fit: then the episodes are over."""
         try:
-            found = [self._rows_of(policy_id, step, outcomes) for policy_id, step in steps.items()]
-            rows = [own for own in found if own is not None]
+            rows = [own for step in joint.policy_steps if (own := step.end(outcomes)) is not None]
             for policy_id, columns, *_ in rows if len(rows) > 1 else ():
                 self._recorder.check(policy_id, columns)
             for own in rows:
                 self._recorder.append(*own)
         except BaseException:
-            for group in outcomes:
-                group.adapter.abandon()
+            for adapter in outcomes:
+                adapter.abandon()
             raise
-        self._recorded += len({group.adapter for group in outcomes})
-
-    def _rows_of(
-        self, policy_id: PolicyID, step: PolicyStep, outcomes: Mapping[AgentGroup, AgentOutcomes]
-    ) -> tuple[PolicyID, Mapping[str, Block], Streams, Any, Sequence[Any]] | None:
-        """Put together the rows of agents that acted at once, and whose outcomes are there; None for none."""
-        groups = step.groups
-        columns, streams, t = step.columns, step.streams, step.t
-        if not outcomes.keys() >= step.starts.keys():
-            groups = [group for group in groups if group in outcomes]
-            starts = [(step.starts[group], len(group.agents)) for group in groups]
-            rows = [row for start, count in starts for row in range(start, start + count)]
-            if not rows:
-                return None
-            columns = {name: rows_of_block(block, rows) for name, block in columns.items()}
-            streams, t = Streams(*[part[rows] for part in streams]), t[rows]
-        observations, rewards, terminateds, truncateds, infos = lay_end_to_end([outcomes[group] for group in groups])
-        new_obs = stack_rows(names.NEXT_OBS, observations)
-        columns[names.NEXT_OBS] = new_obs
-        columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS] = rewards, terminateds, truncateds
-        columns[names.EPS_DONE] = [over for group in groups for over in (not group.adapter.groups,) * len(group.agents)]
-        step.advance(new_obs)
-        return policy_id, columns, streams, t, infos
+        self._recorded += len(outcomes)
 
     def _queue_turns(
         self,
         adapter: MultiAgentAdapter,
-        groups: Sequence[AgentGroup],
-        steps: Mapping[str, PolicyStep],
+        shares: Sequence[Share],
         outcomes: Sequence[AgentOutcomes],
     ) -> None:
         """Let the turns of a step wait for their outcomes, and complete those that have one by now."""
         turns = self._turns[adapter.env_id]
-        for group in groups:
-            step = steps[group.policy_id]
-            start = step.starts[group]
+        for group, step, part in shares:
             for place, agent in enumerate(group.agents):
-                columns = {name: rows_of_block(block, [start + place]) for name, block in step.columns.items()}
-                turns.begin(agent, Turn(group, place, columns, int(step.t[start])))
+                columns = {name: rows_of_block(block, [part.start + place]) for name, block in step.columns.items()}
+                turns.begin(agent, Turn(group, place, columns, int(step.t[part.start])))
         turns.finish(outcomes)
         if not adapter.in_episode:
             turns.end()

@@ -148,18 +148,19 @@ class _PolicyRows:
 
     def __init__(self, columns: Mapping[str, Block]) -> None:
         self._blocks: dict[str, list[Any]] = {name: [] for name in columns}
-        self._lists = {name for name, block in columns.items() if type(block) is list}
+        # Of single values there is one list, of arrays one a step.
+        self._values = {name: self._blocks[name] for name, block in columns.items() if type(block) in (list, tuple)}
+        self._arrays = {name: blocks for name, blocks in self._blocks.items() if name not in self._values}
         self._streams: list[Streams] = []
         self._t: list[Ints] = []
         self._infos: list[Any] = []
 
     def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
-        blocks, lists = self._blocks, self._lists
-        for name, block in self.fit(columns).items():
-            if name in lists:
-                blocks[name] += block
-            else:
-                blocks[name].append(block)
+        columns = self.fit(columns)
+        for name, blocks in self._arrays.items():
+            blocks.append(columns[name])
+        for name, values in self._values.items():
+            values.extend(columns[name])
         self._streams.append(streams)
         self._t.append(t)
         if infos is None:
@@ -175,8 +176,8 @@ class _PolicyRows:
             odd = next(iter(columns.keys() ^ self._blocks.keys()))
             raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
         fitted: dict[str, Block] = {}
-        for name, blocks in self._blocks.items():
-            if not blocks or name in self._lists:
+        for name, blocks in self._arrays.items():
+            if not blocks:
                 continue
             block: Any = columns[name]
             first = blocks[0]
@@ -228,7 +229,7 @@ class _PolicyRows:
     def _join(self, name: str, order: Rows | None, columns: dict[str, Column], nested: dict[str, Structure]) -> None:
         """Join the blocks of a column, or of the leaves of a nested one, in stream order."""
         blocks = self._blocks[name]
-        if name in self._lists:
+        if name in self._values:
             joined = _join_values(name, blocks)
         elif len(blocks) == 1 and order is not None:
             # The gather copies it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from samplebatch.errors import ColumnMismatchError
 _NUMBERS = frozenset("?bBhHiIlLqQefdFD")
 _SCALARS = (bool, int, float, np.generic)
 _ndarray = np.ndarray
+_ARRAYS = frozenset({np.ndarray})
+_shape_of = attrgetter("shape")
 _concatenate = np.concatenate
 
 
@@ -56,7 +59,7 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
     first = values[0]
     if type(first) is _ndarray and first.ndim and first.dtype.char in _NUMBERS:
         shape = first.shape
-        if [value.shape for value in values if type(value) is _ndarray] == [shape] * len(values):
+        if _ARRAYS.issuperset(map(type, values)) and [*map(_shape_of, values)].count(shape) == len(values):
             try:
                 # Refused unless all agree in dtype.
                 return _concatenate(values, casting="no").reshape(len(values), *shape)
