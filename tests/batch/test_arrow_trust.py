@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch
 from samplebatch.batch.arrow import METADATA_KEY
@@ -137,8 +136,9 @@ def test_field_metadata_that_does_not_fit_is_refused() -> None:
             SampleBatch.from_arrow(table)
 
 
-def test_memory_on_a_device_is_refused() -> None:
-    batch = SampleBatch(a=torch.zeros(3, device="meta"))
+@pytest.mark.parametrize("values", [[0.5, 1.5], [[0.5], [1.5, 2.5]]], ids=["tensor", "ragged"])
+def test_memory_on_a_device_is_refused(values: Any) -> None:
+    batch = SampleBatch(a=values).to_device("meta")
     with pytest.raises(DeviceError, match="to_device"):
         batch.to_arrow()
     with pytest.raises(DeviceError, match="to_device"):

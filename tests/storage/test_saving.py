@@ -430,3 +430,13 @@ def test_pickles_and_bounds_hold_everywhere(tmp_path: Path, form: str) -> None:
     SampleBatch(infos=[{"i": i} for i in range(1000)]).save(path)
     with pytest.raises(CapacityError):
         load(path, max_nbytes=1000)
+
+
+def test_ragged_rows_whose_elements_are_no_tensor_are_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "maps.hdf5"
+    BATCHES["maps as tensors"]().save(path)
+    with h5py.File(path, "r+") as file:
+        file["maps"]["elements"].attrs["__data_type__"] = "ndarray"
+    with pytest.raises(FormatError, match="column 'maps' must have elements in a tensor, got 'tensor'"):
+        load(path, verify=False)
