@@ -127,7 +127,7 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
 
         shapes = {tuple(row.shape) for row in values}
         if len(shapes) > 1:
-            return RaggedColumn.from_rows([row.numpy(force=True) for row in values], name)
+            return RaggedColumn.from_rows([row.detach().cpu().resolve_conj().resolve_neg() for row in values], name)
         return _from_tensor(torch.stack(list(values)), name)
     if any(isinstance(row, (dict, type(None))) for row in values):
         return ObjectColumn.from_rows(values)

@@ -272,7 +272,7 @@ def _row_array(row: Any, i: int, name: str) -> npt.NDArray[Any]:
     try:
         array = np.asarray(row)
         storage_of(array.dtype.newbyteorder("="))
-    except (ValueError, ColumnTypeError) as error:
+    except (TypeError, ValueError) as error:
         raise ColumnTypeError(f"column {name!r} must have rows that are arrays, row {i} is not: {error}") from error
     if not array.ndim:
         found = type(row).__name__

@@ -137,6 +137,13 @@ def test_lists_of_anything_else_stay_objects(value):
     assert list(column.values) == value
 
 
+def test_tensors_of_unequal_shape_that_numpy_has_no_dtype_for_are_refused_by_name():
+    with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must have rows that are arrays, row 0 is not"):
+        as_column([torch.ones(1).bfloat16(), torch.ones(2).bfloat16()], "obs.x")
+    mirrored = [torch.tensor([1j]).conj(), torch.tensor([1j, 2]).conj()]
+    assert [row.tolist() for row in as_column(mirrored, "x")] == [[-1j], [-1j, 2]]
+
+
 def test_rows_of_unequal_shape_are_ragged():
     for value in (
         [[1, 2], [3]],
