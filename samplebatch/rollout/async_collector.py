@@ -17,6 +17,7 @@ from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult
 from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
 from samplebatch.env.registry import Environment
 from samplebatch.env.spaces import put
+from samplebatch.errors import ArgumentError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, ActResult
 from samplebatch.rollout.collect_statistics import CollectStats
@@ -84,7 +85,7 @@ class AsyncCollector(Collector):
         If making an environment raises, or its process ends.
     PolicySpecError
         If the policy cannot be asked for actions.
-    ValueError
+    ArgumentError
         If `num_envs` does not fit `env`, `wait_num` is not from 1 to the number of environments, `timeout_s` is
         negative or `stall_timeout_s` not positive.
 
@@ -122,11 +123,11 @@ class AsyncCollector(Collector):
     ) -> None:
         makers = environment_makers(bind_arguments(env, env_kwargs), num_envs)
         if wait_num is not None and not 1 <= wait_num <= len(makers):
-            raise ValueError(f"wait_num must be from 1 to {len(makers)}, the number of environments, got {wait_num}")
+            raise ArgumentError(f"wait_num must be from 1 to {len(makers)}, the number of environments, got {wait_num}")
         if timeout_s is not None and not timeout_s >= 0:
-            raise ValueError(f"timeout_s must not be negative, got {timeout_s}")
+            raise ArgumentError(f"timeout_s must not be negative, got {timeout_s}")
         if not stall_timeout_s > 0:
-            raise ValueError(f"stall_timeout_s must be positive, got {stall_timeout_s}")
+            raise ArgumentError(f"stall_timeout_s must be positive, got {stall_timeout_s}")
         environments = AsyncEnvironments(makers, start_method=start_method, stall_timeout_s=stall_timeout_s)
         try:
             super().__init__(

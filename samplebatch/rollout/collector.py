@@ -105,7 +105,7 @@ class Collector(Resumable):
         If there is no such environment, it is none of one agent, or the spaces of several differ.
     PolicySpecError
         If the policy cannot be asked for actions.
-    ValueError
+    ArgumentError
         If the buffer has not a ring for each environment, there are both a buffer and `hooks`, or `num_envs` is not the
         number of environments.
 
@@ -147,7 +147,9 @@ class Collector(Resumable):
         self.num_envs = environments.num_envs
         check_buffer(buffer, self.num_envs)
         if buffer is not None and hooks:
-            raise ValueError("hooks must be for batches, and with a buffer there are none; work out columns of samples")
+            raise ArgumentError(
+                "hooks must be for batches, and with a buffer there are none; work out columns of samples"
+            )
         self._hooks = tuple(hooks)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self._env_ids = first_env_id + np.arange(self.num_envs)

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from samplebatch import AsyncCollector, Batch, Collector, ReplayBuffer, SampleBatch, VectorReplayBuffer, concat_samples
-from samplebatch.errors import ColumnMismatchError, EnvironmentSpecError, PolicySpecError, WorkerError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, EnvironmentSpecError, PolicySpecError, WorkerError
 
 Async = partial(AsyncCollector, start_method="fork")
 CONTEXT = multiprocessing.get_context("fork")
@@ -746,7 +746,7 @@ def test_exactly_one_amount_is_asked_for(amounts: dict[str, int]) -> None:
     ],
 )
 def test_numbers_that_cannot_be_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         Async(stay, ladders([2, 2]), **given)
 
 

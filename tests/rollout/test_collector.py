@@ -23,7 +23,13 @@ from samplebatch import (
     concat_samples,
     postprocess,
 )
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, EnvironmentSpecError, PolicySpecError
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnLengthError,
+    ColumnMismatchError,
+    EnvironmentSpecError,
+    PolicySpecError,
+)
 from samplebatch.policy.random import RandomPolicy
 from samplebatch.rollout.collector import Collector
 
@@ -626,7 +632,7 @@ def test_hooks_are_applied_to_the_trajectories_of_every_batch() -> None:
             expected = postprocess(reference.batch, hooks)
             assert found.batch["returns"].tolist() == expected["returns"].tolist()
             assert found.n_collected_steps == reference.n_collected_steps == len(found.batch)
-    with pytest.raises(ValueError, match="hooks"):
+    with pytest.raises(ArgumentError, match="hooks"):
         Collector(stay, ladders([3]), VectorReplayBuffer(10, 1), hooks=hooks)
 
 
