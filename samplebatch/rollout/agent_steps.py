@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from samplebatch.rollout.stacking import stack_rows
 Outcomes = Mapping[MultiAgentAdapter, Sequence[AgentOutcomes]]
 """The outcomes of the environments in which agents act at once: of each of their groups."""
 
-_MAX_TIMES = 64
+_FURTHER = np.arange(1, 17)[:, None]
+"""Times are counted on for so many steps at once."""
 
 
 class PolicyStep:
@@ -57,12 +58,13 @@ class PolicyStep:
         self.policy_id = policy_id
         self.groups = groups
         self.observations: Block = stack_rows(names.OBS, [seen for group in groups for seen in group.observations])
-        eps_id, env_id, agent_index = (
-            np.concatenate([getattr(group, name) for group in groups]) for name in ("eps_ids", "env_ids", "indices")
+        self.streams = Streams(
+            _join([group.eps_ids for group in groups]),
+            _join([group.env_ids for group in groups]),
+            _join([group.indices for group in groups]),
         )
-        self.streams = Streams(eps_id, env_id, agent_index)
         self.t = np.array([group.adapter.t for group in groups for _ in group.agents])
-        stops = np.cumsum([len(group.agents) for group in groups]).tolist()
+        stops = [*accumulate([len(group.agents) for group in groups])]
         self.parts = [slice(*ends) for ends in zip([0, *stops], stops, strict=False)]
         self.actions: Sequence[Any] = ()
         self.columns: dict[str, Block] = {}
@@ -135,13 +137,16 @@ class JointStep:
         self.shares: list[list[Share]] = [[shares[group] for group in groups] for groups in acting]
 
 
+def _join(parts: Sequence[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def _count_on(t: Ints) -> Iterator[Ints]:
-    """Yield the times of the steps after one, shape (k,) each: more and more of them are counted at once."""
-    count = 1
+    """Yield the times of the steps after one, shape (k,) each."""
     while True:
-        times = t + np.arange(1, count + 1)[:, None]
+        times = t + _FURTHER
         yield from times
-        t, count = times[-1], min(2 * count, _MAX_TIMES)
+        t = times[-1]
 
 
 def _repeat(flags: Sequence[bool], outcomes: Sequence[AgentOutcomes]) -> list[bool]:

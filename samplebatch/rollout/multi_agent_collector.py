@@ -280,7 +280,7 @@ class MultiAgentCollector(Resumable):
                 chosen = [adapters[(self._next + i) % len(adapters)] for i in range(count)]
                 self._next = (self._next + count) % len(adapters)
             for adapter in chosen:
-                if not adapter.in_episode:
+                if not adapter.groups:
                     self._begin(adapter)
             self._step(chosen)
             if self._turns:
