@@ -252,7 +252,7 @@ def test_asynchronous_environments_are_checked(place: int, value: Any, must: str
 
 
 class OddRelay(arena.Relay):
-    """A relay whose sixth step is other than it should be, for the agent that runs longest."""
+    """A relay whose sixth step is other than the fifth of the same agents, for the one that runs longest."""
 
     def __init__(self, place: int, value: Any) -> None:
         super().__init__()
@@ -260,6 +260,7 @@ class OddRelay(arena.Relay):
 
     def step(self, actions: Any) -> Any:
         step = super().step(actions)
+        step[1].update({agent: float(reward) for agent, reward in step[1].items()})
         if self._step == 6:
             step[self._place]["runner_2"] = self._value
         return step
@@ -376,6 +377,15 @@ def test_policies_are_checked(decision: dict[str, Any], message: str) -> None:
         pytest.raises(PolicySpecError, match=message),
     ):
         collector.collect(n_step=4)
+
+
+@pytest.mark.parametrize(("decision", "message"), POLICIES_REFUSED[:4])
+def test_policies_are_checked_when_their_actions_change(decision: dict[str, Any], message: str) -> None:
+    decisions = iter([{"act": np.zeros(2, int)}] * 2 + [decision])
+    collector = Collector(lambda obs: next(decisions), SyncVectorEnv([Odd, Odd]))
+    collector.collect(n_step=4)
+    with pytest.raises(PolicySpecError, match=message):
+        collector.collect(n_step=2)
 
 
 def test_a_row_too_few_and_one_too_many_are_not_joined() -> None:
