@@ -101,6 +101,7 @@ class PolicyStep:
 
 
 Share = tuple[AgentGroup, PolicyStep, slice]
+"""A group, the step of its policy, and the group's rows there."""
 
 
 class JointStep:
@@ -120,7 +121,7 @@ class JointStep:
     policy_steps
         The parts.
     shares
-        For each group of each environment the group, the part that it belongs to, and its rows there.
+        The share of each group of each environment.
     """
 
     def __init__(self, acting: Sequence[list[AgentGroup]], actors: PolicyActors) -> None:
