@@ -55,6 +55,8 @@ _HOMES = {
     "read_parquet": "samplebatch.storage.parquet",
     "write_parquet": "samplebatch.storage.parquet",
     "Dataset": "samplebatch.storage.dataset",
+    "DatasetBatches": "samplebatch.storage.dataset_batches",
+    "MixedIndices": "samplebatch.storage.mixed_sampler",
     "MixedSampler": "samplebatch.storage.mixed_sampler",
     "verify": "samplebatch.storage.verifying",
     "FileReport": "samplebatch.storage.verifying",
@@ -127,8 +129,10 @@ if TYPE_CHECKING:
     from samplebatch.storage.arrow_file import read_arrow as read_arrow
     from samplebatch.storage.arrow_file import write_arrow as write_arrow
     from samplebatch.storage.dataset import Dataset as Dataset
+    from samplebatch.storage.dataset_batches import DatasetBatches as DatasetBatches
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
     from samplebatch.storage.hdf5 import to_hdf5 as to_hdf5
+    from samplebatch.storage.mixed_sampler import MixedIndices as MixedIndices
     from samplebatch.storage.mixed_sampler import MixedSampler as MixedSampler
     from samplebatch.storage.parquet import read_parquet as read_parquet
     from samplebatch.storage.parquet import write_parquet as write_parquet

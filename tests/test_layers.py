@@ -111,7 +111,6 @@ ONE_IMPORTER = {
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",
-        "samplebatch.storage.dataset_batches",
         "samplebatch.storage.dataset_writer",
         "samplebatch.transport.shared_queue",
         "samplebatch.workers.buffer_writer",

@@ -16,8 +16,10 @@ PACKAGES = ("batch", "column", "returns", "rollout", "testing", "transport")
 DOORS = ("samplebatch", *(f"samplebatch.{package}" for package in PACKAGES))
 OPEN_MODULES = ("samplebatch.errors", "samplebatch.names")
 """Modules whose every name is public; the reference has them whole."""
-MADE_BY_FUNCTIONS = ("Producer", "Consumer", "Publisher", "Subscription", "Reservation", "PolicyAdapter")
-"""Classes that `channel`, `broadcast`, `reserve` and `as_policy` make: nobody else calls their constructors."""
+MADE_BY_FUNCTIONS = (
+    "Producer", "Consumer", "Publisher", "Subscription", "Reservation", "PolicyAdapter", "DatasetBatches"
+)  # fmt: skip
+"""Classes that `channel`, `broadcast`, `reserve`, `as_policy` and `iter_batches` make, and nobody else."""
 
 
 def public_names() -> dict[str, Any]:

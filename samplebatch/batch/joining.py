@@ -39,7 +39,7 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     parts = [sample for sample in samples if sample.count]
     if not parts:
         # Infos and states alone have rows, though they count no steps.
-        parts = [sample for sample in samples if any(map(len, sample._all().values()))]
+        parts = [one for one in samples if not one._has_sequences and any(map(len, one._all().values()))]
     if not parts:
         return empty()
     flags = _merge_flags(parts)
@@ -120,7 +120,10 @@ def _merge_flags(parts: Sequence[SequenceBatch]) -> Flags:
     longest = max([part._flags.max_seq_len or 0 for part in parts]) if parts[0]._has_sequences else first.max_seq_len
     known = [(part.count, part._flags.num_grad_updates) for part in parts if part._flags.num_grad_updates is not None]
     steps = sum([count for count, _ in known])
-    updates = sum([count * updates for count, updates in known]) / steps if known else None
+    if steps:
+        updates: float | None = sum([count * updates for count, updates in known]) / steps
+    else:
+        updates = sum([updates for _, updates in known]) / len(known) if known else None
     return replace(first, max_seq_len=longest, num_grad_updates=updates)
 
 

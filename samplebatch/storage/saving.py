@@ -119,6 +119,7 @@ def load(
     Examples
     --------
     >>> import tempfile
+    >>> from samplebatch import Batch
     >>> path = tempfile.mkdtemp() + "/steps.arrow"
     >>> Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0]).save(path)
     >>> load(path)
