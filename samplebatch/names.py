@@ -140,6 +140,15 @@ PEERS: Final[dict[str, dict[str, str]]] = {
         TERMINATEDS: "is_terminal",
         DISCOUNT: "discount",
     },
+    "lerobot": {
+        OBS: "observation",
+        ACTIONS: "action",
+        REWARDS: "next.reward",
+        TRUNCATEDS: "next.truncated",
+        DONES: "next.done",
+        EPS_ID: "episode_index",
+        T: "frame_index",
+    },
 }
 """Library to its names of columns, by RLlib's name."""
 

@@ -349,6 +349,10 @@ def test_modules_load_nothing_but_numpy_and_pyarrow() -> None:
     assert not heavy, "\n".join(heavy)
 
 
+PACKAGES = {"PIL": "pillow"}
+"""Packages by their modules, where their names differ."""
+
+
 def required_modules() -> Iterator[tuple[str, str, str]]:
     """Yield where, module and extra of every call of `errors.require`."""
     for module, path in SOURCES.items():
@@ -363,7 +367,10 @@ def test_required_modules_come_with_the_extra_they_name() -> None:
     for where, name, extra in required_modules():
         assert extra in extras, f"{where}: there is no extra {extra!r}"
         packages = {requirement.split(">")[0].split("=")[0].split("[")[0] for requirement in extras[extra]}
-        assert name.split(".")[0].replace("_", "-") in packages, f"{where}: extra {extra!r} does not bring {name!r}"
+        root = name.split(".")[0]
+        assert PACKAGES.get(root, root.replace("_", "-")) in packages, (
+            f"{where}: extra {extra!r} does not bring {name!r}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ _HOMES = {
     "to_rlds": "samplebatch.convert.rlds",
     "read_d4rl": "samplebatch.convert.d4rl",
     "write_d4rl": "samplebatch.convert.d4rl",
+    "read_lerobot": "samplebatch.convert.lerobot",
+    "write_lerobot": "samplebatch.convert.lerobot_writer",
     "register_with_jax": "samplebatch.convert.jax",
     "from_minari": "samplebatch.convert.minari",
     "episodes_from_minari": "samplebatch.convert.minari",
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from samplebatch.convert.d4rl import read_d4rl as read_d4rl
     from samplebatch.convert.d4rl import write_d4rl as write_d4rl
     from samplebatch.convert.jax import register_with_jax as register_with_jax
+    from samplebatch.convert.lerobot import read_lerobot as read_lerobot
+    from samplebatch.convert.lerobot_writer import write_lerobot as write_lerobot
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari

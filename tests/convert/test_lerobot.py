@@ -1,0 +1,423 @@
+"""Datasets in LeRobot's layout, held against the libraries that its own loader reads them with."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from samplebatch import SampleBatch
+from samplebatch.convert import lerobot_writer, read_lerobot, write_lerobot
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    FormatError,
+    MissingExtraError,
+    RowIndexError,
+    StorageError,
+)
+from tests.convert.experience import two_episodes
+
+DATA = "data/chunk-000/file-000.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+KEPT = ("obs", "actions", "rewards", "terminateds", "truncateds", "eps_id", "t")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_lerobot(two_episodes(), tmp_path / "walk", fps=10, task="walk")
+    return tmp_path / "walk"
+
+
+def info_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "meta/info.json").read_text())
+    return found
+
+
+def change_info(folder: Path, **changed: Any) -> None:
+    (folder / "meta/info.json").write_text(json.dumps(info_of(folder) | changed))
+
+
+def change_feature(folder: Path, name: str, **changed: Any) -> None:
+    features = info_of(folder)["features"]
+    features[name] = features.get(name, {}) | changed
+    change_info(folder, features=features)
+
+
+def change_column(path: Path, name: str, values: Any) -> None:
+    table = parquet.read_table(path)
+    at = table.schema.get_field_index(name)
+    table = table.append_column(name, values) if at < 0 else table.set_column(at, name, values)
+    parquet.write_table(table, path)
+
+
+def add_images(folder: Path, images: list[Any], shape: list[int]) -> None:
+    """Add images as LeRobot embeds them."""
+    rows = [{"bytes": image, "path": f"frame-{i:06d}.png"} for i, image in enumerate(images)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    change_column(folder / DATA, "observation.images.top", [pa.array(rows, kind)])
+    change_feature(folder, "observation.images.top", dtype="image", shape=shape, names=["height", "width", "channels"])
+
+
+def png(value: int, mode: str = "RGB") -> bytes:
+    image = pytest.importorskip("PIL.Image")
+    stream = io.BytesIO()
+    image.new(mode, (5, 2), (value,) * len(mode)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_batch_comes_back_as_it_was(tmp_path: Path, nested: bool) -> None:
+    write_lerobot(two_episodes(nested=nested), tmp_path / "walk", fps=10)
+    found, expected = read_lerobot(tmp_path / "walk"), two_episodes(nested=nested)
+    assert found.select(*KEPT[1:]) == expected.select(*KEPT[1:])
+    for name in ("obs.x", "obs.camera", "obs.pair.0", "obs.pair.1") if nested else ("obs",):
+        assert found[name].dtype == expected[name].dtype
+        assert np.array_equal(found[name], expected[name])
+    assert found["timestamp"].tolist() == np.array([0, 0.1, 0.2, 0, 0.1], np.float32).tolist()
+    assert "new_obs" not in found
+
+
+def test_numbers_and_vectors_of_one_are_told_apart(tmp_path: Path) -> None:
+    batch = two_episodes()
+    batch["obs"] = np.ones((5, 1), np.float32)
+    write_lerobot(batch, tmp_path / "walk", fps=10)
+    found = read_lerobot(tmp_path / "walk")
+    assert found["obs"].shape == (5, 1)
+    assert found["actions"].shape == (5,)
+
+
+def test_a_dataset_of_several_files_is_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lerobot_writer, "_CHUNK_FILES", 1)
+    batch = two_episodes()
+    batch["big"] = np.ones((5, 100, 1000))
+    monkeypatch.setattr(lerobot_writer, "_FILE_MIB", 2)
+    write_lerobot(batch, tmp_path / "walk", fps=10)
+    assert (tmp_path / "walk/data/chunk-001/file-000.parquet").is_file()
+    assert read_lerobot(tmp_path / "walk").select(*KEPT) == two_episodes().select(*KEPT)
+    assert read_lerobot(tmp_path / "walk", episodes=[1])["t"].tolist() == [0, 1]
+
+
+def test_columns_and_episodes_are_chosen_by_name_and_number(folder: Path) -> None:
+    found = read_lerobot(folder, columns=["action", "observation.state"], episodes=[1])
+    assert set(found) == {"obs", "actions", "eps_id", "t"}
+    assert found["obs"].tolist() == two_episodes()["obs"][3:].tolist()
+    with pytest.raises(ColumnNotFoundError, match="no column 'actions'; did you mean 'action'"):
+        read_lerobot(folder, columns=["actions"])
+    with pytest.raises(RowIndexError, match="episode 2 must be one of the dataset, which has 2"):
+        read_lerobot(folder, episodes=[2])
+
+
+def test_flags_of_done_alone_stay_so(folder: Path) -> None:
+    found = read_lerobot(folder, columns=["next.done"])
+    assert found["dones"].tolist() == [False, False, True, False, True]
+    assert "terminateds" not in found
+
+
+def test_an_unfinished_episode_is_written_as_truncated(tmp_path: Path) -> None:
+    write_lerobot(two_episodes()[:2], tmp_path / "walk", fps=10)
+    assert read_lerobot(tmp_path / "walk")["truncateds"].tolist() == [False, True]
+
+
+def test_recordings_need_neither_rewards_nor_flags(tmp_path: Path) -> None:
+    write_lerobot(two_episodes().select("obs", "actions", "eps_id"), tmp_path / "walk", fps=10)
+    assert set(read_lerobot(tmp_path / "walk")) == {"obs", "actions", "eps_id", "t", "timestamp", "task_index"}
+
+
+def test_tasks_of_several_are_kept(tmp_path: Path) -> None:
+    batch = two_episodes()
+    batch["task_index"] = [0, 0, 0, 1, 1]
+    write_lerobot(batch, tmp_path / "walk", fps=10, task=["walk", "run"])
+    assert read_lerobot(tmp_path / "walk")["task_index"].tolist() == [0, 0, 0, 1, 1]
+    assert parquet.read_table(tmp_path / "walk" / EPISODES)["tasks"].to_pylist() == [["walk"], ["run"]]
+    with pytest.raises(ColumnMismatchError, match="column 'task_index' must count the 1 tasks that are given"):
+        write_lerobot(batch, tmp_path / "run", fps=10, task=["walk"])
+
+
+# As LeRobot's loader reads them: JSON, pandas for tasks, `datasets` with features for episodes and data
+
+
+def test_data_are_read_with_the_features_that_its_loader_makes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    write_lerobot(two_episodes(nested=True), tmp_path / "walk", fps=10)
+    features = {}
+    for name, about in info_of(tmp_path / "walk")["features"].items():
+        value = datasets.Value(about["dtype"])
+        if about["shape"] == [1]:
+            features[name] = value
+        elif len(about["shape"]) == 1:
+            features[name] = datasets.Sequence(length=about["shape"][0], feature=value)
+        else:
+            features[name] = datasets.Array2D(shape=tuple(about["shape"]), dtype=about["dtype"])
+    found = datasets.Dataset.from_parquet(
+        [str(tmp_path / "walk" / DATA)], features=datasets.Features(features), cache_dir=str(tmp_path / "cache")
+    )
+    assert found[3]["observation.x"] == [10.0, 10.5]
+    assert np.shape(found[3]["observation.camera"]) == (4, 1)
+    assert found["next.done"][:] == [False, False, True, False, True]
+    assert found["index"][:] == list(range(5))
+
+
+def test_tasks_are_the_index_of_a_frame(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    tasks = pandas.read_parquet(folder / "meta/tasks.parquet")
+    assert tasks.iloc[0].name == "walk"
+    assert int(tasks.loc["walk"].task_index) == 0
+
+
+def test_what_is_said_of_episodes_and_the_whole_is_so(folder: Path) -> None:
+    first, second = parquet.read_table(folder / EPISODES).to_pylist()
+    assert [second[f"dataset_{end}_index"] for end in ("from", "to")] == [3, 5]
+    assert (first["length"], first["tasks"], first["data/file_index"]) == (3, ["walk"], 0)
+    assert second["stats/observation.state/max"] == [11, 11.5]
+    assert second["stats/next.reward/count"] == [2]
+    info = info_of(folder)
+    assert (info["total_frames"], info["total_episodes"], info["fps"]) == (5, 2, 10)
+    assert info["features"]["observation.state"] == {"dtype": "float32", "shape": [2], "names": ["state_0", "state_1"]}
+    stats = json.loads((folder / "meta/stats.json").read_text())
+    for key in ("mean", "std", "min", "max"):
+        assert stats["next.reward"][key] == [pytest.approx(getattr(np, key)(two_episodes()["rewards"]))]
+        whole = getattr(np, key)(two_episodes()["obs"], axis=0).tolist()
+        assert stats["observation.state"][key] == pytest.approx(whole)
+    assert stats["observation.state"]["count"] == [5]
+    assert stats["observation.state"].keys() >= {"min", "std", "q01", "q10", "q50", "q90", "q99"}
+
+
+# Images and videos
+
+
+def test_embedded_images_become_arrays(folder: Path) -> None:
+    add_images(folder, [png(i) for i in range(5)], [2, 5, 3])
+    found = read_lerobot(folder)
+    assert found["obs.images.top"].shape == (5, 2, 5, 3)
+    assert found["obs.images.top"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert found["obs.state"].tolist() == two_episodes()["obs"].tolist()
+
+
+def test_channels_may_be_said_to_be_first(folder: Path) -> None:
+    add_images(folder, [png(i, "L") for i in range(5)], [1, 2, 5])
+    assert read_lerobot(folder)["obs.images.top"].shape == (5, 2, 5, 1)
+
+
+def test_images_that_are_others_than_described_are_refused(folder: Path) -> None:
+    pictures = [png(i) for i in range(5)]
+    for images, shape, message in (
+        (pictures, [3, 3, 3], "row 0 of column 'observation.images.top' must be an image of 3 by 3"),
+        ([*pictures[:4], b"GIF89a"], [2, 5, 3], "row 4 .* must be an embedded PNG or JPEG"),
+        ([*pictures[:4], None], [2, 5, 3], "row 4 .* must be an embedded PNG or JPEG"),
+        ([*pictures[:4], pictures[4][:41]], [2, 5, 3], "row 4 .* must be an embedded PNG or JPEG"),
+        (pictures, [2, 5, 7], "must have images of 1, 3 or 4 channels"),
+        (pictures, [2, 5], "must have images of three dimensions"),
+    ):
+        add_images(folder, images, shape)
+        with pytest.raises(FormatError, match=message):
+            read_lerobot(folder)
+    add_images(folder, pictures, [1 << 20, 1 << 20, 3])
+    with pytest.raises(CapacityError, match=r"column 'observation.images.top' would take"):
+        read_lerobot(folder)
+
+
+def test_images_without_pillow_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_images(folder, [png(i) for i in range(5)], [2, 5, 3])
+    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
+    with pytest.raises(
+        MissingExtraError, match=r"column 'observation.images.top' has images: .*samplebatch\[lerobot\]"
+    ):
+        read_lerobot(folder)
+    assert len(read_lerobot(folder, columns=["observation.state"])) == 5
+
+
+def test_videos_are_refused_by_name_unless_left_out(folder: Path) -> None:
+    change_feature(folder, "observation.images.top", dtype="video", shape=[2, 5, 3])
+    with pytest.raises(ColumnTypeError, match=r"column 'observation.images.top' must not be a video to be read"):
+        read_lerobot(folder)
+    assert read_lerobot(folder, columns=["observation.state"])["obs"].shape == (5, 2)
+
+
+# Descriptions that are wrong or lie
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../data/file-{file_index:03d}.parquet",
+        "/etc/data.parquet",
+        "data/{file_index.__class__}.parquet",
+        "data/{file_index:0999999999d}.parquet",
+        "data/{}.parquet",
+        "data\\..\\x.parquet",
+        "data/file.txt",
+        7,
+    ],
+)
+def test_paths_that_lead_out_of_the_folder_are_refused(folder: Path, path: Any) -> None:
+    change_info(folder, data_path=path)
+    with pytest.raises(FormatError, match="must have a 'data_path' of Parquet files in its folder"):
+        read_lerobot(folder)
+
+
+def test_another_path_in_the_folder_is_followed(folder: Path) -> None:
+    (folder / DATA).rename(folder / "rows-0-00.parquet")
+    change_info(folder, data_path="rows-{chunk_index}-{file_index:02d}.parquet")
+    assert len(read_lerobot(folder)) == 5
+
+
+def test_a_description_of_another_form_is_refused(folder: Path) -> None:
+    for changed, message in (
+        ({"codebase_version": "v2.1"}, "must be of version 3 of the layout"),
+        ({"features": []}, "must have 'features', an object"),
+        (
+            {"features": {"action": {"dtype": "float32", "shape": [0]}}},
+            "must give feature 'action' a dtype and a shape",
+        ),
+        ({"features": {"action": {"dtype": "float32", "shape": [1]}}}, "must have feature 'episode_index'"),
+    ):
+        before = (folder / "meta/info.json").read_text()
+        change_info(folder, **changed)
+        with pytest.raises(FormatError, match=message):
+            read_lerobot(folder)
+        (folder / "meta/info.json").write_text(before)
+    for text in ("{", "[]", "[" * 100_000):
+        (folder / "meta/info.json").write_text(text)
+        with pytest.raises(FormatError, match="must be"):
+            read_lerobot(folder)
+
+
+def test_features_that_lie_are_refused_by_name(folder: Path) -> None:
+    for name, changed, message in (
+        ("observation.state", {"shape": [3]}, r"column 'observation.state' must have rows of shape \(3,\)"),
+        ("observation.state", {"shape": [2, 1]}, r"column 'observation.state' must have rows of shape \(2, 1\)"),
+        ("next.reward", {"shape": [2]}, r"column 'next.reward' must have rows of shape \(2,\)"),
+        ("next.reward", {"dtype": "int64"}, "column 'next.reward' must hold int64, .* got double"),
+        ("next.reward", {"dtype": "string"}, "column 'next.reward' must hold string, .* got double"),
+        ("action", {"dtype": "image", "shape": [2, 5, 3]}, "column 'action' must have images embedded"),
+        ("effort", {"dtype": "float32", "shape": [1]}, "must have column 'effort', as meta/info.json says"),
+        ("action.x", {"dtype": "float32", "shape": [1]}, "column 'action.x' must not be nested in 'action'"),
+        (
+            "rewards",
+            {"dtype": "float32", "shape": [1]},
+            "column 'rewards' must not stand for the same as 'next.reward'",
+        ),
+    ):
+        before = (folder / "meta/info.json").read_text()
+        change_feature(folder, name, **changed)
+        with pytest.raises(FormatError, match=message):
+            read_lerobot(folder)
+        (folder / "meta/info.json").write_text(before)
+    change_feature(folder, "action", dtype="complex64")
+    with pytest.raises(ColumnTypeError, match="column 'action' must hold numbers, strings or images, got 'complex64'"):
+        read_lerobot(folder)
+
+
+def test_nulls_are_refused_by_name(folder: Path) -> None:
+    change_column(folder / DATA, "next.reward", [pa.array([1.0, None, 1.0, 1.0, 1.0])])
+    with pytest.raises(FormatError, match=r"column 'next.reward' must have no nulls"):
+        read_lerobot(folder)
+
+
+def test_strings_are_read_within_the_bound(folder: Path) -> None:
+    change_column(folder / DATA, "note", [pa.array(["a", "b", "c", "d", "é"])])
+    change_feature(folder, "note", dtype="string", shape=[1], names=None)
+    assert read_lerobot(folder)["note"].tolist() == ["a", "b", "c", "d", "é"]
+    change_column(folder / DATA, "note", [pa.array(["a" * (1 << 24), "", "", "", ""])])
+    with pytest.raises(CapacityError, match="column 'note' would take"):
+        read_lerobot(folder, max_nbytes=1 << 27)
+
+
+def test_rows_that_are_not_those_of_the_episodes_are_refused(folder: Path) -> None:
+    for lengths in ([3, 3], [1 << 62, 1 << 62], [2, 2]):
+        change_column(folder / EPISODES, "length", [pa.array(lengths)])
+        with pytest.raises(FormatError, match="must have the rows of its episodes, it has 5"):
+            read_lerobot(folder)
+    change_column(folder / EPISODES, "length", [pa.array([2, 3])])
+    with pytest.raises(FormatError, match=r"column 'episode_index' of .* must number its episodes' frames in order"):
+        read_lerobot(folder)
+    for name, values, message in (
+        ("length", [0, 5], "column 'length' of .* must have whole numbers from 1"),
+        ("data/file_index", [0, None], "column 'data/file_index' of .* must have whole numbers from 0"),
+        ("episode_index", [1, 1], "must have each episode once"),
+    ):
+        write = parquet.read_table(folder / EPISODES)
+        change_column(folder / EPISODES, name, [pa.array(values, pa.int64())])
+        with pytest.raises(FormatError, match=message):
+            read_lerobot(folder)
+        parquet.write_table(write, folder / EPISODES)
+
+
+def test_frames_out_of_order_are_refused(folder: Path) -> None:
+    change_column(folder / DATA, "frame_index", [pa.array([0, 2, 1, 0, 1])])
+    with pytest.raises(FormatError, match=r"column 'frame_index' of .* must number its episodes' frames in order"):
+        read_lerobot(folder)
+
+
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"info.json"):
+        read_lerobot(tmp_path / "nothing")
+    (folder / DATA).unlink()
+    with pytest.raises(FileNotFoundError, match=r"file-000.parquet"):
+        read_lerobot(folder)
+    (folder / EPISODES).unlink()
+    with pytest.raises(FormatError, match=r"must be a folder with .parquet files"):
+        read_lerobot(folder)
+
+
+def test_a_damaged_file_is_named(folder: Path) -> None:
+    (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-30])
+    with pytest.raises(FormatError, match=r"file-000.parquet"):
+        read_lerobot(folder)
+
+
+def test_memory_is_bounded(folder: Path) -> None:
+    with pytest.raises(CapacityError, match="column 'episode_index' would take"):
+        read_lerobot(folder, max_nbytes=1)
+
+
+# What is refused before anything is written
+
+
+def test_what_the_layout_cannot_keep_is_refused_by_name(tmp_path: Path) -> None:
+    for changed, kind, message in (
+        ({"infos": [{"a": 1}] * 5}, ColumnTypeError, "column 'infos.*' must hold numbers in a dataset of LeRobot"),
+        ({"word": ["a"] * 5}, ColumnTypeError, "column 'word' must hold numbers in a dataset of LeRobot"),
+        ({"a/b": np.ones(5)}, ColumnTypeError, "column 'a/b' must have no '/' in its name"),
+        ({"big": np.ones((5, 1, 1, 1, 1, 1, 1))}, ColumnTypeError, "column 'big' must have rows of 1 to 5 dimensions"),
+        ({"action": np.ones(5)}, ColumnMismatchError, "column 'action' must be there once"),
+        ({"frame_index": np.ones(5)}, ColumnMismatchError, "column 'frame_index' must be there once"),
+    ):
+        batch = SampleBatch({**dict(two_episodes().items()), **changed})
+        with pytest.raises(kind, match=message):
+            write_lerobot(batch, tmp_path / "walk", fps=10)
+    with pytest.raises(ColumnNotFoundError, match="column 'actions' must be there to be converted"):
+        write_lerobot(two_episodes().drop("actions"), tmp_path / "walk", fps=10)
+    for fps in (0, float("nan"), True):
+        with pytest.raises(ArgumentError, match="fps must be above 0"):
+            write_lerobot(two_episodes(), tmp_path / "walk", fps=fps)
+    for tasks, message in (([], "at least"), (["a", "a"], "each task once")):
+        with pytest.raises(ArgumentError, match=message):
+            write_lerobot(two_episodes(), tmp_path / "walk", fps=10, task=tasks)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_files_is_left_as_it_is(folder: Path) -> None:
+    with pytest.raises(StorageError, match="must be a new folder or an empty one"):
+        write_lerobot(two_episodes()[:3], folder, fps=10)
+    assert len(read_lerobot(folder)) == 5
+
+
+def test_a_dataset_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(lerobot_writer, "_write_json", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        write_lerobot(two_episodes(), tmp_path / "walk", fps=10)
+    assert not list(tmp_path.iterdir())
