@@ -25,7 +25,7 @@ from samplebatch.errors import (
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap, Actor
 from samplebatch.policy.source import RANDOM
-from samplebatch.policy.state import put, take
+from samplebatch.policy.state import detach, put, take
 
 _MASK = "action_mask"
 _new_tuple = tuple.__new__
@@ -313,7 +313,7 @@ class _States:
 
     def state_dict(self) -> dict[tuple[int, Any], Any]:
         """Return the state of each agent, of one row."""
-        return {key: take(state, np.array([row])) for key, (state, row) in self._held.items()}
+        return {key: detach(take(state, np.array([row]))) for key, (state, row) in self._held.items()}
 
     def load_state_dict(self, state: Mapping[tuple[int, Any], Any]) -> None:
         """Go on with the states of other agents."""

@@ -58,6 +58,17 @@ def check(state: Any, rows: int) -> None:
     _map_leaves(state, check_leaf)
 
 
+def detach(state: Any) -> Any:
+    """Return a copy of a state without the operations that gradients would go back through; None stays None."""
+
+    def copy_leaf(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        return leaf.detach().clone() if KINDS[type(leaf)] == TENSOR else leaf.copy()
+
+    return _map_leaves(state, copy_leaf)
+
+
 def zeros_like(state: Any) -> Any:
     """Return a state of zeros of the same form."""
     return _map_leaves(state, lambda leaf: leaf * 0)

@@ -9,7 +9,10 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 from samplebatch.column.unpickling import require_permission
 from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError
+from samplebatch.policy.state import detach
 
+_RECURRENT = "_state"
+"""The attribute that holds the recurrent state of a policy, where a collector keeps that."""
 _NAMES = ("collector", "num_envs", "values", "parts", "environments")
 
 
@@ -19,13 +22,28 @@ class _Part(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
-class Resumable(ABC):
+class Uncopied:
+    """An object with environments and a policy, which has a state, and is neither copied nor pickled itself."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ColumnTypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, as it has environments and a policy; take its "
+            "state_dict(), and load that into one that is made alike"
+        )
+
+
+class Resumable(Uncopied, ABC):
     """A collector with a state that can be saved, and loaded by another one that was made with the same arguments."""
 
     _kept: ClassVar[Sequence[str]]
     """Attributes of plain values that belong to the state."""
 
     num_envs: int
+
+    def _values(self) -> dict[str, Any]:
+        """Return copies of the attributes of plain values, by name; recurrent states without their graph."""
+        kept = {name: getattr(self, name) for name in self._kept}
+        return copy.deepcopy({name: detach(own) if name == _RECURRENT else own for name, own in kept.items()})
 
     @abstractmethod
     def _parts(self) -> Mapping[str, _Part]:
@@ -72,7 +90,7 @@ class Resumable(ABC):
         return {
             "collector": type(self).__name__,
             "num_envs": self.num_envs,
-            "values": copy.deepcopy({name: getattr(self, name) for name in self._kept}),
+            "values": self._values(),
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "environments": environments,
             "why_reset": next((own["saved"]["why"] for own in environments if own["saved"]["why"]), None),
@@ -107,7 +125,7 @@ class Resumable(ABC):
             raise ArgumentError(
                 f"the state must be of a {wanted[0]} of {wanted[1]} environments, got one of a {found[0]} of {found[1]}"
             )
-        if any(own["saved"]["pickles"] is not None for own in state["environments"]):
+        if has_pickles(state):
             require_permission(f"the state of a {type(self).__name__}", allow_pickle=allow_pickle)
         self._settle()
         try:
@@ -123,8 +141,7 @@ class Resumable(ABC):
         if not all(loaded):
             self._begin_with_new_seeds()
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise ColumnTypeError(
-            f"a {type(self).__name__} cannot be copied or pickled, as it has environments and a policy; take its "
-            "state_dict(), and load that into one that is made alike"
-        )
+
+def has_pickles(state: Mapping[str, Any]) -> bool:
+    """Tell whether there are environments in the state of a collector."""
+    return any(own["saved"]["pickles"] is not None for own in state["environments"])

@@ -38,14 +38,23 @@ def remembering(obs: Any, state: Any) -> Any:
     return {"act": count % 2, "state": {"count": count + 1}}
 
 
+def graphed(obs: Any) -> Any:
+    """Act by a state that gradients would go back through."""
+    torch = pytest.importorskip("torch")
+    seen = torch.as_tensor(np.asarray(obs), dtype=torch.float32).requires_grad_()
+    return {"act": (seen[:, 0] > 0).long(), "state": {"seen": (seen * 2).sum(1)}}
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "CartPole": lambda: Collector("random", "CartPole-v1", num_envs=3, seed=5),
     "Pendulum": lambda: Collector("random", "Pendulum-v1", seed=5),
     "a state": lambda: Collector(remembering, "CartPole-v1", num_envs=3, seed=5),
+    "a graph": lambda: Collector(graphed, "CartPole-v1", num_envs=3, seed=5),
     **{mode: partial(lambda mode: Collector("random", vector(mode), seed=5), mode) for mode in MODES},
     **{f"as a whole, {m}": partial(lambda m: Collector("random", Wrapped(vector(m)), seed=5), m) for m in MODES},
     "simple_spread": lambda: MultiAgentCollector("mpe2/simple_spread_v3", num_envs=2, seed=5),
     "several states": lambda: MultiAgentCollector("mpe2/simple_spread_v3", remembering, num_envs=2, seed=5),
+    "several graphs": lambda: MultiAgentCollector("mpe2/simple_spread_v3", graphed, num_envs=2, seed=5),
     "turns": lambda: MultiAgentCollector("pettingzoo/classic/tictactoe_v3", num_envs=2, seed=5),
     "spaces": lambda: MultiAgentCollector("mpe2/simple_spread_v3", gymnasium.spaces.Discrete(5), seed=5),
 }
