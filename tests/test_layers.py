@@ -113,7 +113,7 @@ ONE_IMPORTER = {
         "samplebatch.rollout.turns",
         "samplebatch.storage.dataset_writer",
         "samplebatch.transport.shared_queue",
-        "samplebatch.workers.buffer_writer",
+        "samplebatch.workers.resuming",
     },
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",

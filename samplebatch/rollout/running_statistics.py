@@ -52,6 +52,16 @@ class EndedEpisodes:
             ended.returns += list(own.returns)
             ended.lengths += own.lengths.tolist()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return them, for `load_state_dict`."""
+        policies = {policy: copy.copy(vars(own)) for policy, own in self._policies.items()}
+        return copy.deepcopy({"episodes": self.episodes, "policies": policies})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the episodes of others in place of the own."""
+        self.episodes = state["episodes"]
+        self._policies = {policy: _Ended(**own) for policy, own in copy.deepcopy(state["policies"]).items()}
+
     def statistics(self, unfinished: int = 0) -> EpisodeStatistics:
         """Return the statistics of all of them, in the order in which they ended."""
         policies = {policy: found.statistics() for policy, found in self._policies.items()}

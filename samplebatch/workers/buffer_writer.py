@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,14 @@ class BufferWriter:
         self._buffer = buffer
         self._next: dict[int, tuple[int, int]] = {}
         """Episode and time of the step that goes on in the ring of each environment, where an episode is under way."""
+
+    def state_dict(self) -> dict[int, tuple[int, int]]:
+        """Return where the episodes under way go on, for `load_state_dict`; the buffer has a state of its own."""
+        return dict(self._next)
+
+    def load_state_dict(self, state: Mapping[int, tuple[int, int]]) -> None:
+        """Go on with the episodes of another writer, whose buffer had the same rows."""
+        self._next = dict(state)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
         """Write a fragment.

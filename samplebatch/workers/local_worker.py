@@ -6,12 +6,13 @@ import contextlib
 import os
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from samplebatch.errors import SampleBatchError
 from samplebatch.transport.subscription import Subscription
 from samplebatch.workers.exits import WorkerExit
-from samplebatch.workers.spec import Request, WorkerSpec
-from samplebatch.workers.task import Fragment, Task, make_task
+from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
+from samplebatch.workers.task import Fragment, Task, answer, make_task
 
 
 class LocalWorker:
@@ -19,7 +20,7 @@ class LocalWorker:
 
     Attributes
     ----------
-    spec, request, env_steps, episodes, fragments, total_steps
+    spec, request, env_steps, episodes, fragments, total_steps, answer
         As of `WorkerProcess`.
     """
 
@@ -33,6 +34,7 @@ class LocalWorker:
         self.lost_steps = 0
         self._subscription = subscription
         self._task: Task | None = None
+        self.answer: Any = None
 
     @property
     def num_envs(self) -> int:
@@ -48,7 +50,7 @@ class LocalWorker:
         """Take a request."""
         self.request = request
         self.env_steps = self.episodes = 0
-        if self._task is not None:
+        if self._task is not None and not isinstance(request, StateRequest):
             self._task.begin(request)
 
     def receive(self, timeout_s: float = 0.0) -> Fragment | None:
@@ -63,8 +65,12 @@ class LocalWorker:
             if self._task is None:
                 self._task = make_task(self.spec, self._subscription, self._count)
                 if self.request is not None:
-                    self._task.begin(self.request)
-            made = self._task.next()
+                    self.ask(self.request)
+            if isinstance(self.request, StateRequest):
+                self.answer = answer(self._task, self.request)
+                made = None
+            else:
+                made = self._task.next()
         except Exception as error:
             reason = str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
             raise WorkerExit("failed", reason, traceback.format_exc()) from error

@@ -77,6 +77,8 @@ class WorkerPool:
         Those that are there, in order.
     failures
         Those that failed, in order of time.
+    earlier_failures
+        How many workers had failed when the run was resumed.
     waiting_s
         Seconds that were spent waiting for fragments.
     """
@@ -91,6 +93,7 @@ class WorkerPool:
     ) -> None:
         self.workers: list[Worker] = []
         self.failures: list[WorkerFailure] = []
+        self.earlier_failures = 0
         self.waiting_s = 0.0
         self._stop_requested = False
         self._start = start
@@ -256,7 +259,7 @@ class WorkerPool:
         self._restarts_left -= 1
         self._sent_before += worker.sent_steps
         worker.end()
-        seed = seeds_at(spec.seed, RESTART, len(self.failures))
+        seed = seeds_at(spec.seed, RESTART, self.earlier_failures + len(self.failures))
         place = self.workers.index(worker)
         self.workers[place] = self._start(
             replace(spec, seed=seed, first_unroll_id=spec.first_unroll_id + worker.fragments)

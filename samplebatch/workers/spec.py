@@ -1,8 +1,8 @@
-"""WorkerSpec and Request: a rollout worker, how much it is asked to collect, and how that is shared out."""
+"""WorkerSpec and requests: a rollout worker, what it is asked for, and how work is shared out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ class WorkerSpec:
         The seed of the run, or, where the worker takes the place of another, one derived from it.
     first_unroll_id
         The `unroll_id` of its first fragment.
+    earlier_versions
+        How many weights had been published when the run was resumed, beyond those that this run's memory counts.
     """
 
     index: int
@@ -45,6 +47,7 @@ class WorkerSpec:
     seed: np.random.SeedSequence
     infos: bool = True
     first_unroll_id: int = 0
+    earlier_versions: int = 0
 
     @property
     def env_ids(self) -> range:
@@ -67,6 +70,22 @@ class Request:
     n_step: int | None = None
     n_episode: int | None = None
     fragment_length: int | None = None
+
+
+@dataclass(frozen=True)
+class StateRequest(Request):
+    """An order to one worker to tell its state, or to go on from one, pickled to its process.
+
+    Attributes
+    ----------
+    state
+        The state to go on from; None to tell the own.
+    earlier_versions
+        As of `WorkerSpec`, with a state.
+    """
+
+    state: Mapping[str, Any] | None = None
+    earlier_versions: int = 0
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,6 +77,21 @@ class StepCount:
             for policy_id, steps in fragment.policy_batches.items():
                 self._agent_steps[policy_id] = self._agent_steps.get(policy_id, 0) + steps.count
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, for `load_state_dict`."""
+        return {
+            "env_steps": self.env_steps,
+            "agent_steps": dict(self._agent_steps),
+            "ended": self._ended.state_dict(),
+            "is_flat": self._is_flat,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from the counts of another run."""
+        self.env_steps, self._is_flat = state["env_steps"], state["is_flat"]
+        self._agent_steps = dict(state["agent_steps"])
+        self._ended.load_state_dict(state["ended"])
+
     def report(self, time_s: float, batch: Fragment | None = None) -> CollectStats[Any]:
         """Report on all of them, with the batch that they were joined to."""
         ended = self._ended.statistics()
@@ -114,6 +130,18 @@ class Received:
         self._versions[version] = self._versions.get(version, 0) + env_steps
         self._newest = time.perf_counter()
         return ended
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the episodes under way and the report so far, for `load_state_dict`; not the facts about workers."""
+        time_s = self._newest - self._began
+        return {"open": self._open.state_dict(), "run": self._run.state_dict(), "time_s": time_s}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the episodes and the report of another run."""
+        self._open.load_state_dict(state["open"])
+        self._run.load_state_dict(state["run"])
+        self._newest = time.perf_counter()
+        self._began = self._newest - state["time_s"]
 
     def keep(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
         """Count a fragment that is handed out, and the episodes that ended with it."""

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import cast
+from typing import Any, cast
 
+from samplebatch.column.unpickling import unpickle
 from samplebatch.env.exit_status import describe_exit
 from samplebatch.errors import (
     ChannelTimeoutError,
@@ -26,7 +27,7 @@ from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCou
 from samplebatch.workers.exits import WorkerExit
 from samplebatch.workers.spec import Request, WorkerSpec
 from samplebatch.workers.task import Fragment
-from samplebatch.workers.worker import is_end, work
+from samplebatch.workers.worker import is_end, state_bytes, work
 
 GRACE_S = 2.0
 """Seconds that workers have to close their environments when they are stopped."""
@@ -59,6 +60,7 @@ class WorkerProcess:
     ) -> None:
         self.spec = spec
         self.request: Request | None = None
+        self._told = b""
         self.env_steps = self.episodes = self.fragments = self.total_steps = 0
         board.clear(spec.index)
         self._line = board.line(spec.index)
@@ -97,6 +99,17 @@ class WorkerProcess:
         return int(self._line[READY])
 
     @property
+    def answer(self) -> Any:
+        """The state that it was asked for last.
+
+        Raises
+        ------
+        FormatError
+            If it cannot be unpickled in this process.
+        """
+        return unpickle([self._told], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
+
+    @property
     def lost_steps(self) -> int:
         """Environment steps that it has made, and that were not received."""
         return max(0, int(self._line[MADE]) - self.total_steps)
@@ -116,6 +129,7 @@ class WorkerProcess:
         """Send a request. That a process has died is told by `receive`."""
         self.request = request
         self.env_steps = self.episodes = 0
+        self._told = b""
         self._heard_at = time.monotonic()
         with contextlib.suppress(BrokenPipeError):
             self._requests.send(request)
@@ -147,6 +161,10 @@ class WorkerProcess:
         self.fragments += 1
         if is_end(fragment):
             self.request = None
+            return None
+        told = state_bytes(fragment)
+        if told is not None:
+            self._told += told
             return None
         return fragment if _leaves_room(self._consumer) else fragment.copy()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import postprocess
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
 
 Count = Callable[[int], None]
 """Called with the number of environment steps that were just made."""
@@ -52,6 +53,7 @@ class Task(ABC):
         self._policy: Any = None
         self._version = 0
         self._request: Request | None = None
+        self._has_gaps = False
 
     @property
     @abstractmethod
@@ -76,12 +78,28 @@ class Task(ABC):
             newest = self._subscription.latest()
             load_weights(self._policy, newest.value)
             self._version = newest.version
-        self._collector.constants[names.WEIGHTS_VERSION] = self._version
+        self._collector.constants[names.WEIGHTS_VERSION] = self._spec.earlier_versions + self._version
         return self._collect(self._request)
 
     @abstractmethod
     def _collect(self, request: Request) -> Fragment:
         """Collect the next fragment of a request, and drop the request if that is the last."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state between two requests, which can be pickled, for `load_state_dict`."""
+        return {"collector": self._collector.state_dict(), "has_gaps": self._has_gaps}
+
+    def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
+        """Go on where the task of a worker was that was made alike; whoever sent the state may unpickle it.
+
+        Raises
+        ------
+        SampleBatchError
+            If the collector refuses it.
+        """
+        self._collector.load_state_dict(state["collector"], allow_pickle=True)
+        self._has_gaps = state["has_gaps"]
+        self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def close(self) -> None:
         """Close the environments."""
@@ -110,7 +128,6 @@ class SingleAgentTask(Task):
             first_env_id=self._first_env_id,
         )
         self._collector.count_steps = count_steps
-        self._has_gaps = False
 
     @property
     def num_envs(self) -> int:
@@ -246,6 +263,17 @@ def make_task(spec: WorkerSpec, subscription: Subscription, count_steps: Count) 
         with contextlib.suppress(Exception):
             first.close()
         raise
+
+
+def answer(task: Task, request: StateRequest) -> dict[str, Any]:
+    """Let a task go on from the state in a request, or return its own; `refused` is the reason if there can be none."""
+    if request.state is not None:
+        task.load_state_dict(request.state["task"], request.earlier_versions)
+        return {}
+    try:
+        return {"task": task.state_dict(), "generators": None}
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
 
 
 def _as_environments(spec: WorkerSpec, first: Any) -> Environments:

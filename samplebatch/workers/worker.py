@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,16 +23,25 @@ from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription
 from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCounters
-from samplebatch.workers.spec import Request, WorkerSpec
-from samplebatch.workers.task import Fragment, Task, make_task
+from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
+from samplebatch.workers.task import Fragment, Task, answer, make_task
 
 END = SampleBatch()
 """Sent once a request is done."""
+_STATE = "worker_state"
+"""The only column of messages with the state of a worker, a row a byte, so that it may go in parts."""
 
 
 def is_end(fragment: Fragment) -> bool:
     """Tell whether a message is the mark that a request is done."""
     return isinstance(fragment, SampleBatch) and not fragment.column_names
+
+
+def state_bytes(fragment: Fragment) -> bytes | None:
+    """Return the bytes in a message that is a part of a state, pickled; None for any other."""
+    if isinstance(fragment, SampleBatch) and fragment.column_names == (_STATE,):
+        return bytes(np.asarray(fragment[_STATE]))
+    return None
 
 
 def work(
@@ -79,7 +90,10 @@ def _serve(
         _seed(seeds_at(spec.seed, PROCESS, spec.index))
     line[READY] = task.num_envs
     for request in _receive_all(requests):
-        task.begin(request)
+        if isinstance(request, StateRequest):
+            _exchange_state(producer, task, request)
+        else:
+            task.begin(request)
         while (fragment := task.next()) is not None:
             if fragment.env_steps():
                 # A fragment that is too large goes in parts.
@@ -90,6 +104,19 @@ def _serve(
             line[FRAGMENTS] = producer.sent
         producer.send(END)
         line[FRAGMENTS] = producer.sent
+
+
+def _exchange_state(producer: Producer, task: Task, request: StateRequest) -> None:
+    """Go on from the state in a request, or send the own, that of the process's generators included."""
+    told = answer(task, request)
+    if request.state is not None:
+        _load_generators(request.state["generators"])
+        return
+    try:
+        pickled = pickle.dumps(told if "refused" in told else {**told, "generators": _save_generators()})
+    except Exception as error:
+        pickled = pickle.dumps({"refused": f"{type(error).__name__}: {error}"})
+    producer.send(SampleBatch({_STATE: np.frombuffer(pickled, np.uint8)}), split=True)
 
 
 def _receive_all(requests: Connection) -> Iterator[Request]:
@@ -106,6 +133,23 @@ def _seed(seeds: np.random.SeedSequence) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(words[2])
+
+
+def _save_generators() -> dict[str, Any]:
+    """Return the states of the process's own generators."""
+    torch = sys.modules.get("torch")
+    drawn = None if torch is None else torch.get_rng_state()
+    return {"random": random.getstate(), "numpy": np.random.get_state(), "torch": drawn}
+
+
+def _load_generators(state: Mapping[str, Any] | None) -> None:
+    """Let the process's own generators go on; a worker without a process leaves those of its caller alone."""
+    if state is None:
+        return
+    random.setstate(state["random"])
+    np.random.set_state(state["numpy"])
+    if state["torch"] is not None:
+        import_module("torch").set_rng_state(state["torch"])
 
 
 def _quit(*_: Any) -> None:

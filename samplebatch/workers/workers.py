@@ -32,6 +32,7 @@ from samplebatch.workers.buffer_writer import BufferWriter
 from samplebatch.workers.counters import WorkerCounters
 from samplebatch.workers.local_worker import LocalWorker
 from samplebatch.workers.pool import Worker, WorkerPool
+from samplebatch.workers.resuming import NOT_STARTED, ResumableWorkers
 from samplebatch.workers.spec import Request, WorkerSpec, shares
 from samplebatch.workers.statistics import Received, StepCount, WorkerStats, weights_version
 from samplebatch.workers.supervision import WorkerProcess
@@ -42,7 +43,7 @@ _ALL_ARENAS_NBYTES, _MIN_ARENA_NBYTES, _MAX_ARENA_NBYTES = 256 << 20, 8 << 20, 6
 Backend = Literal["process", "inline"]
 
 
-class RolloutWorkers:
+class RolloutWorkers(ResumableWorkers):
     """Processes that step environments, as a policy says or at random, for learners that want several cores.
 
     Use them as a context manager, which starts and stops the processes. There are two ways to collect:
@@ -229,6 +230,7 @@ class RolloutWorkers:
         self._leftover: list[Fragment] = []
         """Fragments of a call of `collect` that did not come to its end."""
         self._is_iterating = False
+        self._earlier_versions = 0
         self._one_version = threading.RLock()
         """Held while workers collect with one version of the weights."""
 
@@ -275,7 +277,7 @@ class RolloutWorkers:
             If the workers have been stopped.
         """
         with self._one_version:
-            return self._broadcast()[0].publish(label_weights(self.policy, weights))
+            return self._earlier_versions + self._broadcast()[0].publish(label_weights(self.policy, weights))
 
     def _broadcast(self) -> tuple[Publisher, Subscription]:
         if self._ends is None:
@@ -338,10 +340,7 @@ class RolloutWorkers:
         count = StepCount()
         found: list[tuple[int, Fragment]] = []
         with self._one_version:
-            pool = self._started()
-            if self._is_iterating and pool.busy:
-                raise WorkerError("an iteration over workers must have come to its end before they collect")
-            self._finish_collect()
+            pool = self._idle("collect")
             workers, envs = len(self._specs), self._specs[0].num_envs
             amounts = zip(shares(n_step, workers, envs), shares(n_episode, workers, envs), strict=True)
             pool.ask({place: Request(*amount) for place, amount in enumerate(amounts) if 0 not in amount})
@@ -356,7 +355,7 @@ class RolloutWorkers:
 
     def __iter__(self) -> Iterator[Fragment]:
         if self._pool is None:
-            raise WorkerError(_NOT_STARTED)
+            raise WorkerError(NOT_STARTED)
         if not self._is_iterating and self._pool.workers:
             self._finish_collect()
             self._pool.ask(dict(enumerate(self._stream)))
@@ -367,13 +366,6 @@ class RolloutWorkers:
             yield fragment
             del fragment
         self._is_iterating = False
-
-    def _started(self) -> WorkerPool:
-        if self._pool is None:
-            raise WorkerError(_NOT_STARTED)
-        if not self._pool.workers:
-            raise WorkerError("workers must be running to collect, and they have been stopped")
-        return self._pool
 
     def _finish_collect(self) -> None:
         """Receive the rest of a call of `collect` that was interrupted."""
@@ -407,7 +399,7 @@ class RolloutWorkers:
         """Count a fragment, and write it to the buffer; tell whether it is not stale."""
         ended = self._received.add(worker, fragment)
         if self._max_lag is not None:
-            lag = self._broadcast()[0].version - weights_version(fragment)
+            lag = self._earlier_versions + self._broadcast()[0].version - weights_version(fragment)
             if lag > self._max_lag:
                 self._received.drop(fragment)
                 return False
@@ -445,6 +437,3 @@ class RolloutWorkers:
                 if own is not None:
                     own.close()
             self._board = None
-
-
-_NOT_STARTED = "workers must be started before they can send anything; use them in a with statement"
