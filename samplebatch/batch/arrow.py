@@ -155,7 +155,7 @@ def as_table(source: Any) -> pa.Table:
 
 
 def bound_of(table: pa.Table, max_nbytes: int | None = None) -> MemoryBound:
-    """Make the bound for what is made of a table."""
+    """Make the bound for memory that a table may take."""
     return MemoryBound("the table", table.get_total_buffer_size(), max_nbytes)
 
 

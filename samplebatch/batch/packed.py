@@ -21,7 +21,7 @@ _PART_NBYTES: Final = 1 << 20
 
 
 def is_packed(column: Column) -> bool:
-    """Tell whether a column holds what RLlib's `pack` returns, by its first row.
+    """Tell whether a column was packed by RLlib's `pack`, by its first row.
 
     >>> is_packed(as_column(["BCJNGGBA"], "obs")), is_packed(as_column(["north"], "obs"))
     (True, False)
@@ -49,7 +49,7 @@ def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> C
 
 
 def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: bool = False) -> Any:
-    """Unpack what RLlib's `pack` returned. Pickles of arrays, numbers, strings, dicts and lists are read as data.
+    """Unpack a value of RLlib's `pack`. Pickles of arrays, numbers, strings, dicts and lists are read as data.
 
     Raises
     ------

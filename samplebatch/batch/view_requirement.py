@@ -116,7 +116,7 @@ class ViewRequirement:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Self:
-        """Make a view requirement of what `to_dict` returned, ours or RLlib's.
+        """Make a view requirement from the dict of `to_dict`, ours or RLlib's.
 
         Raises
         ------

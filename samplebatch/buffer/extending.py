@@ -137,7 +137,7 @@ def _rings_of(buffer: ReplayBuffer, held: Mapping[str, Any], count: int) -> npt.
 
 
 def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
-    """Return the index of a ring's newest step and that step, if its episode runs and it tells what it is."""
+    """Return the index of a ring's newest step and that step, if its episode runs and has an id."""
     index = int(buffer.last_index[ring + _count_rings(buffer)[1]])
     tree = buffer._table.columns.tree
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():

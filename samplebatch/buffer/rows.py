@@ -211,7 +211,7 @@ class Rows:
         return node(Batch, held)
 
     def _cast_rewards(self, held: dict[str, Any], names: Sequence[str] = ("rew",)) -> None:
-        """Cast rewards, and what is made of them, to the dtype that the options ask for."""
+        """Cast rewards, returns and discounts to the dtype that the options ask for."""
         dtype = np.dtype(self.options.get("reward_dtype", np.float64))
         for name in names:
             held[name] = held[name].astype(dtype, copy=False)

@@ -93,7 +93,7 @@ def set_columns(table: Table | None, given: Any) -> None:
 
 
 def _is_held(held: Store | Tree, value: Any) -> bool:
-    """Tell whether a value is what a column or a tree of them shows."""
+    """Tell whether a value equals that of a column or of a tree of columns."""
     if isinstance(held, Store):
         shown = held.values
         if value is shown or isinstance(shown, np.ndarray):

@@ -33,7 +33,7 @@ def holds_objects(field: pa.Field) -> bool:
 
 
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
-    """Take from a bound what the chunks of a column take as Python objects, if they are to be such, and validate them.
+    """Take the bytes of a column's chunks as Python objects from a bound, if they are to be such, and validate them.
 
     Columns of numbers are viewed where they lie. Without objects, only the sizes of buffers need have been checked.
 

@@ -32,7 +32,7 @@ _BUFFERS, _COMPRESSION = 2, 3
 
 
 def decompressed_nbytes(data: pa.Buffer) -> int:
-    """Add up what compressed buffers say that they decompress to; a file without such has 0.
+    """Add up the stated decompressed sizes of compressed buffers; a file without any has 0.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def decompressed_nbytes(data: pa.Buffer) -> int:
 
 
 def decompressed_stream_nbytes(data: pa.Buffer) -> int:
-    """Add up what compressed buffers of an Arrow stream say that they decompress to, as `decompressed_nbytes` does.
+    """Add up the stated decompressed sizes of an Arrow stream's buffers, as `decompressed_nbytes` does.
 
     Raises
     ------

@@ -16,7 +16,7 @@ MAX_GROWTH = 1024
 
 
 class MemoryBound:
-    """The memory that reading something from outside may take, held by whoever reads it.
+    """The memory that reading something from outside may take, held by its reader.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class MemoryBound:
         self._taken = 0
 
     def take(self, nbytes: int, subject: str) -> None:
-        """Take from the bound what is about to be made.
+        """Take bytes that are about to be allocated from the bound.
 
         Raises
         ------

@@ -81,7 +81,7 @@ def _listed(array: pa.Array, dtype: npt.DTypeLike) -> int:
 
 
 def _repeated(array: pa.Array) -> int:
-    """Return what the values of list views take, each as often as it is in a list."""
+    """Return the bytes of the values of list views, each as often as it is in a list."""
     starts, sizes = array.offsets.to_numpy(), array.sizes.to_numpy()
     order = np.argsort(starts, kind="stable")
     starts, sizes = starts[order], sizes[order].astype(np.int64)
@@ -94,7 +94,7 @@ def _repeated(array: pa.Array) -> int:
 
 
 def _largest(values: pa.Array) -> int:
-    """Return an upper bound of what one of some values takes."""
+    """Return an upper bound of the bytes of one of some values."""
     arrow = values.type
     if not len(values):
         return _LEAF_NBYTES

@@ -260,7 +260,7 @@ class ObjectColumn(Column):
 
 
 def _dumped(header: Header, buffers: Sequence[Any]) -> tuple[pa.Array, Any]:
-    """View what `ObjectColumn.dump` made of objects: an Arrow array, and their form."""
+    """View the dump of objects by `ObjectColumn.dump`: an Arrow array, and their form."""
     try:
         _, length, form, nulls = header
         if not buffers:

@@ -298,7 +298,7 @@ def _statistics(values: npt.NDArray[Any]) -> Statistics:
 
 
 def _join_statistics(rows: list[Statistics]) -> Statistics:
-    """Describe all rows by what describes those of each episode; quantiles are means of theirs, as LeRobot's are."""
+    """Join the statistics of episodes into those of all rows; quantiles are means of theirs, as LeRobot's are."""
     stacked = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
     count = stacked.pop("count")
     with np.errstate(invalid="ignore"):

@@ -116,7 +116,7 @@ class EnvironmentList(Environments):
         return [self.actions.nest([leaf[row] for leaf in actions]) for row in range(self.num_envs)]
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
-        """Reset environments whose episode ended, and return what to act on in all; see `Environments.next_obs`.
+        """Reset environments whose episode ended, and return the next observations of all; see `Environments.next_obs`.
 
         A reset that fails costs no step, as the collector has that by now.
 

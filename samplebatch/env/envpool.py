@@ -56,7 +56,7 @@ class EnvPoolEnvironments(NextStepEnvironments):
 
 
 def _leave_out_bookkeeping(infos: Any) -> dict[str, Any]:
-    """Leave out what EnvPool says of every step; that of players is left out where each environment has one."""
+    """Leave out EnvPool's ids and counts of steps; those of players only where each environment has one."""
     kept = {key: value for key, value in infos.items() if key not in _BOOKKEEPING}
     if kept.get("players", {}).keys() == {"env_id"}:
         del kept["players"]

@@ -329,7 +329,7 @@ def _hang_up(pipe: Connection) -> None:
 
 
 def _end(processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> None:
-    """End processes by force, and close what this one has of them."""
+    """Kill processes, and close their pipes and shared memory here."""
     for end in ("terminate", "kill"):
         running = [process for process in processes if process.is_alive()]
         for process in running:

@@ -12,7 +12,7 @@ from samplebatch.errors import EnvironmentSpecError
 
 
 class SingleStep(NamedTuple):
-    """One step of one environment: what `EnvironmentStepper.step` returns to adapters.
+    """One step of one environment, as `EnvironmentStepper.step` returns it to adapters.
 
     Attributes
     ----------

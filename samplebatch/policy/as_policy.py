@@ -249,7 +249,7 @@ def as_policy(
 
 
 def own_policy(policy: Any) -> Any:
-    """Return what a policy's user gave: its methods load weights, map actions and add noise."""
+    """Return the user's own policy: its methods load weights, map actions and add noise."""
     return policy.policy if isinstance(policy, PolicyAdapter) else policy
 
 

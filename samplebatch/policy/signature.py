@@ -116,7 +116,7 @@ def _as_words(takes: Any) -> tuple[str, ...] | None:
 
 
 def _first_of(parameter: inspect.Parameter | None, *, module: bool) -> str:
-    """Tell what the first parameter of a policy stands for, by its name, then by its annotation."""
+    """Classify the first parameter of a policy by its name, then by its annotation."""
     name = None if parameter is None else parameter.name
     if name == "batch":
         return "batch"

@@ -169,7 +169,7 @@ class AsyncCollector(Collector):
         self._pending.clear()
 
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
-        """Start an episode in every environment, and return the observations and what was said with them.
+        """Start an episode in every environment, and return the observations and infos.
 
         Steps that are under way are waited for, and count in the next call of `collect`. Then the episodes are cut off:
         in a buffer, their last steps become truncated.
@@ -285,7 +285,7 @@ class AsyncCollector(Collector):
         self._environments.send(envs, result.actions)
 
     def _record(self, step: AsyncStepResult) -> None:
-        """Record steps of environments with the decisions that waited for them, and keep what to act on."""
+        """Record steps of environments with the decisions that waited for them, and keep the next observations."""
         decided: dict[int, tuple[ActResult, list[int], list[int]]] = {}
         for place, env in enumerate(step.envs.tolist()):
             act, row = self._pending.pop(env)

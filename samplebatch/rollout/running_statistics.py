@@ -31,7 +31,7 @@ class _Ended:
 
 
 class EndedEpisodes:
-    """Returns and lengths of episodes that ended, by policy, for whoever reports on several fragments.
+    """Returns and lengths of episodes that ended, by policy, for reports on several fragments.
 
     Attributes
     ----------

@@ -75,7 +75,7 @@ def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
 
 
 def kind_of(about: Mapping[str, Any] | None) -> str:
-    """Tell what a schema's metadata says that its table is: the name of a class, or "table"."""
+    """Read the kind of a table from its schema's metadata: the name of a class, or "table"."""
     kind = (about or {}).get("type")
     return kind if isinstance(kind, str) else "table"
 

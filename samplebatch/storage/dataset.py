@@ -142,7 +142,7 @@ class Dataset:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """What writers that were killed had begun and not committed, and this one has taken away at its first step."""
+        """Names of uncommitted files of killed writers, which this one removed at its first write."""
         return self._writer.dropped
 
     def parts(self) -> list[Path]:
@@ -150,7 +150,7 @@ class Dataset:
         return [self.folder / part.name for part in self._rows.snapshot.parts]
 
     def refresh(self) -> Self:
-        """Take in what has been appended since, by this process or another, and return this very dataset."""
+        """Adopt the commits made since, by this process or another, and return this very dataset."""
         self._rows.reload()
         return self
 

@@ -78,7 +78,7 @@ class DatasetRows:
         return {**self.__dict__, "_cache": OrderedDict(), "_open": OrderedDict()}
 
     def reload(self) -> None:
-        """Take in what has been committed; raises as `adopt` does."""
+        """Adopt the newest commits; raises as `adopt` does."""
         while True:
             snapshot = self.log.read()
             try:

@@ -1,4 +1,4 @@
-"""Writing of datasets: parts that are appended and committed, or joined; and what killed writers left."""
+"""Writing of datasets: parts that are appended and committed, or joined; remains of killed writers are removed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class DatasetWriter:
         return Part(path.name, path.stat().st_size, file.group_rows, to_table(batch).nbytes, policies)
 
     def _recover(self, state: Snapshot) -> Snapshot:
-        """Take away what is not committed: under the lock, nobody is at work on it."""
+        """Remove files that are not committed: under the lock, nobody is at work on them."""
         if self._recovered:
             return state
         check_log(self._folder, state)

@@ -1,4 +1,4 @@
-"""Batches in HDF5 files: a dataset for each column, and what else they have to be the same again as JSON.
+"""Batches in HDF5 files: a dataset for each column, and JSON for types, flags and layout.
 
 A nested batch lies as `to_hdf5` writes it, in Tianshou's layout.
 """
@@ -191,7 +191,7 @@ def _read_columns(
 
 
 def _column(name: str, kind: str, value: Any) -> Column:
-    """Make a column of what was read; raises FormatError if it is of another kind than the file says."""
+    """Make a column of rows that were read; raises FormatError if it is of another kind than the file says."""
     if kind == RaggedColumn.kind:
         return _ragged(value)
     if kind == RaggedTorchColumn.kind:

@@ -1,4 +1,4 @@
-"""Saving and loading of batches and buffers: one way, whatever the type and the format."""
+"""Saving and loading of batches and buffers: one way for all types and formats."""
 
 from __future__ import annotations
 

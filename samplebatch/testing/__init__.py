@@ -1,4 +1,4 @@
-"""Contracts for whoever writes a collector or an environment adapter: suites of tests, and the environments they use.
+"""Contracts for authors of collectors and environment adapters: suites of tests, and the environments they use.
 
 A contract is a class whose methods are tests. Derive from it, say how to collect, and let pytest find it. Nothing here
 needs pytest; the environments need the extra `envs`.

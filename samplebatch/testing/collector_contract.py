@@ -31,7 +31,7 @@ def stay(obs: Any) -> Any:
 
 
 class CollectorContract(ABC):
-    """Tests of a collector for one agent, for whoever writes a collector or an environment adapter.
+    """Tests of a collector for one agent, for authors of collectors and environment adapters.
 
     Derive a test class from it, and say how to collect. pytest, and every other runner that calls methods named
     `test_*`, then finds the tests.
@@ -109,7 +109,7 @@ class CollectorContract(ABC):
     # -- what every batch is -------------------------------------------------------------------------------------------
 
     def test_every_row_is_a_step_that_was_made(self) -> None:
-        """Rows hold what the environment said, in all modes: no reset is a step, and no last observation is lost."""
+        """Rows hold the environment's values, in all modes: no reset is a step, and no last observation is lost."""
         for mode in self.modes:
             for truncates in (False, True):
                 (batch,) = self.collect(_ladders(truncates=truncates), climb, mode=mode, n_step=50)
@@ -185,7 +185,7 @@ class CollectorContract(ABC):
             check(len(np.unique(values)) == len(values), "no two episodes must draw the same numbers")
 
     def test_data_do_not_depend_on_how_many_environments_there_are(self) -> None:
-        """What happens in the environment of a number follows from the seed and that number."""
+        """The data of an environment follow from the seed and its number."""
         for mode in self.modes:
             few, many = self._walked(mode, 3), self._walked(mode, 3, count=5)
             for key, rewards in few.items():
@@ -216,7 +216,7 @@ class CollectorContract(ABC):
                 check(own == list(range(count)), "a hook must see the steps of an episode together and in order")
 
     def test_columns_of_the_policy_are_kept_and_widened(self) -> None:
-        """What a policy says is kept with its step; a wider dtype in a later step loses nothing."""
+        """Extra outputs of a policy are kept with its step; a wider dtype in a later step loses nothing."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), _telling, mode=mode, n_step=50)
             check(batch["vf_preds"].dtype == np.float64, "a column of integers must widen to floats")

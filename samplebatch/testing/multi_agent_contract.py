@@ -37,7 +37,7 @@ def each(agent: Any) -> str:
 
 
 class MultiAgentContract(ABC):
-    """Tests of a collector for several agents, for whoever writes a collector or an environment adapter.
+    """Tests of a collector for several agents, for authors of collectors and environment adapters.
 
     Derive a test class from it, and say how to collect. pytest, and every other runner that calls methods named
     `test_*`, then finds the tests.
@@ -97,7 +97,7 @@ class MultiAgentContract(ABC):
     # -- agents who act together ---------------------------------------------------------------------------------------
 
     def test_every_row_is_a_step_that_was_made(self) -> None:
-        """Rows hold what the environment said, also where agents come and go."""
+        """Rows hold the environment's values, also where agents come and go."""
         for count in (1, 3):
             (batch,) = self.collect([Relay] * count, by_turn, n_step=3 * Relay.length * count)
             check_relay(batch["all"])
@@ -156,7 +156,7 @@ class MultiAgentContract(ABC):
     # -- agents who take turns -----------------------------------------------------------------------------------------
 
     def test_turns_are_kept_as_they_were_played(self) -> None:
-        """A row holds what came of a turn until the agent's next: rewards of the others' turns, last observations."""
+        """A row holds the outcome of a turn until the agent's next: rewards of the others' turns, last observations."""
         (batch,) = self.collect([Market], by_turn, n_episode=2)
         rows = batch["all"]
         check_market(rows)
@@ -190,7 +190,7 @@ class MultiAgentContract(ABC):
                 check(own == list(range(len(own))), "a hook must see an agent's steps of an episode together, in order")
 
     def test_columns_of_the_policy_are_kept_and_widened(self) -> None:
-        """What a policy says is kept with the agent's step; a wider dtype in a later step loses nothing."""
+        """Extra outputs of a policy are kept with the agent's step; a wider dtype in a later step loses nothing."""
         for make in (Relay, Market):
             (batch,) = self.collect([make], _telling, n_step=30)
             rows = batch["all"]

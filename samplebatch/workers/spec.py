@@ -1,4 +1,4 @@
-"""WorkerSpec and requests: a rollout worker, what it is asked for, and how work is shared out."""
+"""WorkerSpec and requests: a rollout worker, its tasks, and how work is shared out."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from samplebatch.workers.task import Fragment
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """Facts about the workers of a run so far; what they collected is in `RolloutWorkers.stats`.
+    """Facts about the workers of a run so far; the report on their steps is `RolloutWorkers.stats`.
 
     Attributes
     ----------

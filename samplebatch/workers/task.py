@@ -90,7 +90,7 @@ class Task(ABC):
         return {"collector": self._collector.state_dict(), "has_gaps": self._has_gaps}
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Go on where the task of a worker was that was made alike; whoever sent the state may unpickle it.
+        """Continue where the task of a worker that was made alike stood; its sender is trusted to have pickled it.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""RolloutWorkers: processes that step environments and send what they collect."""
+"""RolloutWorkers: processes that step environments and send fragments."""
 
 from __future__ import annotations
 
