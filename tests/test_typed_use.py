@@ -117,6 +117,7 @@ make().nope
 """
 
 
+@pytest.mark.long
 def test_a_script_under_strict_mypy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api = pytest.importorskip("mypy.api")
     source = tmp_path / "script.py"

@@ -132,6 +132,7 @@ def test_a_folder_gets_a_file_for_every_fragment(tmp_path: Path) -> None:
     assert "8 episodes ended, 0 did not" in again
 
 
+@pytest.mark.long
 def test_policies_are_functions_and_files(tmp_path: Path) -> None:
     import torch
 

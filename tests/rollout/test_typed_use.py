@@ -72,6 +72,7 @@ as_policy(of_obs, takes="observations")
 """
 
 
+@pytest.mark.long
 def test_a_script_of_a_user_under_strict_mypy(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     source = tmp_path / "typed_collectors.py"

@@ -99,6 +99,7 @@ def work(producer: Producer, index: int, count: int) -> None:
             producer.send(SampleBatch(worker=np.full(10, index), i=np.full(10, i)), timeout_s=60)
 
 
+@pytest.mark.long
 def test_a_hundred_producers() -> None:
     """In processes of which each has the descriptors of those before it."""
     count = 100

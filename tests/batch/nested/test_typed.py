@@ -40,6 +40,7 @@ loss(made).nope
 """
 
 
+@pytest.mark.long
 def test_protocols_under_strict_mypy(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     source = tmp_path / "typed_use.py"
