@@ -24,7 +24,7 @@ from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
-from samplebatch.rollout.postprocessing import Hook, postprocess
+from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.resuming import Resumable
 from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
 
@@ -150,7 +150,7 @@ class Collector(Resumable):
             raise ArgumentError(
                 "hooks must be for batches, and with a buffer there are none; work out columns of samples"
             )
-        self._hooks = tuple(hooks)
+        self._hooks = check_hooks(hooks)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self._env_ids = first_env_id + np.arange(self.num_envs)
         action_seeds, random_seeds, self._env_seeds = (

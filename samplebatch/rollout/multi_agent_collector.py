@@ -23,7 +23,7 @@ from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
-from samplebatch.rollout.postprocessing import Hook, postprocess
+from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.recorder import Recorder, rows_of_block
 from samplebatch.rollout.resuming import Resumable
 from samplebatch.rollout.running_statistics import OpenReturns
@@ -158,7 +158,7 @@ class MultiAgentCollector(Resumable):
         self._recorder = Recorder(infos=infos)
         self._recorded = 0
         self._joint: JointStep | None = None
-        self._hooks = tuple(hooks)
+        self._hooks = check_hooks(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
         self.count_steps: Callable[[int], None] = _ignore

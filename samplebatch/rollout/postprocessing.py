@@ -17,7 +17,7 @@ from samplebatch import names
 from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import ColumnTypeError
+from samplebatch.errors import ArgumentError, ColumnTypeError
 from samplebatch.names import PolicyID
 from samplebatch.rollout.trajectories import Trajectory, cut, in_order
 
@@ -95,6 +95,8 @@ def postprocess(
         If a hook returns other columns for some trajectories of a policy than for others.
     SequenceError
         If the batch is padded or time-major.
+    ArgumentError
+        If the hooks are no sequence of hooks.
 
     Examples
     --------
@@ -110,7 +112,7 @@ def postprocess(
         policy_id: in_order(steps.copy(shallow=True))
         for policy_id, steps in batch.as_multi_agent().policy_batches.items()
     }
-    for hook in hooks:
+    for hook in check_hooks(hooks):
         if isinstance(hook, TrajectoryColumns):
             for policy_id, (steps, starts) in policies.items():
                 if steps.count:
@@ -121,6 +123,28 @@ def postprocess(
             policies = _call(hook, policies, agents or {})
     done = {policy_id: steps for policy_id, (steps, _) in policies.items()}
     return done[names.DEFAULT_POLICY_ID] if isinstance(batch, SampleBatch) else MultiAgentBatch(done, batch.count)
+
+
+def check_hooks(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+    """Return hooks as a tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If they are no sequence of hooks, such as a single one.
+
+    Examples
+    --------
+    >>> check_hooks({})
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: hooks must be a sequence of hooks, such as [hook], got a dict
+    """
+    if not isinstance(hooks, Sequence):
+        raise ArgumentError(f"hooks must be a sequence of hooks, such as [hook], got a {type(hooks).__name__}")
+    for hook in hooks:
+        if not callable(hook):
+            raise ArgumentError(f"hooks must be functions of a trajectory, got a {type(hook).__name__}")
+    return tuple(hooks)
 
 
 Policies = dict[str, tuple[SampleBatch, npt.NDArray[np.intp]]]

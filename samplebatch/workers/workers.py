@@ -23,7 +23,7 @@ from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy, label
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.collector import check_buffer
 from samplebatch.rollout.fragments import join_streams
-from samplebatch.rollout.postprocessing import Hook
+from samplebatch.rollout.postprocessing import Hook, check_hooks
 from samplebatch.transport.broadcast import broadcast
 from samplebatch.transport.children import interrupts_blocked
 from samplebatch.transport.publisher import Publisher
@@ -208,7 +208,7 @@ class RolloutWorkers(ResumableWorkers):
                 policy_mapping=policy_mapping,
                 exploration_noise=exploration_noise,
                 map_action=map_action,
-                hooks=tuple(hooks),
+                hooks=check_hooks(hooks),
                 seed=seeds,
                 infos=infos,
                 first_unroll_id=index << 32,

@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch import Collector, MultiAgentBatch, RolloutWorkers, SampleBatch
 from samplebatch.errors import (
+    ArgumentError,
     ColumnLengthError,
     ColumnMismatchError,
     ColumnNotFoundError,
@@ -310,3 +311,16 @@ def test_estimates_of_another_shape_than_rewards_are_refused(ends: list[bool]) -
     if not ends[-1]:
         with pytest.raises(ColumnLengthError, match=r"estimates must be of shape \(1,\), as rewards are, got \(1, 2\)"):
             postprocess(steps.copy(), [GAE(lambda obs: obs[:, 0], bootstrap=lambda obs: obs)])
+
+
+@pytest.mark.parametrize("hooks", [GAE(), "GAE", {"p": GAE()}, [3]], ids=["one", "word", "dict", "number"])
+def test_hooks_that_are_no_sequence_of_functions_are_refused(hooks: Any) -> None:
+    batch = SampleBatch(eps_id=[1], rewards=[1.0])
+    with pytest.raises(ArgumentError, match="hooks must be"):
+        postprocess(batch, hooks)
+    with pytest.raises(ArgumentError, match="hooks must be"):
+        Collector("random", "CartPole-v1", hooks=hooks)
+    with pytest.raises(ArgumentError, match="hooks must be"):
+        MultiAgentCollector("mpe2/simple_spread_v3", "random", hooks=hooks)
+    with pytest.raises(ArgumentError, match="hooks must be"):
+        RolloutWorkers("CartPole-v1", hooks=hooks)
