@@ -43,6 +43,7 @@ TRUSTED = {
     "column/interface.py": "whoever unpickles a column runs its pickle already",
     "batch/sample_batch.py": "whoever unpickles a batch runs its pickle already",
     "workers/supervision.py": "workers are processes of the user's own code",
+    "workers/task.py": "a worker loads the state that its parent was allowed to",
 }
 """The only modules that allow unpickling themselves, in place of handing a permission down."""
 
