@@ -177,8 +177,9 @@ def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
         value = own.get(attribute, least)
         if type(value) not in (int, float) or not least <= value <= largest:
             raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
-    if own.get("horizon", 1) < 1:
-        raise FormatError(f"attribute 'horizon' of a {name} must be at least 1, it is not; it is damaged")
+    for attribute in ("horizon", "stack_num"):
+        if own.get(attribute, 1) < 1:
+            raise FormatError(f"attribute {attribute!r} of a {name} must be at least 1, it is not; it is damaged")
     if not set_up and not own["options"].keys() >= _OPTIONS:
         raise FormatError(f"the options of a {name} must be those that it was made with, some are missing; damaged")
     if own.get("options", {}).get("reward_dtype", "float32") != "float32":
