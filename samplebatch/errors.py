@@ -16,7 +16,7 @@
     ├── FormatError           (ValueError)   bytes from a file or another process that are not what they claim
     ├── UntrustedPickleError  (ValueError)   reading it means unpickling, which the caller has not allowed
     ├── UnstorableError       (NotImplementedError) a value that the file's format has no form for
-    ├── DeviceError           (ValueError)   memory on a device where host memory is needed
+    ├── DeviceError           (ValueError)   a device that is not there, or its memory where the host's is needed
     ├── SharedMemoryError     (MemoryError)  shared memory that is not to be had
     ├── StorageError          (OSError)      a buffer's folder that is open elsewhere, closed or full
     ├── EmptyBufferError      (ValueError)   rows drawn from a buffer that has none
@@ -106,7 +106,7 @@ class UnstorableError(SampleBatchError, NotImplementedError):
 
 
 class DeviceError(SampleBatchError, ValueError):
-    """The memory lies on a device, and the operation needs it on the host."""
+    """A device that torch cannot use here, or memory on a device that is needed on the host."""
 
 
 class SharedMemoryError(SampleBatchError, MemoryError):

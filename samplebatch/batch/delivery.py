@@ -42,6 +42,8 @@ class Delivery:
     ------
     ArgumentError
         If `floats` is no floating-point dtype, or `prefetch` no whole number from 0 on, or above 0 without a device.
+    DeviceError
+        If torch cannot use the device.
 
     Examples
     --------

@@ -13,7 +13,7 @@ from samplebatch.arguments import choice, whole
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.episode_batch import EpisodeBatch
 from samplebatch.batch.nested.tensors import column_of_arrays
-from samplebatch.batch.targets import ArrayTarget, Target, TorchTarget
+from samplebatch.batch.targets import ArrayTarget, Target, TorchTarget, require_device
 from samplebatch.column.interface import Column
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.ragged_torch import RaggedTorchColumn
@@ -74,6 +74,8 @@ class DeviceBatch(EpisodeBatch):
         ------
         ArgumentError
             If it is no floating-point dtype, or given twice.
+        DeviceError
+            If torch cannot use the device, or memory cannot be page-locked for want of one.
 
         Examples
         --------
@@ -158,6 +160,8 @@ class DeviceBatch(EpisodeBatch):
         ------
         ArgumentError
             If the framework is another one.
+        DeviceError
+            If torch cannot use the device. The batch is left as it is.
 
         Examples
         --------
@@ -166,11 +170,10 @@ class DeviceBatch(EpisodeBatch):
         tensor([1., 2.], dtype=torch.float64)
         """
         choice("framework", framework, ["torch"])
-        import torch
-
-        on_gpu = torch.device(device).type == "cuda"
-        target = TorchTarget(device=device, pin_memory=pin_memory and on_gpu, non_blocking=pin_memory)
-        with _on_stream(torch.device(device), stream) if use_stream and on_gpu else nullcontext():
+        place = require_device(device)
+        on_gpu = place.type == "cuda"
+        target = TorchTarget(device=place, pin_memory=pin_memory and on_gpu, non_blocking=pin_memory)
+        with _on_stream(place, stream) if use_stream and on_gpu else nullcontext():
             self._columns = {name: _convert(column, target) for name, column in self._all().items()}
         self._lent = False
         return self
@@ -240,6 +243,8 @@ class DeviceBatch(EpisodeBatch):
         ArgumentError
             If `size` is no whole number from 1 on, or `epochs` or `prefetch` none from 0 on; if `floats` is no
             floating-point dtype; if parts are made ahead for no device.
+        DeviceError
+            If torch cannot use the device.
 
         Examples
         --------

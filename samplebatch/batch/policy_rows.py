@@ -214,7 +214,7 @@ class PolicyRows:
 
         Raises
         ------
-        ArgumentError
+        ArgumentError, DeviceError
             As `SampleBatch.minibatches` does.
         ColumnNotFoundError
             If, in lockstep, a policy's batch has no `eps_id` or no `t`.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from samplebatch.arguments import choice
 from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, FOREIGN, NUMBER, TENSOR
-from samplebatch.errors import ArgumentError
+from samplebatch.errors import ArgumentError, DeviceError
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,48 @@ def float_name(floats: object) -> str:
         # A dtype of torch's is named as it is; anything else by its type.
         return choice("floats", floats if name == word else name, _FLOATS)
     return choice("floats", name, _FLOATS)
+
+
+def require_device(device: str | int | torch.device) -> torch.device:
+    """Return a device as torch's own, or refuse one that tensors cannot be brought to.
+
+    Raises
+    ------
+    DeviceError
+        If torch knows no such device, or cannot use it on this machine.
+
+    Examples
+    --------
+    >>> require_device("cpu")
+    device(type='cpu')
+    """
+    import torch
+
+    try:
+        found = torch.device(device)
+        if found.type != "cpu":
+            # Torch names devices that it was not compiled for, and that the machine lacks: only a tensor tells.
+            torch.empty(0, device="cpu").to(found)
+    except Exception as error:
+        raise DeviceError(
+            f"device must be one that torch can use here, got {str(device)!r}: {_reason(error)}"
+        ) from error
+    return found
+
+
+def _require_pinning() -> None:
+    """Refuse to page-lock memory where no device copies from it."""
+    import torch
+
+    try:
+        torch.empty(0, device="cpu").pin_memory()
+    except Exception as error:
+        raise DeviceError(f"pin_memory must be left out where torch cannot page-lock: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of torch's own words, which are many where kernels are missing."""
+    return str(error).partition("\n")[0]
 
 
 class ArrayTarget:
@@ -129,6 +171,8 @@ class TorchTarget:
     ------
     ArgumentError
         If `floats` is no floating-point dtype, or given beside `dtype`.
+    DeviceError
+        If torch cannot use the device, or memory cannot be page-locked for want of one.
     """
 
     __slots__ = ("_dtype", "_floats", "device", "direct", "keep_objects", "non_blocking", "pin_memory", "used_on")
@@ -150,7 +194,9 @@ class TorchTarget:
             raise ArgumentError("one of dtype, for all values, and floats, for floating-point ones, must be given")
         self._dtype = dtype
         self._floats: torch.dtype | None = None if floats is None else getattr(torch, float_name(floats))
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else require_device(device)
+        if pin_memory:
+            _require_pinning()
         self.pin_memory = pin_memory
         self.non_blocking = non_blocking
         self.keep_objects = keep_objects

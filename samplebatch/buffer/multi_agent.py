@@ -302,7 +302,7 @@ class MultiAgentReplayBuffer(Saved):
 
         Raises
         ------
-        ArgumentError
+        ArgumentError, DeviceError
             As `ReplayBuffer.sample` does. If no policy has a column that `compress` or `ragged` names.
         EmptyBufferError
             If there is nothing to draw from.

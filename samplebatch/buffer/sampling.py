@@ -77,6 +77,8 @@ class Sampling(ShownRows):
         ArgumentError
             If `batch_size` is no whole number, `n_step` none from 1 on, `gamma` no number from 0 to 1, or `floats` no
             floating-point dtype. Nothing is drawn then.
+        DeviceError
+            If torch cannot use the device. Nothing is drawn then.
         ColumnNotFoundError
             If rows are to stand for several steps, and have no next observations. Nothing is drawn then.
 
@@ -176,6 +178,8 @@ class Sampling(ShownRows):
         ArgumentError
             If `batch_size` is no whole number from 1 on, or `epochs` or `prefetch` none from 0 on; if `floats` is no
             floating-point dtype; if batches are made ahead for no device.
+        DeviceError
+            If torch cannot use the device.
 
         Examples
         --------

@@ -133,6 +133,8 @@ class SequenceSampling(Sampling):
             If there is nothing to draw from.
         ArgumentError, ColumnMismatchError, SequenceError
             As `get_sequences` does. Nothing is drawn then.
+        DeviceError
+            If torch cannot use the device. Nothing is drawn then.
 
         Examples
         --------

@@ -254,6 +254,8 @@ class Dataset:
         ------
         ArgumentError
             If `batch_size` is no whole number from 0 on, or `floats` no floating-point dtype. Nothing is drawn then.
+        DeviceError
+            If torch cannot use the device. Nothing is drawn then.
         EmptyBufferError
             If there are none.
         """

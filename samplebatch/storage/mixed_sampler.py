@@ -136,6 +136,8 @@ class MixedSampler:
         ------
         ArgumentError
             If `batch_size` is no whole number from 1 on, or `floats` no floating-point dtype. Nothing is drawn then.
+        DeviceError
+            If torch cannot use the device. Nothing is drawn then.
         EmptyBufferError
             If a source of which rows are to be drawn has none; names it.
         ColumnMismatchError

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.errors import DeviceError
 from tests.batch.every_kind import NUMBERS, every_kind, in_sequences, numbers, tensor
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -131,7 +132,7 @@ def test_another_framework_is_refused() -> None:
 
 def test_a_device_that_is_not_there_leaves_the_batch() -> None:
     batch = SampleBatch(a=[1], b=[2])
-    with pytest.raises(RuntimeError):
+    with pytest.raises(DeviceError, match="got 'no such device'"):
         batch.to_device("no such device")
     assert isinstance(batch["a"], np.ndarray)
 

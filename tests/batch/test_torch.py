@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from samplebatch import Batch, MultiAgentBatch, SampleBatch
+from samplebatch import Batch, MultiAgentBatch, SampleBatch, to_torch
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.nested.tensors import tree_to
-from samplebatch.errors import ArgumentError
+from samplebatch.errors import ArgumentError, DeviceError
 from tests.batch.every_kind import every_kind, in_sequences
 from tests.ids import plain_repr
 
@@ -242,6 +242,36 @@ def test_minibatches_on_a_gpu_are_those_of_the_host(prefetch: int, where: str) -
     order = torch.cat(seen).cpu().numpy()
     assert np.allclose(torch.cat(sums).cpu().numpy(), values.astype("f4").sum(1, dtype="f8")[order])
     assert sorted(order[:4096]) == list(range(4096))
+
+
+ASKED_FOR_A_DEVICE: dict[str, Callable[[Any], object]] = {
+    "to_torch of a flat batch": lambda device: flat().to_torch(device=device),
+    "to_torch of a nested batch": lambda device: nested().to_torch(device=device),
+    "to_torch in place": lambda device: nested().to_torch_(device=device),
+    "to_torch of policies": lambda device: of_policies().to_torch(device=device),
+    "to_torch of a value": lambda device: to_torch([1.0], device=device),
+    "to_device": lambda device: flat().to_device(device),
+    "minibatches of a flat batch": lambda device: flat().minibatches(2, device=device),
+    "minibatches of a nested batch": lambda device: nested().minibatches(2, device=device),
+    "minibatches of policies": lambda device: of_policies().minibatches(2, device=device),
+}
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+@pytest.mark.parametrize("ask", ASKED_FOR_A_DEVICE.values(), ids=ASKED_FOR_A_DEVICE)
+def test_a_device_that_is_not_there_is_refused_at_once_and_no_column_blamed(
+    ask: Callable[[Any], object], device: str
+) -> None:
+    with pytest.raises(DeviceError, match=f"^device must be one that torch can use here, got '{device}': .+") as raised:
+        ask(device)
+    assert "\n" not in str(raised.value)
+
+
+@each_batch
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_memory_is_not_page_locked_where_there_is_no_device(make: Callable[[], Any]) -> None:
+    with pytest.raises(DeviceError, match=r"^pin_memory must be left out where torch cannot page-lock: \w+"):
+        make().to_torch(pin_memory=True)
 
 
 def lidar() -> SampleBatch:

@@ -18,7 +18,7 @@ from samplebatch import (
     SampleBatch,
     VectorReplayBuffer,
 )
-from samplebatch.errors import ArgumentError
+from samplebatch.errors import ArgumentError, DeviceError
 
 
 def fill(buffer: Any, steps: int = 6, **more: Any) -> Any:
@@ -93,6 +93,14 @@ def test_minibatches_come_as_tensors(prefetch: int) -> None:
 def test_wrong_arguments_of_minibatches_are_refused_at_once() -> None:
     with pytest.raises(ArgumentError, match="batch_size must be a whole number from 1"):
         fill(ReplayBuffer(8)).minibatches(0)
+
+
+def test_a_device_that_is_not_there_is_refused_at_once() -> None:
+    buffer = fill(ReplayBuffer(8))
+    with pytest.raises(DeviceError, match="got 'gpu'"):
+        buffer.sample(2, device="gpu")
+    with pytest.raises(DeviceError, match="got 'gpu'"):
+        buffer.minibatches(2, device="gpu")
 
 
 def test_buffers_of_several_rings_and_their_parts_too() -> None:

@@ -76,6 +76,8 @@ class Conversions(Saved, Node):
             If torch has no dtype for a leaf; names it.
         ArgumentError
             If `floats` is no floating-point dtype, or given beside `dtype`.
+        DeviceError
+            If torch cannot use the device, or memory cannot be page-locked for want of one.
 
         Examples
         --------
@@ -146,7 +148,7 @@ class Conversions(Saved, Node):
 
         Raises
         ------
-        ArgumentError
+        ArgumentError, DeviceError
             As that does.
 
         Examples

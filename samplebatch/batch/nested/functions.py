@@ -62,6 +62,8 @@ def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch
     ------
     ColumnTypeError
         If torch has no dtype for it.
+    DeviceError
+        If torch cannot use the device.
 
     Examples
     --------
