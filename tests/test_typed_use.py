@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SCRIPT = """
+from tests.strict_mypy import check_types
+
+SOURCE = """
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,23 +117,9 @@ make().nope
 
 
 @pytest.mark.long
-def test_a_script_under_strict_mypy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    api = pytest.importorskip("mypy.api")
-    source = tmp_path / "script.py"
-    source.write_text(SCRIPT)
-    # The library's own configuration is strict, too, and its cache is warm.
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("MYPYPATH", str(ROOT))
-    limit = sys.getrecursionlimit()
-    try:
-        report, errors, _ = api.run([str(source), "--config-file=pyproject.toml"])
-    finally:
-        # mypy raises it, and leaves it there.
-        sys.setrecursionlimit(limit)
-    assert not errors
-    revealed = [re.sub(r"\w+\.(?=\w)", "", found) for found in re.findall(r'Revealed type is "(.*)"', report)]
+def test_a_script_under_strict_mypy(tmp_path: Path) -> None:
+    revealed, errors = check_types(SOURCE, tmp_path)
     array = "ndarray[tuple[Any, ...], dtype[Any]]"
     assert revealed == [array, array, "Tensor", "Tensor"]
-    complaints = [line for line in report.splitlines() if "error:" in line]
-    assert len(complaints) == 1, report
-    assert 'has no attribute "nope"' in complaints[0]
+    assert len(errors) == 1, errors
+    assert 'has no attribute "nope"' in errors[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.strict_mypy import check_types
 
 SOURCE = """
 from typing import Any
@@ -42,23 +42,8 @@ loss(made).nope
 
 @pytest.mark.long
 def test_protocols_under_strict_mypy(tmp_path: Path) -> None:
-    api = pytest.importorskip("mypy.api")
-    source = tmp_path / "typed_use.py"
-    source.write_text(SOURCE)
-    root = Path(__file__).parents[2]
-    config = tmp_path / "mypy.ini"
-    config.write_text("[mypy]\nstrict = True\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n")
-    options = [f"--config-file={config}", f"--cache-dir={root / '.mypy_cache' / 'typed'}"]
-    limit = sys.getrecursionlimit()
-    try:
-        report, errors, _ = api.run([str(source), *options])
-    finally:
-        # mypy raises it, and leaves it there.
-        sys.setrecursionlimit(limit)
-    assert not errors
-    revealed = [re.sub(r"\w+\.(?=\w)", "", found) for found in re.findall(r'Revealed type is "(.*)"', report)]
+    revealed, errors = check_types(SOURCE, tmp_path)
     array = "ndarray[tuple[Any, ...], dtype[Any]]"
     assert revealed == [f"RolloutBatch[{array}]", array, array, array, "Batch", "Any", "Batch"]
-    complaints = [line for line in report.splitlines() if "error:" in line]
-    assert len(complaints) == 1
-    assert 'has no attribute "nope"' in complaints[0]
+    assert len(errors) == 1, errors
+    assert 'has no attribute "nope"' in errors[0]

@@ -1,0 +1,40 @@
+"""check_types: what mypy's strict mode says of a user's script."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+class TypeReport(NamedTuple):
+    """Types that `reveal_type` gave in a script, without their modules, and the lines with errors."""
+
+    revealed: list[str]
+    errors: list[str]
+
+
+def check_types(script: str, folder: Path) -> TypeReport:
+    """Run mypy over a script that is written into a folder, as the library is checked: strictly, and with its cache."""
+    api = pytest.importorskip("mypy.api")
+    source = folder / "script.py"
+    source.write_text(script)
+    limit = sys.getrecursionlimit()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(ROOT)
+            patch.setenv("MYPYPATH", str(ROOT))
+            report, failure, _ = api.run([str(source), "--config-file=pyproject.toml"])
+    finally:
+        # mypy raises it, and leaves it there.
+        sys.setrecursionlimit(limit)
+    assert not failure
+    return TypeReport(
+        revealed=[re.sub(r"\w+\.(?=\w)", "", found) for found in re.findall(r'Revealed type is "(.*)"', report)],
+        errors=[line for line in report.splitlines() if "error:" in line],
+    )
