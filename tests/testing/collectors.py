@@ -163,7 +163,9 @@ class WorkersCase(Worked, CollectorContract):
 class WorkersCollectCase(WorkersCase):
     """A worker that is asked for batches, one after the other."""
 
-    keeps_steps = False
+    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> RolloutWorkers:
+        given |= self.environments(makers, mode)
+        return RolloutWorkers(policy=policy, num_workers=1, backend="inline", **given)
 
     def collect(
         self,
@@ -171,22 +173,19 @@ class WorkersCollectCase(WorkersCase):
         policy: Any,
         *,
         mode: str,
-        n_step: int | None = None,
-        n_episode: int | None = None,
         times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
+        seed: Any = None,
+        hooks: Any = (),
+        **n: Any,
     ) -> list[SampleBatch]:
-        given = {"num_workers": 1, "backend": "inline", "seed": seed, "hooks": hooks, **self.environments(makers, mode)}
-        with RolloutWorkers(policy=policy, **given) as workers:
-            return [workers.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
+        with self.make(makers, policy, mode, seed=seed, hooks=hooks) as workers:
+            return [workers.collect(**n).batch for _ in range(times)]
 
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
         found: list[SampleBatch] = []
-        given = {"num_workers": 1, "backend": "inline", **self.environments(makers, mode)}
-        with RolloutWorkers(policy=policy, **given) as workers:
+        with self.make(makers, policy, mode) as workers:
             try:
                 while len(found) < n_step:
                     found.append(workers.collect(n_step=4).batch)
@@ -293,14 +292,11 @@ class MultiAgentWorkersCollectCase(MultiAgentWorkersCase):
         policies: Any,
         *,
         policy_mapping: PolicyMapping = everyone,
-        n_step: int | None = None,
-        n_episode: int | None = None,
         times: int = 1,
-        seed: int | None = None,
-        hooks: Sequence[Any] = (),
+        seed: Any = None,
+        hooks: Any = (),
+        **n: Any,
     ) -> list[MultiAgentBatch]:
-        given = {"num_workers": 1, "backend": "inline", "seed": seed, "hooks": hooks}
-        with RolloutWorkers(
-            makers[0], policies, envs_per_worker=len(makers), policy_mapping=policy_mapping, **given
-        ) as workers:
-            return [workers.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
+        given = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks, "backend": "inline"}
+        with RolloutWorkers(makers[0], policies, num_workers=1, envs_per_worker=len(makers), **given) as workers:
+            return [workers.collect(**n).batch for _ in range(times)]
