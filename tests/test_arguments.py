@@ -73,10 +73,22 @@ def test_numbers_of_things_are_whole(name: str, wrong: Any) -> None:
         NUMBERS[name](wrong)
 
 
-@pytest.mark.parametrize("number", [np.int64(2), np.uint8(2)])
-def test_numbers_of_things_may_be_numpys(number: Any) -> None:
-    for name in ("size", "buffer_num", "stack_num", "batch_size", "n_step", "length", "k"):
-        NUMBERS[name](number)
+MADE: dict[str, Callable[[Any], Any]] = {
+    "size": lambda buf: buf.maxsize,
+    "buffer_num": lambda buf: buf.buffer_num,
+    "stack_num": lambda buf: buf.stack_num,
+    "batch_size": lambda sampled: len(sampled[1]),
+    "n_step": lambda sampled: sampled[0].returns.tolist(),
+    "length": lambda sampled: sampled[1].shape,
+    "k": lambda slices: [len(part) for part in slices],
+}
+"""The outcomes of some numbers of `NUMBERS`, as they can be read."""
+
+
+@pytest.mark.parametrize("number", [np.int64(2), np.uint8(2)], ids=repr)
+@pytest.mark.parametrize("name", MADE)
+def test_numbers_of_things_may_be_numpys(name: str, number: Any) -> None:
+    assert MADE[name](NUMBERS[name](number)) == MADE[name](NUMBERS[name](2))
 
 
 REWARDS: Any = {"rewards": [1.0, 1.0], "terminated": [0, 1]}

@@ -194,15 +194,18 @@ def test_the_batch_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "fill",
+    ("fill", "rows"),
     [
-        lambda buffer, batch: buffer.add(Batch.cat([batch, batch]), buffer_ids=[0, 0]),
-        lambda buffer, batch: buffer.add(batch[0].to_dict()),
-        lambda buffer, batch: buffer.add(**batch[0]),
-        lambda buffer, batch: ReplayBufferManager([buffer]).buffers[0].add(batch[0]),
+        (lambda buffer, batch: buffer.add(Batch.cat([batch, batch]), buffer_ids=[0, 0]), 2),
+        (lambda buffer, batch: buffer.add(batch[0].to_dict()), 1),
+        (lambda buffer, batch: buffer.add(**batch[0]), 1),
+        (lambda buffer, batch: ReplayBufferManager([buffer]).buffers[0].add(batch[0]), 1),
     ],
     ids=["rows of a collector", "a dict", "keywords", "part of another"],
 )
-def test_it_is_compiled_only_where_add_calls_it(fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_compiled_only_where_add_calls_it(fill: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "compile_fast_add", lambda *_: pytest.fail("compiled, and never called"))
-    fill(ReplayBuffer(8), Batch(step(3, 1)))
+    buffer = ReplayBuffer(8)
+    fill(buffer, Batch(step(3, 1)))
+    assert buffer.act.tolist()[:rows] == [3] * rows
+    assert len(buffer) == rows
