@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from samplebatch.arguments import choice
 from samplebatch.batch.arrow import metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.errors import FormatError, near_names
+from samplebatch.errors import FormatError
 from samplebatch.storage.arrow_file import file_bytes, replacing
 from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
 from samplebatch.storage.file_checksums import (
@@ -60,7 +61,7 @@ def write_parquet(batch: AnyBatch, path: str | os.PathLike[str], *, compression:
         If the file cannot be written.
     SequenceError
         If the batch is time-major.
-    ValueError
+    ArgumentError
         If there is no such codec.
 
     Examples
@@ -115,16 +116,13 @@ def parquet_writer(
         If the path is a folder, or no file there can be written.
     FormatError
         If its name has the ending of another format.
-    ValueError
+    ArgumentError
         If there is no such codec.
     """
     from pyarrow import parquet
 
     check_suffix(path, "Parquet")
-    if compression not in _CODECS:
-        raise ValueError(
-            f"compression must be one of Parquet's codecs, got {compression!r}; {near_names(compression, _CODECS)}"
-        )
+    choice("compression", compression, _CODECS)
     stored = schema_to_store(schema)
     with replacing(path) as file:
         with parquet.ParquetWriter(

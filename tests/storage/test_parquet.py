@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_parquet
 from samplebatch.column.ragged import RaggedColumn
-from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
+from samplebatch.errors import ArgumentError, FormatError, SampleBatchError, UntrustedPickleError
 from samplebatch.storage.parquet_layout import from_parquet, parquet_type, to_parquet
 
 
@@ -236,7 +236,7 @@ def test_pickles_are_no_files_of_ours(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_are_named_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"codecs, got 'zstandard'; did you mean 'zstd'"):
+    with pytest.raises(ArgumentError, match=r"'none', got 'zstandard'; did you mean 'zstd'"):
         write_parquet(SampleBatch(a=[1]), tmp_path / "x.parquet", compression="zstandard")
     with pytest.raises(FileNotFoundError, match="missing"):
         write_parquet(SampleBatch(a=[1]), tmp_path / "missing" / "x.parquet")
