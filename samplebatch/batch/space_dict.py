@@ -54,9 +54,9 @@ def space_from_dict(described: Any) -> Any:
         return None
     spaces = require("gymnasium", "envs").spaces
     kinds = {word: (kind, make) for kind, (word, _, make) in _KINDS.items()}
-    word = described.get("space") if isinstance(described, dict) else described
-    if word not in kinds:
-        raise FormatError(f"a space must be described as one of {', '.join(kinds)}; {near_names(word, kinds)}")
+    word = described.get("space") if isinstance(described, dict) else None
+    if not isinstance(word, str) or word not in kinds:
+        raise FormatError(f"a space must be described as one of Gymnasium's; {near_names(word, kinds)}")
     kind, make = kinds[word]
     try:
         return getattr(spaces, kind)(**make(described))

@@ -256,7 +256,8 @@ def test_a_space_that_cannot_be_described_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"a space must be one of Gymnasium's Box, .*, got a str"):
         ViewRequirement("obs", "box").to_dict()
     good = ViewRequirement("obs", space_of_every_kind()).to_dict()
-    for damage in ({"space": "boxx"}, {"space": "discrete"}, {"space": "box", "low": "?"}, 3, {}):
+    strange: list[Any] = [3, {}, "box", ["box"], {"space": ["box"]}]
+    for damage in ({"space": "boxx"}, {"space": "discrete"}, {"space": "box", "low": "?"}, *strange):
         with pytest.raises(FormatError, match="a space must be described"):
             ViewRequirement.from_dict({**good, "space": damage})
 
