@@ -9,6 +9,7 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.batch.sequence_batch import SequenceBatch
+from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
 from samplebatch.errors import ColumnMismatchError
 
@@ -69,4 +70,8 @@ def _rows_of(part: SequenceBatch, name: str) -> int:
 
 def _fill(model: Column, rows: int) -> Column:
     """Make a column of zeros that is like another."""
-    return model.slice(0, 0).spread(rows, np.empty(0, np.intp))
+    none, nowhere = model.slice(0, 0), np.empty(0, np.intp)
+    if isinstance(none, CompressedColumn):
+        # It spreads into plain rows, which compressed ones could not be joined to.
+        return CompressedColumn.compress(none.spread(rows, nowhere))
+    return none.spread(rows, nowhere)

@@ -16,6 +16,7 @@ from samplebatch import (
     concat_samples_into_ma_batch,
     convert_ma_batch_to_sample_batch,
 )
+from samplebatch.column import CompressedColumn
 from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeError, PolicyNotFoundError
 
 NOTHING = (
@@ -74,6 +75,14 @@ def test_columns_that_some_lack_can_be_dropped_or_filled_up() -> None:
     assert whole["flags"].tolist() == [False, False, True]
     assert whole["words"].tolist() == ["", "", "far"]
     assert concat_samples(some[::-1], missing="zero")["a"].tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_compressed_columns_are_filled_up_compressed(order: int) -> None:
+    frames = SampleBatch(a=[1, 2], obs=np.ones((2, 3))).compress()
+    whole = concat_samples([frames, SampleBatch(a=[3])][::order], missing="zero")
+    assert isinstance(whole["obs"], CompressedColumn)
+    assert whole.decompress_if_needed()["obs"].sum(1).tolist() == [3, 3, 0][::order]
 
 
 def test_filling_up_gives_states_a_row_for_each_sequence() -> None:
