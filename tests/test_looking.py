@@ -198,6 +198,7 @@ def test_sparklines_take_any_numbers() -> None:
     assert sparkline([1.0]) == sparkline([float("nan")] * 3) == ""
     assert "nan" not in sparkline([1.0, float("nan"), float("inf"), 2.0])
     assert sparkline([5.0, 5.0]).count(",") == 2
+    assert 'points="0.0,18.0 50.0,2.0 100.0,10.0"' in sparkline([-1.7e308, 1.7e308, 0.0])
 
 
 # -- tables of other tools ---------------------------------------------------------------------------------------------

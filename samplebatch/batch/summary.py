@@ -198,11 +198,12 @@ def sparkline(points: Sequence[float]) -> str:
     finite = [point for point in points if np.isfinite(point)]
     if len(points) < 2 or not finite:
         return ""
-    low, high = min(finite), max(finite)
+    # Halves, whose difference is finite even where the numbers are the largest there are.
+    low, high = min(finite) / 2, max(finite) / 2
     height = (high - low) or 1.0
     step = 100 / (len(points) - 1)
     path = " ".join(
-        f"{place * step:.1f},{18 - 16 * (point - low) / height:.1f}"
+        f"{place * step:.1f},{18 - 16 * ((point / 2 - low) / height):.1f}"
         for place, point in enumerate(points)
         if np.isfinite(point)
     )
