@@ -214,6 +214,14 @@ def test_pandas_reads_a_batch() -> None:
     assert batch.to_pandas()["rewards"].dtype == np.float32
 
 
+@pytest.mark.parametrize("name", ["class", "two words"])
+def test_a_column_that_no_record_can_name_is_left_to_data_frames(name: str) -> None:
+    batch = SampleBatch({"a": [1], name: [2]})
+    with pytest.raises(ColumnTypeError, match=f"column '{name}' must .*call to_pandas"):
+        np.asarray(batch)
+    assert list(batch.to_pandas().columns) == ["a", name]
+
+
 def test_a_data_frame_has_every_kind_of_column() -> None:
     batch = SampleBatch(
         obs={"x": [1, 2]}, t=torch.tensor([0.5, 1.5]), lidar=[[1], [2, 3]], image=np.zeros((2, 3)), eps_id=[0, 0]

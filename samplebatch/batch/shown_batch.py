@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import make_dataclass
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,10 +109,17 @@ class ShownBatch(DeviceBatch):
         return data_frame(self._rowwise())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return the steps as an array of records, which `pandas.DataFrame(batch)` asks for; shape (n,), of objects."""
+        """Return the steps as an array of records, which `pandas.DataFrame(batch)` asks for; shape (n,), of objects.
+
+        Raises
+        ------
+        ColumnTypeError
+            If the name of a column cannot be that of a field; names it.
+        """
         columns = list(self._rowwise())
-        if not all(name.isidentifier() for name in self):
-            raise ColumnTypeError("records must have names for fields, and a column's is none; call to_pandas()")
+        for name in self:
+            if not name.isidentifier() or iskeyword(name):
+                raise ColumnTypeError(f"column {name!r} must have a name that fields can have; call to_pandas()")
         record = make_dataclass("Record", list(self)) if columns else None
         made = [] if record is None else [record(**row) for row in self.rows()]
         return np.fromiter(made, object, len(made))
