@@ -55,7 +55,7 @@ class MixedSampler:
         The share of each source, by name: numbers from 0 on, of which the sum counts. Equal ones if None.
     missing
         What is to be done about columns that some sources have and others have not: `"error"` raises, `"drop"` leaves
-        them out.
+        them out. Columns whose rows are all None or empty dicts are left out in any case.
     seed
         Seed of the order of rows, and of the numbers of rows.
 
@@ -170,7 +170,7 @@ class MixedSampler:
     def _align(self, drawn: Mapping[str, Batch]) -> list[Batch]:
         """Give all batches the same columns."""
         held = {
-            name: {key: value for key, value in batch.__dict__.items() if not _is_empty(value)}
+            name: {key: value for key, value in batch.__dict__.items() if not _is_reserved(value)}
             for name, batch in drawn.items()
         }
         if any(names.WEIGHT in columns for columns in held.values()):
@@ -180,7 +180,7 @@ class MixedSampler:
                 columns.setdefault(names.GENERATION, np.zeros(rows, np.int64))
         shared = set.intersection(*map(set, held.values()))
         for name, columns in held.items():
-            other = next((key for key in columns if key not in shared), None)
+            other = next((key for key, value in columns.items() if key not in shared and not _is_empty(value)), None)
             if other is not None and self._missing == "error":
                 lacking = next(own for own, theirs in held.items() if other not in theirs)
                 raise ColumnMismatchError(
@@ -216,6 +216,12 @@ class MixedSampler:
                 source.update_weight(indices.row[rows], given[rows], generation=generation)
 
 
+def _is_reserved(value: Any) -> bool:
+    """Tell whether a value of a batch is None or has reserved names alone: it has no rows."""
+    return value is None or (KINDS[type(value)] == NODE and all(map(_is_reserved, value.__dict__.values())))
+
+
 def _is_empty(value: Any) -> bool:
-    """Tell whether a value of a batch is None or a reserved name."""
-    return value is None or (KINDS[type(value)] == NODE and not value.__dict__)
+    """Tell whether all rows of a column are None or dicts without keys, such as the infos of most environments."""
+    rows = value.ravel().tolist() if isinstance(value, np.ndarray) and value.dtype == object else [value]
+    return all(row is None or (isinstance(row, dict) and not row) for row in rows)

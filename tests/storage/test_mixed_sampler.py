@@ -70,6 +70,25 @@ def test_columns_that_one_source_has_alone_are_refused_or_dropped(tmp_path: Path
     assert set(batch.__dict__) == {"obs", "act", "rew", "terminated", "truncated", "done", "obs_next"}
 
 
+@pytest.mark.parametrize("info", [np.array([{}] * 5), np.array([None] * 5), Batch(inner=Batch())], ids=repr)
+def test_an_info_that_is_empty_everywhere_does_not_count(tmp_path: Path, info: Any) -> None:
+    columns = {name: np.zeros(5) for name in ("obs", "act", "rew", "obs_next")}
+    flags = {name: np.zeros(5, bool) for name in ("terminated", "truncated", "done")}
+    dataset = Dataset(tmp_path)
+    dataset.append(Batch(**columns, **flags, info=info).as_sample_batch(names="rllib"))
+    batch, _ = MixedSampler({"data": dataset, "replay": online()}).sample(6)
+    assert set(batch.__dict__) == {*columns, *flags}
+
+
+def test_an_info_that_both_sources_have_stays_where_few_rows_say_anything(tmp_path: Path) -> None:
+    sources = {}
+    for name, lives in (("one", {}), ("two", {"lives": 3})):
+        sources[name] = Dataset(tmp_path / name)
+        sources[name].append(SampleBatch(obs=[1.0, 2.0], infos=np.array([lives, {}])))
+    batch, _ = MixedSampler(sources).sample(16)
+    assert len(batch.info) == 16
+
+
 def test_priorities_go_back_to_the_buffer_that_the_rows_came_from(tmp_path: Path) -> None:
     buffers = [online(PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0)) for _ in range(2)]
     sampler = MixedSampler({"data": offline(tmp_path), "one": buffers[0], "two": buffers[1]})
