@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from math import inf
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
-from samplebatch.errors import FormatError, near_names
+from samplebatch.errors import ArgumentError, FormatError, near_names
 from samplebatch.storage.buffer_state import generator_from_state, is_plain, plain
 from samplebatch.storage.untrusted_state import State
+
+if TYPE_CHECKING:
+    import numpy as np
 
 VERSION = 1
 """Version of the description, and of states and files that have one."""
@@ -81,13 +83,27 @@ def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: S
         If an attribute is given that is not missing.
     """
     buffer = make_rowless(cls, described, missing)
-    if buffer.__dict__.get("buffer_num", table.rings.n) != table.rings.n:
-        raise FormatError(f"a {described['class']} must have a ring for each of its buffers, it has {table.rings.n}")
+    give_rows(buffer, table, sampler, generator_from_state(described["generator"]))
+    return buffer
+
+
+def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Generator) -> None:
+    """Give a buffer that has no rows yet a table, and what draws from it.
+
+    Raises
+    ------
+    FormatError
+        If the table has other rings than the buffer's attributes count.
+    """
+    own, n, kind = buffer.__dict__, table.rings.n, type(buffer).__name__
+    if own.get("buffer_num", n) != n or own.get("cached_buffer_num", n - 1) != n - 1:
+        raise FormatError(f"a {kind} must have a ring for each of its buffers, it has {n}")
+    if own.get("_order", [0]) != list(range(own.get("cached_buffer_num", n))):
+        raise FormatError(f"attribute '_order' of a {kind} must list its rings, it does not; it is damaged")
     buffer._table = table
     buffer.maxsize = table.rings.capacity
-    buffer._rng = generator_from_state(described["generator"])
+    buffer._rng = rng
     buffer._use(sampler)
-    return buffer
 
 
 def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
@@ -118,7 +134,8 @@ def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]
     _check_own(name, own, set_up="set_up" in described)
     if "set_up" in described:
         buffer._set_up(described["set_up"]["maxsizes"], described["set_up"]["options"], 42)
-    buffer.__dict__.update(own)
+    buffer.__dict__.update({attribute: value for attribute, value in own.items() if attribute not in _CHECKED})
+    set_checked(buffer, own)
     buffer.__dict__.update({attribute: missing[argument] for argument, attribute in arguments.items()})
     return buffer
 
@@ -139,25 +156,46 @@ def buffer_class(name: str, cls: Any) -> Any:
     return kinds[name]
 
 
+def set_checked(buffer: Any, found: Mapping[str, Any]) -> None:
+    """Set the attributes that a buffer checks when they are set, as far as they were found.
+
+    Raises
+    ------
+    FormatError
+        If the buffer refuses one; names it.
+    """
+    for attribute in _CHECKED:
+        if attribute not in found:
+            continue
+        try:
+            if type(found[attribute]) is int and found[attribute] > _MAX_INT:
+                raise OverflowError(f"it must be at most {_MAX_INT}")
+            setattr(buffer, attribute, found[attribute])
+        except (ArgumentError, OverflowError) as error:
+            kind = type(buffer).__name__
+            raise FormatError(f"attribute {attribute!r} of a {kind} must be one that it can have: {error}") from error
+
+
+_MAX_INT = (1 << 63) - 1
+"""The largest number of steps: indices have 64 bits."""
+
+_CHECKED = ("stack_num", "horizon", "future_k", "future_p")
+"""Attributes that buffers check when they are set. The last one sets the one before it, too."""
+
 _KINDS: dict[str, tuple[type, ...]] = {
     "maxsize": (int,),
     "options": (dict,),
-    "stack_num": (int,),
     "_seed": (int, NoneType),
     "buffer_num": (int,),
     "cached_buffer_num": (int,),
-    "horizon": (int,),
 }
-"""Types of attributes, where buffers have them."""
-
-_NUMBERS = {"future_k": (1.0, inf), "future_p": (0.0, 1.0)}
-"""Attributes that are numbers, where buffers have them, and the least and the largest."""
+"""Types of the other attributes, where buffers have them."""
 
 _OPTIONS = frozenset(("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail"))
 
 
 def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
-    """Check that attributes from outside are of the types that buffers give them."""
+    """Check that the attributes that a buffer does not check itself are of the types that it gives them."""
     if not set_up:
         needed = {"options", "stack_num", "_seed"}
         needed |= (
@@ -171,22 +209,12 @@ def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
             raise FormatError(f"a {name} must have attribute {min(absent)!r}, it has not; it is damaged")
     for attribute, kinds in _KINDS.items():
         value = own.get(attribute, kinds[0]())
-        if type(value) not in kinds or (int in kinds and value is not None and not 0 <= value < 1 << 63):
+        if type(value) not in kinds or (type(value) is int and value < 0):
             raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
-    for attribute, (least, largest) in _NUMBERS.items():
-        value = own.get(attribute, least)
-        if type(value) not in (int, float) or not least <= value <= largest:
-            raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
-    for attribute in ("horizon", "stack_num"):
-        if own.get(attribute, 1) < 1:
-            raise FormatError(f"attribute {attribute!r} of a {name} must be at least 1, it is not; it is damaged")
     if not set_up and not own["options"].keys() >= _OPTIONS:
         raise FormatError(f"the options of a {name} must be those that it was made with, some are missing; damaged")
     if own.get("options", {}).get("reward_dtype", "float32") != "float32":
         raise FormatError(f"option 'reward_dtype' of a {name} must be 'float32' or absent; it is damaged")
-    order = own.get("_order", [])
-    if not isinstance(order, list) or not all(type(place) is int for place in order):
-        raise FormatError(f"attribute '_order' of a {name} must list rings, it does not; it is damaged")
 
 
 def _with_subclasses(cls: type) -> list[type]:

@@ -222,19 +222,6 @@ def test_a_file_without_an_option_is_refused(absent: str, tmp_path: Path) -> Non
         ReplayBuffer.load_hdf5(tmp_path / "buffer.hdf5", verify=False)
 
 
-@pytest.mark.parametrize("stack_num", [0, -1])
-def test_a_file_that_stacks_no_frames_is_refused(stack_num: int, tmp_path: Path) -> None:
-    buffer = ReplayBuffer(4)
-    buffer.add(Batch(obs=1, act=0, rew=0.0, terminated=False, truncated=False, obs_next=2))
-    buffer.save_hdf5(tmp_path / "buffer.hdf5")
-    with h5py.File(tmp_path / "buffer.hdf5", "a") as file:
-        about = json.loads(file["_indices"].attrs["samplebatch"])
-        about["own"]["stack_num"] = stack_num
-        file["_indices"].attrs["samplebatch"] = json.dumps(about)
-    with pytest.raises(FormatError, match="stack_num"):
-        ReplayBuffer.load_hdf5(tmp_path / "buffer.hdf5", verify=False)
-
-
 @pytest.mark.parametrize("attribute", ["horizon", "future_k"])
 @pytest.mark.parametrize("value", [None, "many", 0, -1.5])
 def test_a_hindsight_file_without_its_attributes_is_refused(attribute: str, value: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from samplebatch.buffer.samplers import Prioritized, Sampler
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
 from samplebatch.errors import FormatError, StorageError
-from samplebatch.storage.buffer_description import describe, make_rowless
+from samplebatch.storage.buffer_description import describe, give_rows, make_rowless, set_checked
 from samplebatch.storage.buffer_folder.folder import BufferFolder
 from samplebatch.storage.buffer_folder.journal import WEIGHTS, FolderJournal, MappedStores, adopt_columns, unpack_state
 from samplebatch.storage.buffer_state import generator_from_state, sampler_from_state, sampler_state
@@ -74,10 +74,9 @@ def copy_to_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     if own.columns.stores.compress or own.columns.stores.ragged or described["missing"]:
         raise StorageError("rows in a folder must be numbers of one shape, of a buffer of plain values; save to a file")
     copied = make_rowless(type(buffer), described, {})
-    copied._table = Table(maxsizes, Stores(), keeps_next=own.keeps_next, last_frame=own.last_frame)
-    copied.maxsize = buffer.maxsize
-    copied._rng = np.random.default_rng()
-    copied._use(sampler_from_state(sampler_state(buffer._sampler, nothing), buffer.maxsize, nothing))
+    table = Table(maxsizes, Stores(), keeps_next=own.keeps_next, last_frame=own.last_frame)
+    sampler = sampler_from_state(sampler_state(buffer._sampler, nothing), buffer.maxsize, nothing)
+    give_rows(copied, table, sampler, np.random.default_rng())
     store_in_folder(copied, path)
     with copied:
         copied.load_state_dict(state, verify=False)
@@ -104,13 +103,10 @@ def _buffer_in(folder: BufferFolder, cls: type[_Buffer]) -> _Buffer:
         rew = table.columns.tree.get("rew")
         state, rest = unpack_state(folder.state, rings.maxsizes.tolist(), () if rew is None else rew.row_shape)
         rings.load_state_dict(state)
-    buffer._table = table
-    buffer.maxsize = rings.capacity
-    buffer._rng = generator_from_state(rest.get("generator"))
-    buffer.stack_num = int(rest.get("stack_num", 1))
+    set_checked(buffer, rest)
     sampler = sampler_from_state(rest.get("sampler"), rings.capacity, np.zeros(0, np.intp))
     _restore_weights(sampler, folder, table)
-    buffer._use(sampler)
+    give_rows(buffer, table, sampler, generator_from_state(rest.get("generator")))
     _attach_journal(buffer, folder)
     return buffer
 
