@@ -29,7 +29,7 @@ def vector_of(makers: Makers, mode: str) -> SyncVectorEnv:
 
 
 class CollectorCase(CollectorContract):
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector:
+    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> Collector | RolloutWorkers:
         return Collector(policy, vector_of(makers, mode), **given)
 
     def collect(
@@ -160,26 +160,13 @@ class WorkersCase(Worked, CollectorContract):
         return error or AssertionError("nothing was raised"), found
 
 
-class WorkersCollectCase(WorkersCase):
+class WorkersCollectCase(CollectorCase):
     """A worker that is asked for batches, one after the other."""
 
-    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> RolloutWorkers:
-        given |= self.environments(makers, mode)
-        return RolloutWorkers(policy=policy, num_workers=1, backend="inline", **given)
+    keeps_steps = False
 
-    def collect(
-        self,
-        makers: Makers,
-        policy: Any,
-        *,
-        mode: str,
-        times: int = 1,
-        seed: Any = None,
-        hooks: Any = (),
-        **n: Any,
-    ) -> list[SampleBatch]:
-        with self.make(makers, policy, mode, seed=seed, hooks=hooks) as workers:
-            return [workers.collect(**n).batch for _ in range(times)]
+    def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> RolloutWorkers:
+        return RolloutWorkers(partial(vector_of, makers, mode), policy, num_workers=1, backend="inline", **given)
 
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
