@@ -2,7 +2,7 @@
 
 200,000 steps of a small environment: eight columns, of which observations have most of the bytes. Every contestant
 reads and writes through the page cache, with its own defaults; files lie in a folder of their own, that goes when the
-process ends. `bytes on disk` are in `SIZES`, which `python -m benchmarks.bench_storage` prints.
+process ends. `python -m benchmarks.bench_storage` prints the bytes on disk.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ _PICKED = 4096
 
 
 @cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="samplebatch-storage-")
+
+
 def folder() -> Path:
-    """Make the folder of all files; it goes with the process."""
-    kept = tempfile.TemporaryDirectory(prefix="samplebatch-storage-")
-    _KEPT.append(kept)
-    return Path(kept.name)
-
-
-_KEPT: list[Any] = []
+    """Return the folder of all files; it goes with the process."""
+    return Path(_temporary().name)
 
 
 def columns() -> dict[str, Any]:
