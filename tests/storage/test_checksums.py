@@ -168,9 +168,10 @@ def filled(cls: type[ReplayBuffer], **options: Any) -> ReplayBuffer:
 
 
 def content(buffer: ReplayBuffer) -> str:
-    """Say all that a buffer holds: rows, rings, sampler and generator."""
+    """Say all that a buffer holds, in any order of its attributes: rows, rings, sampler and generator."""
     state = buffer.state_dict()
-    return repr([buffer[:], state["table"]["rings"], state["sampler"], state["generator"], state["own"]])
+    own = sorted(state["own"].items())
+    return repr([buffer[:], state["table"]["rings"], state["sampler"], state["generator"], own])
 
 
 @pytest.mark.parametrize("kind", ["plain", "prioritized", "ignoring next"])
