@@ -35,8 +35,9 @@ LAYERS = (
     "policy",
     "rollout",
     "workers",
-    "service",
     "convert",
+    "service",
+    "learn",
     "testing",
     "cli",
     "__main__",
@@ -48,8 +49,10 @@ FRONT_DOORS = {
     "samplebatch.batch",
     "samplebatch.column",
     "samplebatch.convert",
+    "samplebatch.learn",
     "samplebatch.returns",
     "samplebatch.rollout",
+    "samplebatch.service",
     "samplebatch.testing",
     "samplebatch.transport",
 }
@@ -147,6 +150,9 @@ EAGER = {"numpy", "pyarrow"}
 
 ON_DEMAND = {"samplebatch.kernels": {"numba"}}
 """Modules that load more, and are therefore imported inside functions only."""
+
+TORCH = "learn"
+"""The layer whose modules are written in torch; none below it may load torch before it is asked to."""
 
 
 @dataclass(frozen=True)
@@ -339,6 +345,8 @@ def loads_at_once(found: Import) -> bool:
     root = found.target.split(".")[0]
     if root == "samplebatch":
         return found.target in ON_DEMAND
+    if root == "torch" and layer(found.importer) == TORCH:
+        return False
     return (
         root not in EAGER | ON_DEMAND.get(found.importer, set()) | sys.stdlib_module_names or "pyarrow." in found.target
     )

@@ -1,0 +1,14 @@
+"""Replay beyond one machine: buffers behind Arrow Flight, for many writers and many learners.
+
+Every public name of the replay service and its clients, loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from samplebatch.exports import exports
+
+_HOMES: dict[str, str] = {}
+
+__all__ = [*_HOMES]
+
+__getattr__, __dir__ = exports(__name__, _HOMES)
