@@ -89,3 +89,39 @@ def test_tensors_are_viewed() -> None:
 def test_shapes_that_do_not_fit_are_refused(shape: Any) -> None:
     with pytest.raises(FormatError, match="column 'obs' must"):
         without_ray_types(ray_tensors(np.arange(24.0).reshape(4, 3, 2), shape))
+
+
+def ray_column(storage: pa.Array, kind: str, shape: str = "[2]") -> pa.Table:
+    metadata = {"ARROW:extension:name": f"ray.data.{kind}", "ARROW:extension:metadata": shape}
+    return pa.table([storage], schema=pa.schema([pa.field("obs", storage.type, metadata=metadata)]))
+
+
+@pytest.mark.parametrize("shape", ["[" * 100_000, json.dumps([2] + [1] * 63)], ids=["deep", "many"])
+def test_shapes_without_end_are_refused(shape: str) -> None:
+    with pytest.raises(FormatError, match="column 'obs' must"):
+        without_ray_types(ray_column(pa.array([[1, 2], [3, 4]]), "arrow_tensor", shape))
+
+
+@pytest.mark.parametrize("kind", ["arrow_tensor", "arrow_variable_shaped_tensor"])
+@pytest.mark.parametrize(
+    "storage",
+    [
+        pa.array([1, 2]),
+        pa.array([[1, 2], None]),
+        pa.array([{"data": [1.0, 2.0]}]),
+        pa.array([{"data": [1.0, 2.0], "shape": 2}]),
+        pa.array([{"data": [1.0, 2.0], "shape": None}]),
+        pa.array([{"data": [1.0, 2.0], "shape": [2]}, None]),
+        pa.array([{"data": [1.0, 2.0], "shape": [2, 1]}]),
+    ],
+    ids=lambda storage: str(storage.type),
+)
+def test_tensors_that_are_stored_in_another_way_are_refused(storage: pa.Array, kind: str) -> None:
+    with pytest.raises(FormatError, match="column 'obs' must have"):
+        without_ray_types(ray_column(storage, kind))
+
+
+def test_rows_of_one_dimension_may_vary() -> None:
+    storage = pa.array([{"data": [1.0, 2.0], "shape": [2]}, {"data": [3.0], "shape": [1]}])
+    found = SampleBatch.from_arrow(without_ray_types(ray_column(storage, "arrow_variable_shaped_tensor")))["obs"]
+    assert [row.tolist() for row in found] == [[1, 2], [3]]
