@@ -19,12 +19,14 @@ from samplebatch.convert.steps import (
     map_leaves,
     observations_of,
     require_columns,
+    stack_steps,
 )
 from samplebatch.errors import ColumnLengthError, ColumnNotFoundError, ColumnTypeError, near_names
 
 _NAMES = names.PEERS["rlds"]
 _TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
 _STEPS, _FIRST, _LAST, _TERMINAL = "steps", "is_first", "is_last", _NAMES[names.TERMINATEDS]
+_REQUIRED = (_NAMES[names.OBS], _NAMES[names.ACTIONS], _LAST, _TERMINAL)
 
 
 def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
@@ -43,9 +45,11 @@ def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
     ColumnNotFoundError
         If an entry is missing; names it.
     ColumnTypeError
-        If there is no episode, or one is no dict with steps.
+        If there is no episode, one is no dict with steps, or values of an entry vary in shape.
     ColumnLengthError
         If an episode has no steps, or its entries differ in length.
+    ColumnMismatchError
+        If steps of an episode differ in their entries; names it.
 
     Examples
     --------
@@ -66,9 +70,11 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
         raise ColumnTypeError(
             f"episode {number} of RLDS must be a dict with {_STEPS!r}, got a {type(episode).__name__}"
         )
-    given = episode[_STEPS]
-    steps: Mapping[str, Any] = given if isinstance(given, Mapping) else _stack(list(given))
-    for name in (_NAMES[names.OBS], _NAMES[names.ACTIONS], _LAST, _TERMINAL):
+    steps = episode[_STEPS]
+    if not isinstance(steps, Mapping):
+        rows = list(steps)
+        steps = stack_steps(rows, _STEPS) if rows else dict.fromkeys(_REQUIRED, rows)
+    for name in _REQUIRED:
         if name not in steps:
             raise ColumnNotFoundError(f"episode {number} of RLDS must have {name!r}; {near_names(name, steps)}")
     n = len(steps[_LAST])
@@ -82,17 +88,6 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
     }
     observations = steps[_NAMES[names.OBS]]
     return make_episode(number, observations, columns, terminated=terminal, truncated=last and not terminal)
-
-
-def _stack(steps: list[Any]) -> Any:
-    """Stack dicts of values into one dict of arrays, nested as they are."""
-    if not steps:
-        return {_NAMES[names.OBS]: [], _NAMES[names.ACTIONS]: [], _LAST: [], _TERMINAL: []}
-    if isinstance(steps[0], Mapping):
-        return {name: _stack([step[name] for step in steps]) for name in steps[0]}
-    if isinstance(steps[0], tuple):
-        return tuple(_stack([step[i] for step in steps]) for i in range(len(steps[0])))
-    return np.asarray(steps)
 
 
 def to_rlds(source: Source) -> Iterator[dict[str, Any]]:

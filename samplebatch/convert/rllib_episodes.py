@@ -21,6 +21,7 @@ from samplebatch.convert.steps import (
     map_leaves,
     observations_of,
     require_columns,
+    stack_steps,
 )
 from samplebatch.errors import ColumnTypeError, require
 
@@ -94,9 +95,9 @@ def from_rllib_episodes(
     Raises
     ------
     ColumnTypeError
-        If there is no episode, or one of another kind.
+        If there is no episode, one of another kind, or values of a column vary in shape.
     ColumnMismatchError
-        If episodes differ in their columns.
+        If episodes differ in their columns, or steps in how they are nested.
 
     Examples
     --------
@@ -141,13 +142,7 @@ def trim(data: Any, lookback: int) -> Any:
 
 def _stack(steps: Any, path: str) -> Any:
     """Stack a list of values, each of which may be a tree; arrays are kept."""
-    if not isinstance(steps, list) or not steps:
-        return np.asarray(steps) if isinstance(steps, list) else steps
-    if isinstance(steps[0], Mapping):
-        return {key: _stack([step[key] for step in steps], f"{path}.{key}") for key in steps[0]}
-    if isinstance(steps[0], tuple):
-        return tuple(_stack([step[i] for step in steps], f"{path}.{i}") for i in range(len(steps[0])))
-    return np.asarray(steps)
+    return stack_steps(steps, path) if isinstance(steps, list) else steps
 
 
 def _from_several_agents(episodes: list[Any]) -> MultiAgentBatch:

@@ -19,7 +19,15 @@ from samplebatch.convert.parquet_tables import read_tables
 from samplebatch.convert.ray_types import without_ray_types
 from samplebatch.convert.rllib_episodes import AGENT_ID, MODULE_ID, EpisodeParts, to_rllib_episodes, trim
 from samplebatch.convert.rllib_packing import pack
-from samplebatch.convert.steps import Source, arrays_of, as_steps, flags_of, join_episodes, require_columns
+from samplebatch.convert.steps import (
+    Source,
+    arrays_of,
+    as_steps,
+    flags_of,
+    gather_leaves,
+    join_episodes,
+    require_columns,
+)
 from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError, require
 from samplebatch.storage.arrow_file import replacing
 
@@ -57,7 +65,7 @@ def read_rllib_parquet(
     CapacityError
         If more memory would be made of a file than `max_nbytes`; names the column.
     ColumnMismatchError
-        If files differ in their columns.
+        If files differ in their columns, or packed values of one in how they are nested.
     MissingExtraError
         If msgpack is not installed and there are episodes in it.
     OSError
@@ -87,7 +95,7 @@ def _read_steps(table: pa.Table, bound: MemoryBound, allow_pickle: bool) -> Samp
             columns[name] = column
     batch = SampleBatch.from_arrow(without_ray_types(table.select(list(columns))), allow_pickle=allow_pickle)
     ordered = {
-        name: _stack_rows(packed[name], name) if name in packed else batch[name]
+        name: gather_leaves(packed[name], name) if name in packed else batch[name]
         for name in table.column_names
         if name in packed or name in columns
     }
@@ -97,14 +105,6 @@ def _read_steps(table: pa.Table, bound: MemoryBound, allow_pickle: bool) -> Samp
 def _looks_packed(text: Any) -> bool:
     # The magic number of an LZ4 frame in base64.
     return isinstance(text, str) and text.startswith("BCJNG")
-
-
-def _stack_rows(rows: list[Any], path: str) -> Any:
-    if isinstance(rows[0], dict):
-        return {key: _stack_rows([row[key] for row in rows], f"{path}.{key}") for key in rows[0]}
-    if isinstance(rows[0], tuple):
-        return tuple(_stack_rows([row[i] for row in rows], f"{path}.{i}") for i in range(len(rows[0])))
-    return rows
 
 
 def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bool) -> list[SampleBatch]:

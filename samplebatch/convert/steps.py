@@ -21,7 +21,14 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.writing import drop_empty
 from samplebatch.column.casting import as_flags
 from samplebatch.column.varying_rows import VaryingRows
-from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, EmptyBufferError, SequenceError, near_names
+from samplebatch.errors import (
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    EmptyBufferError,
+    SequenceError,
+    near_names,
+)
 
 Flags = npt.NDArray[np.bool_]
 Source = SampleBatch | MultiAgentBatch | Batch | ReplayBuffer | Mapping[str, Any] | Iterable[Any]
@@ -310,6 +317,52 @@ def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
         If they differ in their columns, or these cannot be joined.
     """
     return episodes[0] if len(episodes) == 1 else join(episodes)
+
+
+def stack_steps(steps: list[Any], path: str) -> Any:
+    """Stack values of steps, each of which may be a tree, into one array or a tree of arrays.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If they are nested in different ways; names the column.
+    ColumnTypeError
+        If they vary in shape; names the column.
+
+    >>> stack_steps([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
+    {'x': array([1., 4.]), 'arm': (array([2, 5]), array([3, 6]))}
+    """
+    return map_leaves(_stack_leaf, gather_leaves(steps, path), path)
+
+
+def _stack_leaf(path: str, rows: list[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(rows)
+    except ValueError as error:
+        raise ColumnTypeError(f"column {path!r} must have rows of one shape to be converted, they vary") from error
+
+
+def gather_leaves(steps: list[Any], path: str) -> Any:
+    """Turn trees, one a step, into a tree of lists with a value a step.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If they are nested in different ways; names the column.
+
+    >>> gather_leaves([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
+    {'x': [1.0, 4.0], 'arm': ([2, 5], [3, 6])}
+    """
+    first = steps[0] if steps else None
+    if isinstance(first, Mapping):
+        if all(isinstance(step, Mapping) and step.keys() == first.keys() for step in steps):
+            return {key: gather_leaves([step[key] for step in steps], f"{path}.{key}") for key in first}
+    elif isinstance(first, tuple):
+        if all(isinstance(step, tuple) and len(step) == len(first) for step in steps):
+            return tuple(gather_leaves([step[i] for step in steps], f"{path}.{i}") for i in range(len(first)))
+    else:
+        return steps
+    raise ColumnMismatchError(f"column {path!r} must be nested in the same way in all rows, and is not")
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:

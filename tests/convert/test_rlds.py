@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from samplebatch.convert import from_rlds, to_rlds
-from samplebatch.errors import ColumnLengthError, ColumnNotFoundError, ColumnTypeError
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnNotFoundError, ColumnTypeError
 from tests.convert.experience import two_episodes
 
 
@@ -74,3 +74,12 @@ def test_what_is_no_episode_is_refused() -> None:
         from_rlds([{"steps": first["steps"] | {"reward": np.zeros(2)}}])
     with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must be there"):
         next(to_rlds(two_episodes().drop("new_obs")))
+
+
+def test_steps_that_differ_in_their_entries_or_shapes_are_refused() -> None:
+    step = {"observation": [1.0], "action": 0, "is_last": False, "is_terminal": False}
+    without = {name: value for name, value in step.items() if name != "action"}
+    with pytest.raises(ColumnMismatchError, match="column 'steps' must be nested in the same way in all rows"):
+        from_rlds([{"steps": [step, without]}])
+    with pytest.raises(ColumnTypeError, match=r"column 'steps\.observation' must have rows of one shape"):
+        from_rlds([{"steps": [step, step | {"observation": [1.0, 2.0]}]}])

@@ -23,7 +23,7 @@ from samplebatch.convert import (
     write_rllib_parquet,
 )
 from samplebatch.convert.rllib_packing import pack
-from samplebatch.errors import CapacityError, ColumnTypeError, FormatError, UntrustedPickleError
+from samplebatch.errors import CapacityError, ColumnMismatchError, ColumnTypeError, FormatError, UntrustedPickleError
 from tests.convert.experience import two_episodes
 from tests.malice import Mark
 
@@ -167,6 +167,13 @@ def test_rows_of_parquet_come_back(tmp_path: Path, nested: bool) -> None:
 def test_nested_columns_of_rows_must_be_packed(tmp_path: Path) -> None:
     with pytest.raises(ColumnTypeError, match="column 'obs' is nested and must be packed; name it in compress_columns"):
         write_rllib_parquet(two_episodes(nested=True), tmp_path / "a.parquet", compress_columns=())
+
+
+@pytest.mark.parametrize("other", [{"y": 1.0}, 3.0, {"x": (1.0, 2.0)}], ids=["name", "number", "tuple"])
+def test_packed_rows_that_are_nested_in_different_ways_are_refused(tmp_path: Path, other: Any) -> None:
+    parquet.write_table(pa.table({"obs": [pack({"x": (1.0,)}), pack(other)]}), tmp_path / "a.parquet")
+    with pytest.raises(ColumnMismatchError, match=r"column 'obs(\.x)?' must be nested in the same way in all rows"):
+        read_rllib_parquet(tmp_path)
 
 
 def test_rllib_makes_episodes_of_our_rows(tmp_path: Path) -> None:
