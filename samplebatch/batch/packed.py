@@ -28,7 +28,16 @@ def is_packed(column: Column) -> bool:
     """
     # Torch's dtypes, which have no kind, are of numbers.
     kind = getattr(column.dtype, "kind", "f")
-    return kind in "USO" and len(column) > 0 and _encode(column.values[0]).startswith((_MAGIC, _MAGIC_BASE64))
+    return kind in "USO" and len(column) > 0 and looks_packed(column.values[0])
+
+
+def looks_packed(value: Any) -> bool:
+    """Tell whether a value begins as those of RLlib's `pack` do.
+
+    >>> looks_packed("BCJNGGBA"), looks_packed(b"BCJNGGBA"), looks_packed("north"), looks_packed(3)
+    (True, True, False, False)
+    """
+    return _encode(value).startswith((_MAGIC, _MAGIC_BASE64))
 
 
 def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> Column:

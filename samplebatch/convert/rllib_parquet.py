@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
-from samplebatch.batch.packed import unpack
+from samplebatch.batch.packed import looks_packed, unpack
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.types import named_dtype
@@ -88,7 +88,7 @@ def _read_steps(table: pa.Table, bound: MemoryBound, allow_pickle: bool) -> Samp
             continue
         # Columns of ids are strings, too, but are not packed.
         text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        if text and name not in (names.EPS_ID, AGENT_ID, MODULE_ID) and _looks_packed(column[0].as_py()):
+        if text and name not in (names.EPS_ID, AGENT_ID, MODULE_ID) and looks_packed(column[0].as_py()):
             subject = f"column {name!r}"
             packed[name] = [unpack(row, subject, bound, allow_pickle=allow_pickle) for row in column.to_pylist()]
         else:
@@ -100,11 +100,6 @@ def _read_steps(table: pa.Table, bound: MemoryBound, allow_pickle: bool) -> Samp
         if name in packed or name in columns
     }
     return SampleBatch(ordered)
-
-
-def _looks_packed(text: Any) -> bool:
-    # The magic number of an LZ4 frame in base64.
-    return isinstance(text, str) and text.startswith("BCJNG")
 
 
 def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bool) -> list[SampleBatch]:
