@@ -77,6 +77,7 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int) -> Ints:
     order = np.empty(count, np.intp)
     cut = np.zeros(count, np.bool_)
     episode, agent, t = (np.asarray(held[name]) if name in held else None for name in _STREAM)
+    left: list[int] = []
     at = 0
     for ring in np.unique(rings).tolist():
         rows = np.flatnonzero(rings == ring)
@@ -87,13 +88,19 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int) -> Ints:
         cut[order[at : at + len(rows) - 1]] = streams.ends[:-1]
         at += len(rows)
         if newest and episode is not None and t is not None and not streams.goes_on:
-            _end_episode(buffer, newest[0])
+            left.append(newest[0])
     done = held.pop("done", None)
     if "terminated" in held or done is not None:
         terminated = as_flags(np.asarray(held.get("terminated", done)), names.TERMINATEDS)
         truncated = as_flags(np.asarray(held.get("truncated", np.zeros(count))), names.TRUNCATEDS)
         held |= {"terminated": terminated, "truncated": truncated | (cut & ~terminated)}
-    added = buffer.add(node(Batch, held)[order], buffer_ids=rings[order])[0]
+    steps = node(Batch, held)[order]
+    if left:
+        # Rows that are refused end no episode.
+        buffer._table.check(steps.__dict__, count, stored=False)
+        for index in left:
+            _end_episode(buffer, index)
+    added = buffer.add(steps, buffer_ids=rings[order])[0]
     slots = np.empty(count, np.intp)
     slots[order] = added
     return slots
@@ -150,10 +157,4 @@ def _end_episode(buffer: ReplayBuffer, index: int) -> None:
     """Let the running episode of a ring end with its newest step, truncated."""
     buffer.set_array_at_key(np.ones(1, np.bool_), "truncated", np.array([index]))
     rings = buffer._table.rings
-    slot = index + buffer._start
-    ring = int(rings.ring_of(np.array([slot]))[0])
-    state = rings.state_dict()
-    state["began"][ring] = state["writes"][ring]
-    state["starts"][ring] = rings.bases[ring] + state["cursors"][ring]
-    state["returns"][ring] = 0.0
-    rings.load_state_dict(state)
+    rings.end_episode(int(rings.ring_of(np.array([index + buffer._start]))[0]))

@@ -168,6 +168,17 @@ class Rings(Cursors):
         self.began, self.ep_start, self.ep_return = began, start, total
         self._share()
 
+    def end_episode(self, ring: int) -> None:
+        """Let the running episode of a ring end with its newest step."""
+        together = self.together
+        written, place = (self.writes, self.cursor) if together else (int(self.written[ring]), int(self.cursors[ring]))
+        start = int(self.bases[ring]) + place
+        if self.n == 1:
+            self._begin_episode(written, start, self.nothing)
+        else:
+            self.began[ring], self.ep_start[ring], self.ep_return[ring] = written, start, 0.0
+            self._share()
+
     def _share(self) -> None:
         """Rebuild the arrays that steps share which end no episode."""
         nothing = _zeros((self.n, *np.shape(self.nothing)))

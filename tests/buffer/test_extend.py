@@ -19,7 +19,14 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.batch.concat import join
-from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError, RingError, SequenceError
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    RingError,
+    SequenceError,
+)
 
 
 def steps(eps_id: int, t: range, *, done: bool = False, **columns: Any) -> SampleBatch:
@@ -114,6 +121,18 @@ def test_an_episode_that_was_cut_does_not_count_for_the_next() -> None:
     end = Batch(obs=602.0, act=2, rew=1.0, terminated=True, truncated=False, obs_next=603.0, eps_id=6, t=2)
     index, returned, length, start = buffer.add(end)
     assert (index.tolist(), returned.tolist(), length.tolist(), start.tolist()) == ([4], [3.0], [3], [2])
+
+
+def test_rows_that_are_refused_end_no_episode() -> None:
+    buffer = VectorReplayBuffer(8, 2)
+    buffer.extend(steps(5, range(2), env_id=1))
+    images = dict(steps(6, range(2), env_id=1)) | {"obs": np.zeros((2, 3))}
+    with pytest.raises(ColumnMismatchError, match="column 'obs' must have rows of shape"):
+        buffer.extend(images)
+    assert buffer[:].truncated.tolist() == [False, False]
+    assert buffer.unfinished_index().tolist() == [5]
+    buffer.extend(steps(5, range(2, 4), done=True, env_id=1))
+    assert [len(episode) for episode in buffer.sample_episodes(0)[0]] == [4]
 
 
 @pytest.mark.parametrize("kind", [VectorReplayBuffer, PrioritizedVectorReplayBuffer])
