@@ -15,7 +15,7 @@ from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch, require_flat
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.streams import Tail, find_streams
-from samplebatch.column.casting import as_flags
+from samplebatch.buffer.writing import end_flags
 from samplebatch.errors import ColumnTypeError, RingError, SequenceError
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int) -> Ints:
         at += len(rows)
         if newest and episode is not None and t is not None and not streams.goes_on:
             left.append(newest[0])
-    done = held.pop("done", None)
-    if "terminated" in held or done is not None:
-        terminated = as_flags(np.asarray(held.get("terminated", done)), names.TERMINATEDS)
-        truncated = as_flags(np.asarray(held.get("truncated", np.zeros(count))), names.TRUNCATEDS)
+    if "terminated" in held or "done" in held:
+        terminated, truncated = end_flags(held, count)
+        held.pop("done", None)
         held |= {"terminated": terminated, "truncated": truncated | (cut & ~terminated)}
     steps = node(Batch, held)[order]
     if left:

@@ -13,7 +13,7 @@ from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.streams import Streams, Tail, find_streams
-from samplebatch.column.casting import as_flags
+from samplebatch.buffer.writing import end_flags
 from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, SequenceError, near_names
 from samplebatch.names import PolicyID
 
@@ -92,10 +92,8 @@ def prepare_fragment(
     count, kept = part.count, min(part.count, buffer.maxsize)
     part, ends = part.slice(count - kept, count), streams.ends[count - kept :]
     rows = dict(part.as_batch(names="tianshou").__dict__)
-    done = rows.pop("done", None)
-    given = names.DONES if "terminated" not in rows else names.TERMINATEDS
-    terminated = as_flags(np.asarray(rows.get("terminated", done)), given)
-    truncated = as_flags(np.asarray(rows.get("truncated", np.zeros(kept))), names.TRUNCATEDS)
+    terminated, truncated = end_flags(rows, kept)
+    rows.pop("done", None)
     cut = ends & ~(terminated | truncated)
     rows |= {"terminated": terminated, "truncated": truncated | cut, FRAGMENT_END: cut}
     buffer._table.check(rows, kept)

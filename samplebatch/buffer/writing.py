@@ -20,6 +20,7 @@ from samplebatch.errors import (
     ColumnTypeError,
     near_names,
 )
+from samplebatch.names import TO_FLAT
 
 FLAGS: Final = ("terminated", "truncated")
 """The flags that a step is given with; `done` is made of them."""
@@ -115,6 +116,26 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
     if kind is np.bool_ and array.size != (lead[0] if lead else 1):
         raise ColumnMismatchError(f"column {name!r} must have one flag a row, got shape {array.shape[len(lead) :]}")
     return as_flags(array, name) if kind is np.bool_ else array.astype(kind, copy=False)
+
+
+def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
+    """Return which of n rows are terminated, and which truncated; `done` stands for `terminated` where that is missing.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If a flag is neither 0 nor 1; names the column as flat batches do.
+
+    Examples
+    --------
+    >>> end_flags({"done": [0, 1]}, 2)
+    (array([False,  True]), array([False, False]))
+    """
+    given = "terminated" if "terminated" in rows else "done"
+    terminated = as_flags(as_array(rows[given]), TO_FLAT[given])
+    if "truncated" not in rows:
+        return terminated, np.zeros(n, np.bool_)
+    return terminated, as_flags(as_array(rows["truncated"]), TO_FLAT["truncated"])
 
 
 def newest_frame(value: Any, path: str, *, single: bool) -> Any:

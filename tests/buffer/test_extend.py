@@ -183,6 +183,8 @@ def test_other_rows_are_refused() -> None:
             buffer.extend(other)
     with pytest.raises(SequenceError, match="they come as sequences"):
         buffer.extend(steps(5, range(2)).to_sequences(2))
+    with pytest.raises(ColumnMismatchError, match="column 'dones' must have flags"):
+        buffer.extend(dict(steps(5, range(2)).drop("terminateds")) | {"dones": np.array([0, 2])})
     with pytest.raises(ColumnNotFoundError, match="a step must have column 'rew'"):
         buffer.extend(steps(5, range(2)).drop("rewards"))
     assert len(buffer) == 0
