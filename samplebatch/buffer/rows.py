@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -199,27 +199,27 @@ class Rows:
         if ranges is None:
             return self._rows(self._slots(index))
         held = rows_in(self._table, ranges, self.stack_num)
-        if "reward_dtype" in self.options:
-            self._cast_rewards(held)
+        held["rew"] = self._cast_rewards(held["rew"])
         return self._finish(held, ranges)
 
     def _rows(self, slots: Ints) -> Batch:
         held = rows_at(self._table, slots, self.stack_num)
+        # Most buffers cast nothing, and every sample comes through here.
         if "reward_dtype" in self.options:
-            self._cast_rewards(held)
+            held["rew"] = self._cast_rewards(held["rew"])
         held.update(self._sampler.columns(self._table, slots))
         return node(Batch, held)
 
-    def _cast_rewards(self, held: dict[str, Any], names: Sequence[str] = ("rew",)) -> None:
-        """Cast rewards, returns and discounts to the dtype that the options ask for."""
-        dtype = np.dtype(self.options.get("reward_dtype", np.float64))
-        for name in names:
-            held[name] = held[name].astype(dtype, copy=False)
+    def _cast_rewards(self, values: Any) -> Any:
+        """Cast rewards, returns or discounts to the dtype that the options ask for; rows without rewards have none."""
+        dtype = self.options.get("reward_dtype")
+        return values.astype(dtype, copy=False) if dtype and type(values) is _ndarray else values
 
     def _nstep_columns(self, slots: Ints, n_step: int, gamma: float) -> dict[str, Any]:
         """Compute the columns of n-step rows; see `nstep_columns`."""
         held = nstep_columns(self._table, slots, n_step, gamma, self.stack_num)
-        self._cast_rewards(held, ("returns", "discount"))
+        for name in ("returns", "discount"):
+            held[name] = self._cast_rewards(held[name])
         return held
 
     def _finish(self, held: dict[str, Any], ranges: list[Range]) -> Batch:
@@ -332,8 +332,8 @@ class Rows:
             if default_value is None:
                 raise
             return default_value
-        if key == "rew" and "reward_dtype" in self.options:
-            found = found.astype(self.options["reward_dtype"])
+        if key == "rew":
+            found = self._cast_rewards(found)
         return found if slots.ndim else first_row(found)
 
     def latest(self, n: int) -> Batch:

@@ -245,8 +245,7 @@ class SequenceSampling(Sampling):
         offsets = np.minimum(steps, count - 1) - before[:, None]
         slots = shift_slots(rings, given[:, None], offsets) if len(given) else offsets
         held = rows_at(table, slots, self.stack_num)
-        if "reward_dtype" in self.options:
-            self._cast_rewards(held)
+        held["rew"] = self._cast_rewards(held["rew"])
         padding = ~mask
         if padding.any():
             held = {name: _blank_out(value, padding) for name, value in held.items()}

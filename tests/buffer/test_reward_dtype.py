@@ -43,6 +43,13 @@ def test_rows_have_rewards_of_the_dtype_and_the_memory_is_exact() -> None:
     assert buf.add(step(9, rew=0.1, terminated=True))[1].dtype == np.float64
 
 
+def test_rows_without_rewards_have_none() -> None:
+    buf = ReplayBuffer(2, **SINGLE)
+    buf.set_array_at_key(np.arange(2), "obs")
+    for rows in (buf[np.array([1])], buf[:1]):
+        assert rows.rew.is_empty()
+
+
 def test_returns_and_discounts_are_summed_exactly_and_cast_then() -> None:
     rows, exact = (filled(**options).sample(0, n_step=3, gamma=0.9)[0] for options in (SINGLE, {}))
     assert rows.returns.dtype == rows.discount.dtype == np.float32
