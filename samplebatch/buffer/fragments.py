@@ -29,7 +29,7 @@ class Form(NamedTuple):
     flags: frozenset[str]
     """Which flags they have."""
     rewards: np.dtype[Any]
-    """The dtype of their rewards."""
+    """The dtype of their rewards, or the one that the buffer was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def prepare_fragment(
     cut = ends & ~(terminated | truncated)
     rows |= {"terminated": terminated, "truncated": truncated | cut, FRAGMENT_END: cut}
     buffer._table.check(rows, kept)
-    known = form or Form(frozenset(), np.asarray(part[names.REWARDS]).dtype)
+    asked = buffer.options.get("reward_dtype")
+    known = form or Form(frozenset(), np.dtype(asked) if asked else np.asarray(part[names.REWARDS]).dtype)
     return Fragment(buffer, rows, count, streams, Form(known.flags | flags, known.rewards))
 
 

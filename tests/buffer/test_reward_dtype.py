@@ -16,6 +16,7 @@ from samplebatch import (
     PrioritizedVectorReplayBuffer,
     ReplayBuffer,
     ReplayBufferManager,
+    SampleBatch,
     VectorReplayBuffer,
 )
 from samplebatch.errors import ArgumentError, ColumnMismatchError
@@ -79,9 +80,16 @@ def test_every_kind_of_buffer_takes_the_argument() -> None:
         assert buf[:].rew.dtype == buf.buffers[0][:].rew.dtype == np.float32
     with pytest.raises(ColumnMismatchError, match="must have the same 'reward_dtype'"):
         ReplayBufferManager([ReplayBuffer(4, **SINGLE), ReplayBuffer(4)])
-    assert MultiAgentReplayBuffer(8, **SINGLE) is not None
     with pytest.raises(ArgumentError, match="reward_dtype must be one of 'float32', 'float64'"):
         ReplayBuffer(4, reward_dtype="float16")  # type: ignore[arg-type]
+
+
+def test_batches_of_several_policies_have_rewards_of_the_dtype() -> None:
+    buf = MultiAgentReplayBuffer(8, **SINGLE)
+    batch = SampleBatch(obs=[0, 1], new_obs=[1, 2], actions=[0, 0], rewards=[0.1, 0.2], terminateds=[False, True])
+    buf.add(batch.as_multi_agent())
+    rows = buf.sample(0, n_step=2)["default_policy"]
+    assert {rows[name].dtype for name in ("rewards", "returns", "discount")} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("way", ["pickle", "arrow", "hdf5", "folder"])
