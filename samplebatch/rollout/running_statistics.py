@@ -76,21 +76,23 @@ class OpenReturns:
 
     def __init__(self) -> None:
         self._episodes: dict[Any, dict[tuple[PolicyID, Any], list[Any]]] = {}
+        self._newest: dict[int, Any] = {}
+        """The newest of the episodes under way of each environment, where `forget_cut_off` keeps watch."""
 
     def __len__(self) -> int:
         return len(self._episodes)
 
     def clear(self) -> None:
         """Forget the episodes under way."""
-        self._episodes = {}
+        self._episodes, self._newest = {}, {}
 
-    def state_dict(self) -> dict[Any, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the episodes under way, for `load_state_dict`."""
-        return copy.deepcopy(self._episodes)
+        return {"episodes": copy.deepcopy(self._episodes), "newest": dict(self._newest)}
 
-    def load_state_dict(self, state: Mapping[Any, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the episodes that others had under way."""
-        self._episodes = copy.deepcopy(dict(state))
+        self._episodes, self._newest = copy.deepcopy(state["episodes"]), dict(state["newest"])
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
         """Take a fragment in, and return the statistics of the episodes that ended with it.
@@ -115,6 +117,25 @@ class OpenReturns:
         return EpisodeStatistics(
             int(ends.finished.sum()), len(self), {policy: found.statistics() for policy, found in ended.items()}
         )
+
+    def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
+        """Forget episodes that will never end, once their environment has another one under way in a fragment.
+
+        All fragments must come from one run, in which no two environments have the same `env_id`.
+        """
+        newest: dict[int, Any] = {}
+        for steps in policies_of(fragment).values():
+            if names.EPS_ID not in steps or names.ENV_ID not in steps:
+                return
+            env_id, eps_id = (np.asarray(steps[name]) for name in (names.ENV_ID, names.EPS_ID))
+            starts = run_starts(env_id, eps_id)
+            pairs = zip(env_id[starts].tolist(), eps_id[starts].tolist(), strict=True)
+            newest |= {env: episode for env, episode in pairs if episode in self._episodes}
+        for env, episode in newest.items():
+            before = self._newest.get(env)
+            if before != episode:
+                self._episodes.pop(before, None)
+        self._newest |= newest
 
     def _add(self, policy: PolicyID, steps: SampleBatch) -> None:
         eps_id, agent, rewards = (np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX, names.REWARDS))

@@ -121,6 +121,8 @@ class Received:
     def add(self, worker: Worker, fragment: Fragment) -> EpisodeStatistics:
         """Count a fragment for its worker, and return the statistics of the episodes that ended with it."""
         env_steps, ended = fragment.env_steps(), self._open.add(fragment)
+        # Those of workers that were replaced, and of steps that are left out, never end.
+        self._open.forget_cut_off(fragment)
         worker.env_steps += env_steps
         worker.total_steps += env_steps
         worker.episodes += ended.episodes

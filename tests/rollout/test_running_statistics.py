@@ -9,7 +9,7 @@ import pytest
 
 from samplebatch import SampleBatch, concat_samples
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
-from samplebatch.rollout.running_statistics import RunningStatistics
+from samplebatch.rollout.running_statistics import OpenReturns, RunningStatistics
 from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
 
 
@@ -55,3 +55,27 @@ def test_fragments_that_tell_no_episodes_count_nothing() -> None:
     assert running.add(SampleBatch(eps_id=[1], dones=[True])).episodes == 0
     assert running.add(SampleBatch()).episodes == 0
     assert running.statistics() == EpisodeStatistics(0, 0, {})
+
+
+def test_episodes_that_were_cut_off_are_forgotten_once_their_environment_begins_another() -> None:
+    returns = OpenReturns()
+
+    def add(env_id: list[int], eps_id: list[int], done: bool = False) -> EpisodeStatistics:
+        count = len(eps_id)
+        steps = SampleBatch(env_id=env_id, eps_id=eps_id, t=np.arange(count), agent_index=[0] * count)
+        steps["rewards"], steps["dones"] = [1.0] * count, [done] * count
+        found = returns.add(steps)
+        returns.forget_cut_off(steps)
+        return found
+
+    add([0, 1], [70, 71])
+    add([0], [70])
+    assert len(returns) == 2
+    add([0], [80])
+    assert sorted(returns.state_dict()["episodes"]) == [71, 80]
+    again = OpenReturns()
+    again.load_state_dict(returns.state_dict())
+    returns = again
+    assert add([1], [71], done=True).policies["default_policy"].returns.tolist() == [2.0]
+    add([0], [90])
+    assert sorted(returns.state_dict()["episodes"]) == [90]

@@ -329,3 +329,12 @@ def test_workers_must_be_started() -> None:
 def test_copies_and_pickles_name_the_state(take: Any) -> None:
     with pytest.raises(SampleBatchError, match=r"a RolloutWorkers cannot be copied or pickled, .* take its state_dict"):
         take(inline("CartPole-v1"))
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", SPREAD])
+def test_the_state_of_a_long_run_does_not_grow_by_the_episodes_that_were_cut_off(environment: str) -> None:
+    with inline(environment, num_workers=1, envs_per_worker=2, seed=5) as workers:
+        for _ in range(6):
+            workers.collect(n_step=5)
+            workers.collect(n_episode=1)
+        assert len(workers.state_dict()["received"]["open"]["episodes"]) <= 2
