@@ -348,7 +348,7 @@ _MISSING: dict[str, Any] = {"f": np.nan, "c": np.nan, "b": False, "O": None}
 
 
 def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert an array of objects to numbers, if all of them are; return any other array itself.
+    """Convert an array of objects to numbers, if all are and one dtype holds them exactly; return others as they are.
 
     >>> narrow(np.array([1, 2.5], object)), narrow(np.array([1, "x"], object))
     (array([1. , 2.5]), array([1, 'x'], dtype=object))
@@ -356,7 +356,11 @@ def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind != "O" or not array.size or any(KINDS[type(item)] != NUMBER for item in array.flat):
         return array
     numbers = np.array(array.tolist())
-    return numbers if numbers.dtype.kind in "biufc" else array
+    if numbers.dtype.kind not in "biufc":
+        return array
+    # Python compares integers and floats exactly; NaN equals nothing.
+    pairs = zip(array.ravel().tolist(), numbers.ravel().tolist(), strict=True)
+    return numbers if all(given == found or found != found for given, found in pairs) else array
 
 
 def nulls(source: Node) -> Node:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.values import narrow
 from samplebatch.errors import ColumnTypeError
 
 
@@ -161,3 +162,15 @@ def test_objects_that_are_numbers_become_numbers_once_nulls_are_dropped() -> Non
     assert rows.to_torch().a.tolist() == [2]
     kept = Batch(o=[None, {"x": 1}, 10**30]).dropnull().o
     assert kept.tolist() == [{"x": 1}, 10**30]
+
+
+@pytest.mark.parametrize("items", [[2**53 + 1, 0.5], [2**64 - 1, -1], [2**60 + 1, 1j]], ids=repr)
+def test_numbers_that_no_dtype_holds_exactly_stay_objects(items: list[Any]) -> None:
+    rows = Batch(a=np.array([None, *items], object)).dropnull()
+    assert rows.a.dtype == object
+    assert rows.a.tolist() == items
+
+
+def test_numbers_beside_nan_become_numbers() -> None:
+    numbers = narrow(np.array([[1, float("nan")], [2.5, 3]], object))
+    np.testing.assert_array_equal(numbers, np.array([[1, np.nan], [2.5, 3]]), strict=True)
