@@ -85,6 +85,9 @@ class RaggedTorchColumn(VaryingRows):
         import torch
 
         flat = self.flat
+        if not flat.dtype.is_signed and flat.dtype != torch.bool and value < 0:
+            # Torch itself wraps it around.
+            raise OverflowError(f"rows of {flat.dtype} must be padded with a number that is not negative, got {value}")
         widest = self.extents.max(0, initial=0).tolist()
         out: torch.Tensor = flat.new_full((len(self), *widest), value)
         inside = torch.ones(out.shape, dtype=torch.bool, device=flat.device)

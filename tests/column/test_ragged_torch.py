@@ -100,6 +100,15 @@ def test_padded_rows_have_the_largest_extents(dtype, shapes):
         assert all(value == 1 for value in np.array(found.tolist())[outside.numpy()])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint64], ids=str)
+def test_rows_without_negative_numbers_are_padded_with_none_as_arrays_are(dtype):
+    _, column = ragged(dtype, [(2,), (1,)])
+    for either in (column, RaggedColumn(column.elements.numpy(), *column.layout)):
+        with pytest.raises(OverflowError):
+            either.pad(-1)
+        assert either.pad(255).tolist() == [[1, 2], [3, 255]]
+
+
 def test_slices_and_rows_are_views_and_the_rest_copies():
     _, column = ragged()
     start = column.elements.data_ptr()
