@@ -24,7 +24,7 @@ from samplebatch.storage.batch_table import AnyBatch
 from samplebatch.storage.dataset_batches import DatasetBatches
 from samplebatch.storage.dataset_rows import DatasetRows, Rows
 from samplebatch.storage.dataset_writer import DatasetWriter, check_log
-from samplebatch.storage.parquet import open_parquet, read_parquet
+from samplebatch.storage.parquet import read_parquet
 from samplebatch.storage.selection import Filters
 
 if TYPE_CHECKING:
@@ -135,14 +135,13 @@ class Dataset:
         FormatError
             If there is no part.
         """
-        parts = self._rows.snapshot.parts
-        if not parts:
+        if not self._rows.snapshot.parts:
             raise FormatError(f"{os.fspath(self.folder)!r} must have parts to have a schema, it has none")
-        return self._rows.file(parts[0]).schema.remove_metadata()
+        return self._rows.schema()
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Names of uncommitted files of killed writers, which this one removed at its first write."""
+        """Remains of writers that were killed, a sentence each; this one cleared them away at its first write."""
         return self._writer.dropped
 
     def parts(self) -> list[Path]:
@@ -216,8 +215,7 @@ class Dataset:
             As `load` does; FormatError too if there is no part.
         """
         if verify or (verify is None and self._rows.is_whole):
-            for path in self.parts():
-                open_parquet(path, verify=True)
+            self._rows.check()
         return self._rows.read()
 
     def take(self, rows: npt.ArrayLike) -> AnyBatch:

@@ -6,13 +6,14 @@ import contextlib
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.column.memory_bound import MemoryBound
@@ -24,6 +25,7 @@ from samplebatch.storage.selection import Filters, RowFilter
 from samplebatch.storage.table_file import ParquetTable
 
 Rows = npt.NDArray[np.int64]
+_Found = TypeVar("_Found")
 
 _MAX_OPEN = 64
 """Files that are held open."""
@@ -111,11 +113,13 @@ class DatasetRows:
         self._groups = groups
         counts = [part.groups[group] for part, group in groups]
         self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        # Fewer rows count than there are once parts were joined with later ones.
+        self._counted = sum(self._own_rows(number) for number in range(len(groups)))
         for name in ("_index", "bounds"):
             self.__dict__.pop(name, None)
 
     def __len__(self) -> int:
-        return int(self._starts[-1]) if self._index is None else len(self._index)
+        return self._counted if self._index is None else len(self._index)
 
     @property
     def row_nbytes(self) -> float:
@@ -125,7 +129,8 @@ class DatasetRows:
     @cached_property
     def bounds(self) -> Rows:
         """Where row groups begin among the rows that count, and where the last of them ends."""
-        return self._starts if self._index is None else np.searchsorted(self._index, self._starts)
+        index = self._index
+        return np.minimum(self._starts, self._counted) if index is None else np.searchsorted(index, self._starts)
 
     def take(self, rows: Rows) -> AnyBatch:
         """Read rows that count, by their numbers, in the order given.
@@ -138,12 +143,14 @@ class DatasetRows:
         if self.is_multi_agent:
             found = ", ".join(map(repr, self._policies()))
             raise ArgumentError(f"rows must be of one policy to be read; pass policy=..., one of {found}")
-        own = rows if self._index is None else self._index[rows]
+        return self._find(lambda: self._take(rows if self._index is None else self._index[rows]))
+
+    def _find(self, read: Callable[[], _Found]) -> _Found:
+        """Read from the parts, and once more if they were compacted meanwhile: the same rows are in others then."""
         while True:
             try:
-                return self._take(own)
+                return read()
             except FileNotFoundError:
-                # Compacted since: the rows are there under the same numbers.
                 self.adopt_compacted()
 
     @property
@@ -160,13 +167,29 @@ class DatasetRows:
         """Read all rows that count, part by part; those of several policies if none was chosen."""
         if self._policy is not None or not self.snapshot.parts:
             return self.take(np.arange(len(self)))
-        while True:
-            try:
-                return self._read_parts()
-            except FileNotFoundError:
-                self.adopt_compacted()
+        return self._find(self._read_parts)
+
+    def check(self) -> None:
+        """Hold all bytes of the parts against their checksums.
+
+        Raises
+        ------
+        FormatError
+            If some have changed; names the columns.
+        """
+        self._find(self._check_parts)
+
+    def _check_parts(self) -> None:
+        for part in self.snapshot.parts:
+            open_parquet(self.folder / part.name, verify=True)
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of the first part, without metadata."""
+        return self._find(lambda: self.file(self.snapshot.parts[0]).schema.remove_metadata())
 
     def _read_parts(self) -> AnyBatch:
+        if self._counted < self._starts[-1] and not self.is_multi_agent:
+            return self._take(np.arange(self._counted) if self._index is None else self._index)
         found = []
         for part in self.snapshot.parts:
             file = self.file(part)
@@ -190,7 +213,11 @@ class DatasetRows:
         FormatError
             If they are in none.
         """
-        known, bounds, index = int(self._starts[-1]), self.bounds, self._index
+        counted = self._counted
+        known = counted if self._policy is None else int(self._starts[-1])
+        # Joined parts lie policy by policy: rows of one keep their order, and go to other places.
+        kept_names = ("bounds", "_index") if self._policy is None else ("bounds",)
+        held = {name: self.__dict__[name] for name in kept_names if name in self.__dict__}
         while True:
             snapshot = self.log.read()
             total, kept = 0, []
@@ -206,10 +233,9 @@ class DatasetRows:
                 if self.log.read().nbytes == snapshot.nbytes:
                     raise
             else:
-                if index is None and total > known:
-                    # The last part has rows that came later, too: they do not count before `reload`.
-                    index = np.arange(known)
-                self.__dict__.update(bounds=bounds, _index=index)
+                # The last part may have rows that came later, too: they do not count before `reload`.
+                self._counted = counted
+                self.__dict__.update(held)
                 return
 
     def _take(self, rows: Rows) -> AnyBatch:
@@ -273,13 +299,30 @@ class DatasetRows:
     @cached_property
     def _index(self) -> Rows | None:
         """The rows that count; None if all do."""
-        if self._filters is None and self._policy is None:
-            return None
+        return None if self._filters is None and self._policy is None else self._find(self._find_index)
+
+    def _find_index(self) -> Rows:
         known = self._policies()
         if self._policy is not None and self._policy not in known and self.snapshot.parts:
             raise PolicyNotFoundError(f"no policy {self._policy!r}; {near_names(self._policy, known)}")
         kept = [self._kept(number) for number in range(len(self._groups))]
-        return np.concatenate([np.zeros(0, np.int64), *kept])
+        index = np.concatenate([np.zeros(0, np.int64), *kept])
+        return index[index < self._stop()]
+
+    def _stop(self) -> int:
+        """Find the number behind the last row that counts, filters aside."""
+        left = self._counted
+        for number, start in enumerate(self._starts.tolist()[:-1]):
+            own = self._own_rows(number)
+            if left <= own:
+                return int(start + left)
+            left -= own
+        return int(self._starts[-1])
+
+    def _own_rows(self, number: int) -> int:
+        """Count the rows of a row group that are of the policy, or all where none was chosen."""
+        part, group = self._groups[number]
+        return part.groups[group] if self._policy is None or _policy_of(part, group) == self._policy else 0
 
     def _policies(self) -> list[str]:
         return sorted({policy for part in self.snapshot.parts for policy, rows in part.policies or () if rows})
@@ -287,8 +330,8 @@ class DatasetRows:
     def _kept(self, number: int) -> Rows:
         """Find the rows of a row group that count."""
         part, group = self._groups[number]
-        start, rows = int(self._starts[number]), part.groups[group]
-        if self._policy is not None and _policy_of(part, group) != self._policy:
+        start, rows = int(self._starts[number]), self._own_rows(number)
+        if not rows:
             return np.zeros(0, np.int64)
         if self._filters is None:
             return np.arange(start, start + rows)

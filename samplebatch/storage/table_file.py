@@ -152,11 +152,11 @@ class ParquetTable(TableFile):
 
     def matching(self, condition: RowFilter) -> list[int]:
         """List the row groups whose statistics do not rule out that a condition holds."""
-        from pyarrow import dataset, fs
+        from pyarrow import dataset
 
         form = dataset.ParquetFileFormat()
         with name_file_damage(self.name, self.form):
-            fragment = form.make_fragment(self.name, fs.LocalFileSystem())
+            fragment = form.make_fragment(self.data)
             return [group.id for group in fragment.subset(filter=condition.expression).row_groups]
 
 

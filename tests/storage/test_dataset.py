@@ -498,6 +498,48 @@ def test_a_reader_keeps_to_its_rows_when_later_ones_are_joined_to_them(tmp_path:
     assert len(reader.refresh()) == 15
 
 
+@pytest.mark.parametrize("looked", [False, True])
+@pytest.mark.parametrize("filters", [None, [("t", ">=", 2)]])
+def test_all_ways_of_reading_outlast_compaction(tmp_path: Path, filters: Any, looked: bool) -> None:
+    filled(tmp_path, [5, 5])
+    ways: list[Any] = [len, Dataset.read, lambda reader: reader.read(verify=True), lambda reader: reader.schema.names]
+    ways += [lambda reader: list(reader.iter_batches(4)), lambda reader: reader.episodes]
+    readers = [Dataset(tmp_path, filters=filters, cache_nbytes=0) for _ in ways]
+    expected = [way(reader) for way, reader in zip(ways, readers, strict=True)]
+    if not looked:
+        readers = [Dataset(tmp_path, filters=filters, cache_nbytes=0) for _ in ways]
+    for reader in readers:
+        reader._rows._open.clear()
+    writer = Dataset(tmp_path)
+    writer.append(steps(10, 5))
+    assert writer.compact() == 2
+    assert [way(reader) for way, reader in zip(ways, readers, strict=True)] == expected
+
+
+@pytest.mark.parametrize("looked", [False, True])
+@pytest.mark.parametrize("filters", [None, [("x", ">=", 11)]])
+def test_the_rows_of_a_policy_outlast_compaction(tmp_path: Path, filters: Any, looked: bool) -> None:
+    writer = Dataset(tmp_path)
+
+    def append(start: int) -> None:
+        parts = {"a": SampleBatch(x=[start, start + 1]), "b": SampleBatch(x=[-start, -start - 1, -start - 2])}
+        writer.append(MultiAgentBatch(parts, 3))
+
+    append(10)
+    append(20)
+    reader = Dataset(tmp_path, policy="a", filters=filters, cache_nbytes=0)
+    expected = [10, 11, 20, 21] if filters is None else [11, 20, 21]
+    assert not looked or len(reader) == len(expected)
+    append(30)
+    writer.compact()
+    assert np.asarray(reader.read()["x"]).tolist() == expected
+    append(40)
+    writer.compact()
+    assert len(reader) == len(expected)
+    assert np.asarray(reader.read()["x"]).tolist() == expected
+    assert np.asarray(reader.refresh().read()["x"]).tolist() == [*expected, 30, 31, 40, 41]
+
+
 # Other tools
 
 
