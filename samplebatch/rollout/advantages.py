@@ -33,7 +33,8 @@ class GAE(TrajectoryColumns):
     ----------
     values
         Estimates for the observations: a column, or a function of observations, which is called once for all of a
-        policy's steps. Or one of these for each policy, by id; others are left as they are.
+        policy's steps. Or one of these for each policy, by id; others are left as they are. Collectors that are given
+        their policies by id refuse an id that none of them has.
     bootstrap
         Estimates for the observations that steps lead to, where no step follows: a function of observations, or a
         column with such an estimate in every row. By default the function that `values` is.
@@ -68,6 +69,7 @@ class GAE(TrajectoryColumns):
         self._bootstrap = bootstrap
         self._gamma = fraction("gamma", gamma)
         self._lambda = fraction("lambda_", lambda_)
+        self.named_policies = [name for own in (values, bootstrap) if isinstance(own, Mapping) for name in own]
 
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
         """Work the two columns out, in the dtype of the estimates.

@@ -85,6 +85,8 @@ class AsyncCollector(Collector):
         If making an environment raises, or its process ends.
     PolicySpecError
         If the policy cannot be asked for actions.
+    PolicyNotFoundError
+        If one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
         If `num_envs` does not fit `env`, `wait_num` is not from 1 to the number of environments, `timeout_s` is
         negative or `stall_timeout_s` not positive.

@@ -105,6 +105,8 @@ class Collector(Resumable):
         If there is no such environment, it is none of one agent, or the spaces of several differ.
     PolicySpecError
         If the policy cannot be asked for actions.
+    PolicyNotFoundError
+        If one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
         If the buffer has not a ring for each environment, there are both a buffer and `hooks`, or `num_envs` is not the
         number of environments.
@@ -146,11 +148,7 @@ class Collector(Resumable):
         self.policy, self.buffer = policy, buffer
         self.num_envs = environments.num_envs
         check_buffer(buffer, self.num_envs)
-        if buffer is not None and hooks:
-            raise ArgumentError(
-                "hooks must be for batches, and with a buffer there are none; work out columns of samples"
-            )
-        self._hooks = check_hooks(hooks)
+        self._hooks = check_hooks(hooks, (names.DEFAULT_POLICY_ID,), buffer=buffer)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self._env_ids = first_env_id + np.arange(self.num_envs)
         action_seeds, random_seeds, self._env_seeds = (

@@ -17,7 +17,7 @@ from samplebatch.env.as_environments import bind_arguments
 from samplebatch.env.multi_agent import AdapterState, adapt_agents, make_several
 from samplebatch.env.pettingzoo import AgentOutcomes, MultiAgentAdapter
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
-from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicyNotFoundError, near_names
+from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
@@ -95,7 +95,7 @@ class MultiAgentCollector(Resumable):
     EnvironmentSpecError
         If there is no such environment, or it is none of several agents.
     PolicyNotFoundError
-        If `exploration_noise` or `map_action` names a policy that `policy` lacks.
+        If `exploration_noise`, `map_action` or one of the `hooks` names a policy that `policy` lacks.
     PolicySpecError
         If `exploration_noise` or `map_action` names a policy that is `"random"`.
     ArgumentError
@@ -133,8 +133,7 @@ class MultiAgentCollector(Resumable):
         first_unroll_id: int = 0,
         first_env_id: int = 0,
     ) -> None:
-        if buffer is not None and hooks:
-            raise ArgumentError("hooks must be for batches, and with a buffer there are none")
+        self._hooks = check_hooks(hooks, policy if isinstance(policy, Mapping) else None, buffer=buffer)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         made = make_several(bind_arguments(env, env_kwargs), num_envs)
         self._policy_seeds, random_seeds, self._environment_seeds = (
@@ -158,7 +157,6 @@ class MultiAgentCollector(Resumable):
         self._recorder = Recorder(infos=infos)
         self._recorded = 0
         self._joint: JointStep | None = None
-        self._hooks = check_hooks(hooks)
         self._next = 0
         self._unroll_id = first_unroll_id
         self.count_steps: Callable[[int], None] = _ignore

@@ -7,7 +7,7 @@ work on all trajectories of a policy at once, are `GAE` and `NStepReturns`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -17,7 +17,7 @@ from samplebatch import names
 from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import ArgumentError, ColumnTypeError
+from samplebatch.errors import ArgumentError, ColumnTypeError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.rollout.trajectories import Trajectory, cut, in_order
 
@@ -30,7 +30,15 @@ columns.
 
 
 class TrajectoryColumns(ABC):
-    """Works out columns for all trajectories of a policy at once; it can also be called on one, as any hook."""
+    """Works out columns for all trajectories of a policy at once; it can also be called on one, as any hook.
+
+    Attributes
+    ----------
+    named_policies
+        Policies that must be there, as it names them: collectors that know theirs refuse others. By default none.
+    """
+
+    named_policies: Collection[PolicyID] = ()
 
     @abstractmethod
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
@@ -97,6 +105,8 @@ def postprocess(
         If the batch is padded or time-major.
     ArgumentError
         If the hooks are no sequence of hooks.
+    PolicyNotFoundError
+        If a hook names a policy other than `default_policy`, which is that of every `SampleBatch`, and gets one.
 
     Examples
     --------
@@ -108,11 +118,12 @@ def postprocess(
     >>> postprocess(steps, [best])["best"].tolist()
     [False, False, True]
     """
+    hooks = check_hooks(hooks, (names.DEFAULT_POLICY_ID,) if isinstance(batch, SampleBatch) else None)
     policies = {
         policy_id: in_order(steps.copy(shallow=True))
         for policy_id, steps in batch.as_multi_agent().policy_batches.items()
     }
-    for hook in check_hooks(hooks):
+    for hook in hooks:
         if isinstance(hook, TrajectoryColumns):
             for policy_id, (steps, starts) in policies.items():
                 if steps.count:
@@ -125,13 +136,26 @@ def postprocess(
     return done[names.DEFAULT_POLICY_ID] if isinstance(batch, SampleBatch) else MultiAgentBatch(done, batch.count)
 
 
-def check_hooks(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Return hooks as a tuple.
+def check_hooks(
+    hooks: Sequence[Hook], policies: Collection[PolicyID] | None = None, *, buffer: Any = None
+) -> tuple[Hook, ...]:
+    """Return the hooks of a collector as a tuple.
+
+    Parameters
+    ----------
+    hooks
+        What shall be applied to batches.
+    policies
+        The ids of all policies that there are; None where these are not known.
+    buffer
+        Where steps go in place of a batch; None if there are batches.
 
     Raises
     ------
     ArgumentError
-        If they are no sequence of hooks, such as a single one.
+        If they are no sequence of hooks, such as a single one; or there are some, and a buffer.
+    PolicyNotFoundError
+        If one of them names a policy that is not there.
 
     Examples
     --------
@@ -144,6 +168,13 @@ def check_hooks(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
     for hook in hooks:
         if not callable(hook):
             raise ArgumentError(f"hooks must be functions of a trajectory, got a {type(hook).__name__}")
+        for policy_id in hook.named_policies if isinstance(hook, TrajectoryColumns) else ():
+            if policies is not None and policy_id not in policies:
+                raise PolicyNotFoundError(
+                    f"{type(hook).__name__} must name policies, got {policy_id!r}; {near_names(policy_id, policies)}"
+                )
+    if hooks and buffer is not None:
+        raise ArgumentError("hooks must be for batches, and with a buffer there are none; work out columns of samples")
     return tuple(hooks)
 
 

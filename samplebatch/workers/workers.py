@@ -130,6 +130,8 @@ class RolloutWorkers(ResumableWorkers):
         If there is no such environment, or it cannot be sent to another process.
     PolicySpecError
         If there is no such policy, or it cannot be sent to another process.
+    PolicyNotFoundError
+        If one of the `hooks` names a policy that is not among those of `policy`.
     ArgumentError
         If a number is not positive, `max_restarts` or `max_lag` is negative, both numbers of steps and episodes are
         given, there is no such backend, there are both a buffer and `hooks`, or the buffer has too few rings.
@@ -185,10 +187,7 @@ class RolloutWorkers(ResumableWorkers):
         self._max_lag = None if max_lag is None else whole("max_lag", max_lag)
         if n_step is not None and n_episode is not None:
             raise ArgumentError(f"one of n_step and n_episode may be given, got {n_step} and {n_episode}")
-        if buffer is not None and hooks:
-            raise ArgumentError(
-                "hooks must be for batches, and with a buffer there are none; work out columns of samples"
-            )
+        hooks = check_hooks(hooks, policy if isinstance(policy, Mapping) else None, buffer=buffer)
         if not isinstance(buffer, MultiAgentReplayBuffer):
             check_buffer(buffer, num_workers * envs_per_worker)
         choice("backend", backend, get_args(Backend))
@@ -208,7 +207,7 @@ class RolloutWorkers(ResumableWorkers):
                 policy_mapping=policy_mapping,
                 exploration_noise=exploration_noise,
                 map_action=map_action,
-                hooks=check_hooks(hooks),
+                hooks=hooks,
                 seed=seeds,
                 infos=infos,
                 first_unroll_id=index << 32,

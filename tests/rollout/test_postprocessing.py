@@ -20,6 +20,7 @@ from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,
     ColumnTypeError,
+    PolicyNotFoundError,
     SequenceError,
 )
 from samplebatch.rollout.advantages import GAE, NStepReturns
@@ -110,6 +111,24 @@ def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
     assert asked == [180, 9]
     assert batch["adversary"]["advantages"].dtype == np.float32
     assert "advantages" not in batch["agent"]
+
+
+@pytest.mark.parametrize("given", [{"values": {"adversry": value}}, {"bootstrap": {"adversry": value}}])
+def test_estimates_for_a_policy_that_is_not_there_are_refused(given: dict[str, Any]) -> None:
+    policies = {"adversary": "random", "agent": "random"}
+    words = "GAE must name policies, got 'adversry'; did you mean 'adversary'"
+    for make in (MultiAgentCollector, RolloutWorkers):
+        with pytest.raises(PolicyNotFoundError, match=words):
+            make("mpe2/simple_tag_v3", policies, hooks=[GAE(**given)])
+    with pytest.raises(PolicyNotFoundError, match="got 'adversry'"):
+        Collector("random", "CartPole-v1", hooks=[GAE(**given)])
+    with pytest.raises(PolicyNotFoundError, match="got 'adversry'"):
+        postprocess(SampleBatch(eps_id=[7]), [GAE(**given)])
+
+
+def test_a_batch_may_lack_steps_of_a_policy_that_is_there() -> None:
+    batch = MultiAgentBatch({"adversary": SampleBatch(eps_id=[7], rewards=[1.0])}, 1)
+    assert postprocess(batch, [GAE({"agent": value})])["adversary"].column_names == ("eps_id", "rewards")
 
 
 def test_modules_and_columns_estimate_too() -> None:
