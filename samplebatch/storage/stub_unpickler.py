@@ -184,9 +184,11 @@ def _check(data: bytes) -> None:
     stack: list[_Weight | None] = []
     memo: dict[int, _Weight | None] = {}
     hashed = 0
-    for count, (op, arg, _) in enumerate(pickletools.genops(data)):
+    frames = _Frames()
+    for count, (op, arg, start) in enumerate(pickletools.genops(data)):
         name = op.name
         number: Any = arg
+        frames.follow(name, arg, start or 0)
         if name not in _ALLOWED:
             raise FormatError(f"a pickle of values must have no {name}, this one has")
         if name.endswith("GET"):
@@ -206,6 +208,29 @@ def _check(data: bytes) -> None:
             if max(made.values, hashed) > _MAX_UNFOLDED + count or made.depth > _MAX_DEPTH:
                 raise FormatError("a pickle must have tuples that can soon be hashed, it has larger or deeper ones")
             stack += [None if after is pickletools.markobject else made for after in op.stack_after]
+
+
+class _Frames:
+    """The frames of a pickle, which are checked beside its operations.
+
+    The unpickler drops the rest of a frame that an operation reaches out of. It would then follow other operations than
+    those that were checked.
+    """
+
+    _HEADER_NBYTES = 9
+
+    def __init__(self) -> None:
+        self._end: int | None = None
+
+    def follow(self, name: str, arg: Any, start: int) -> None:
+        """Take the next operation; refuse it if a frame ends within the one before, or begins or lasts beside it."""
+        if start == self._end:
+            self._end = None
+        lasts = name == "STOP" and self._end not in (None, start + 1)
+        if self._end is not None and (start > self._end or name == "FRAME" or lasts):
+            raise FormatError("a pickle must have frames that end where an operation does, this one has another")
+        if name == "FRAME":
+            self._end = start + self._HEADER_NBYTES + int(arg)
 
 
 def _weight(name: str, arg: Any, taken: list[_Weight]) -> _Weight:

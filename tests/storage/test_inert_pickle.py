@@ -265,3 +265,23 @@ def test_extension_codes_persistent_ids_and_duplicates_are_refused(data: bytes) 
 def test_many_names_are_refused() -> None:
     with pytest.raises(FormatError, match="must name at most"):
         read_pickle(b"](" + b"".join(b"ca\n%d\n" % i for i in range(10_000)) + b"e.")
+
+
+def framed(size: int, *operations: bytes) -> bytes:
+    return b"\x80\x05\x95" + size.to_bytes(8, "little") + b"".join(operations) + b"."
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        # The unpickler drops what is left of the frame, 4 of the 5 bytes, and reads the rest of the length elsewhere.
+        framed(5, b"\x8e" + (16).to_bytes(8, "little") + b"\x8c\x01a" + bytes(13)),
+        framed(3, b"]", b"\x8c\x02ab", b"a"),
+        framed(12, b"\x95" + bytes(8), b"N"),
+        framed(100, b"N"),
+    ],
+    ids=["within a length", "within a string", "in another", "after all"],
+)
+def test_frames_that_end_within_an_operation_are_refused(pickled: bytes) -> None:
+    with pytest.raises(FormatError, match="frames that end where an operation does"):
+        read_pickle(pickled)
