@@ -13,8 +13,9 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import driver
-from tests.fuzz.formats import TARGETS
+from tests.fuzz import driver, foreign, formats
+
+TARGETS = formats.TARGETS | foreign.TARGETS
 
 
 def main() -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.driver import CASES, SEED, fuzz
-from tests.fuzz.formats import TARGETS
 
 pytest.importorskip("h5py")
 pytest.importorskip("tianshou")
+pytest.importorskip("ray")
+from tests.fuzz import foreign, formats
+
+TARGETS = formats.TARGETS | foreign.TARGETS
+SLOW = ("TIANSHOU_HDF5", "RLLIB_EPISODES")
+"""Formats whose process imports their library first, which takes as long as all cases of others."""
 
 
 @pytest.mark.parametrize(
@@ -20,8 +25,7 @@ pytest.importorskip("tianshou")
 )
 @pytest.mark.parametrize(
     "name",
-    # Its process imports Tianshou first, which takes as long as all cases of others.
-    [pytest.param(name, marks=pytest.mark.long) if name == "TIANSHOU_HDF5" else name for name in TARGETS],
+    [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in TARGETS],
 )
 def test_damage_is_refused_or_read(name: str, cases: int, seed: int) -> None:
     outcomes, faults = fuzz(TARGETS[name], cases, seed)
