@@ -11,7 +11,7 @@ from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.table import Table
 from samplebatch.errors import ArgumentError, FormatError, near_names
 from samplebatch.storage.buffer_state import generator_from_state, is_plain, plain
-from samplebatch.storage.untrusted_state import State
+from samplebatch.storage.untrusted_state import State, check_flags
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +83,7 @@ def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: S
         If an attribute is given that is not missing.
     """
     buffer = make_rowless(cls, described, missing)
-    give_rows(buffer, table, sampler, generator_from_state(described["generator"]))
+    give_rows(buffer, table, sampler, generator_from_state(described.get("generator")))
     return buffer
 
 
@@ -93,8 +93,9 @@ def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Genera
     Raises
     ------
     FormatError
-        If the table has other rings than the buffer's attributes count.
+        If the table has other rings than the buffer's attributes count, or rows without flags.
     """
+    check_flags(table)
     own, n, kind = buffer.__dict__, table.rings.n, type(buffer).__name__
     if own.get("buffer_num", n) != n or own.get("cached_buffer_num", n - 1) != n - 1:
         raise FormatError(f"a {kind} must have a ring for each of its buffers, it has {n}")

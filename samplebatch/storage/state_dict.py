@@ -19,7 +19,7 @@ from samplebatch.storage.buffer_state import (
     table_state,
 )
 from samplebatch.storage.state_checksums import check_state, with_checksums
-from samplebatch.storage.untrusted_state import State
+from samplebatch.storage.untrusted_state import State, check_flags
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
@@ -63,6 +63,7 @@ def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
         journal.begin([])
     table = table_from_state(state["table"], own.columns.stores)
     _check_alike(table, own)
+    check_flags(table)
     sampler = sampler_from_state(state["sampler"], buffer.maxsize, table.rings.stored_slots())
     rng = generator_from_state(state["generator"])
     own.rings, own.columns = table.rings, table.columns

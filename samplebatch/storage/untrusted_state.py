@@ -11,6 +11,7 @@ from samplebatch.buffer.columns import leaves_of
 from samplebatch.buffer.final_observations import NAME
 from samplebatch.buffer.ring import Rings
 from samplebatch.buffer.table import Table
+from samplebatch.buffer.writing import FLAGS
 from samplebatch.errors import FormatError
 
 State = dict[str, Any]
@@ -107,6 +108,23 @@ def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
     inside = ((rows >= 0) & (rows < room)).all() and ((owners > 0) & (owners <= rings.capacity)).all()
     if not own or not inside or not rings.n <= room <= len(rows) + 2 * rings.n + 64:
         raise FormatError("final observations must have rows of their own for slots, they have not; it is damaged")
+
+
+def check_flags(table: Table) -> None:
+    """Check that a table with rows has the flags by which episodes are told apart, a truth value each.
+
+    Raises
+    ------
+    FormatError
+        If it has not; names the column.
+    """
+    if not len(table.rings):
+        return
+    for name in (*FLAGS, "done"):
+        store = table.columns.tree.get(name)
+        values = getattr(store, "values", None)
+        if not isinstance(values, np.ndarray) or values.dtype != np.bool_ or values.shape != (table.rings.capacity,):
+            raise FormatError(f"column {name!r} of a buffer must have a flag for each row, it has not; it is damaged")
 
 
 def check_final_shapes(table: Table) -> None:

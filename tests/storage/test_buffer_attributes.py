@@ -22,6 +22,7 @@ from samplebatch import (
 )
 from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.errors import FormatError
+from samplebatch.storage.state_checksums import CHECKSUMS
 
 h5py = pytest.importorskip("h5py")
 
@@ -135,3 +136,31 @@ def test_a_folder_whose_commit_stacks_no_frames_is_refused(tmp_path: Path) -> No
     filled(buffer, 1).close()
     with pytest.raises(FormatError, match="'stack_num'"):
         ReplayBuffer.open(tmp_path / "buffer")
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated", "done"])
+@pytest.mark.parametrize(
+    "change", [lambda column: None, lambda column: column.astype(np.int8)], ids=["lost", "numbers"]
+)
+def test_a_state_with_rows_must_have_their_flags(flag: str, change: Any) -> None:
+    buffer = BUFFERS["plain"]()
+    state = {name: part for name, part in buffer.state_dict().items() if name != CHECKSUMS}
+    columns = state["table"]["columns"]
+    at = columns["tree"][flag]
+    changed = change(np.asarray(columns["columns"][at]))
+    tree = dict(columns["tree"])
+    if changed is None:
+        # Its memory goes by another name, so that the structure has each column once.
+        tree["other"] = tree.pop(flag)
+        changed = columns["columns"][at]
+    arrays = [*columns["columns"][:at], changed, *columns["columns"][at + 1 :]]
+    state["table"] = state["table"] | {"columns": columns | {"tree": tree, "columns": arrays}}
+    with pytest.raises(FormatError, match=f"column '{flag}' of a buffer must have a flag for each row"):
+        ReplayBuffer(4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("form", FORMS[:-1])
+def test_a_buffer_must_have_the_state_of_its_generator(tmp_path: Path, form: str) -> None:
+    path = save_changed(BUFFERS["plain"](), tmp_path, form, ("generator",), None)
+    with pytest.raises(FormatError, match="state of a generator"):
+        load(path, verify=False)
