@@ -27,7 +27,12 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
     """
     for place in files_in(path, ".parquet"):
         file, bound = open_parquet(place, max_nbytes=max_nbytes)
-        yield file.read(range(len(file.group_rows)), file.schema.names, bound), bound
+        table = file.read(range(len(file.group_rows)), file.schema.names, bound)
+        try:
+            table.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise FormatError(f"{str(place)!r} must hold valid values, it is damaged: {error}") from error
+        yield table, bound
 
 
 def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:

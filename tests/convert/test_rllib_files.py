@@ -250,3 +250,12 @@ def test_damaged_episodes_are_refused(tmp_path: Path, mark: Path) -> None:
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(FormatError, match=r"must be a folder with .parquet files, it has none"):
         read_rllib_parquet(tmp_path)
+
+
+def test_strings_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    data = pa.py_buffer(b"ab\xff")
+    text = pa.StringArray.from_buffers(3, pa.py_buffer(np.arange(4, dtype=np.int32)), data)
+    parquet.write_table(pa.table({"eps_id": text, "rewards": pa.array([1.0, 2.0, 3.0])}), path)
+    with pytest.raises(FormatError, match=r"steps.parquet' must hold valid values, it is damaged"):
+        read_rllib_parquet(path)
