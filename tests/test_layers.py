@@ -109,6 +109,7 @@ ONE_IMPORTER = {
         "samplebatch.env.rllib",
         "samplebatch.env.stepper",
         "samplebatch.env.sync_vector",
+        "samplebatch.learn.display",
         "samplebatch.policy.signature",
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",

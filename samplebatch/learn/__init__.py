@@ -7,7 +7,23 @@ from __future__ import annotations
 
 from samplebatch.exports import exports
 
-_HOMES: dict[str, str] = {}
+_HOMES: dict[str, str] = {
+    "EpochStats": "samplebatch.learn.trainer_stats",
+    "InfoStats": "samplebatch.learn.trainer_stats",
+    "OffPolicyTrainer": "samplebatch.learn.trainer",
+    "OffPolicyTrainerParams": "samplebatch.learn.trainer_params",
+    "OfflineTrainer": "samplebatch.learn.trainer",
+    "OfflineTrainerParams": "samplebatch.learn.trainer_params",
+    "OnPolicyTrainer": "samplebatch.learn.trainer",
+    "OnPolicyTrainerParams": "samplebatch.learn.trainer_params",
+    "OnlineTrainer": "samplebatch.learn.trainer",
+    "OnlineTrainerParams": "samplebatch.learn.trainer_params",
+    "TimingStats": "samplebatch.learn.trainer_stats",
+    "Trainer": "samplebatch.learn.training_loop",
+    "TrainerParams": "samplebatch.learn.trainer_params",
+    "load_checkpoint": "samplebatch.learn.checkpoint",
+    "save_checkpoint": "samplebatch.learn.checkpoint",
+}
 
 __all__ = [*_HOMES]
 

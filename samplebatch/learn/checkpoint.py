@@ -1,0 +1,191 @@
+"""Checkpoints: the state of a trainer in a file that is there whole or not at all, read without unpickling objects."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from samplebatch.column.unpickling import unpickle
+from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError
+from samplebatch.storage.arrow_file import replacing
+from samplebatch.storage.buffer_state import generator_from_state, generator_state
+
+FILE = "checkpoint.pt"
+_KIND = "samplebatch.kind"
+"""The key of dicts that stand for a value that is no plain one."""
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor)
+
+
+class Saved(Protocol):
+    """A trainer, or anything else with a state that may hold pickled environments."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
+        """Load the state."""
+
+
+def save_checkpoint(trainer: Saved, folder: str | os.PathLike[str]) -> Path:
+    """Write the state of a trainer into a folder, in place of the one before; a crash leaves either whole.
+
+    Parameters
+    ----------
+    trainer
+        A trainer between two training steps.
+    folder
+        The folder; it is made where it is missing.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    ColumnTypeError
+        If the state holds an object that cannot be pickled.
+    OSError
+        If the file cannot be written.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / FILE
+    state = _encode(trainer.state_dict())
+    with replacing(path) as file:
+        torch.save(state, file)
+    return path
+
+
+def load_checkpoint(trainer: Saved, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> str | None:
+    """Let a trainer go on where the one was whose state `save_checkpoint` wrote.
+
+    Parameters
+    ----------
+    trainer
+        A trainer that was made with the same algorithm and parameters.
+    folder
+        The folder.
+    allow_pickle
+        Whether objects in the file may be unpickled, which runs code that its writer chose. Environments are such.
+
+    Returns
+    -------
+    str or None
+        Why environments have to begin new episodes, if they could not be saved; None if the run goes on exactly.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint in the folder.
+    FormatError
+        If the file is none of a checkpoint.
+    UntrustedPickleError
+        If there are pickled objects in it, and `allow_pickle` is false.
+    """
+    state = read_checkpoint(folder, allow_pickle=allow_pickle)
+    trainer.load_state_dict(state, allow_pickle=allow_pickle)
+    why: str | None = state["why_reset"]
+    return why
+
+
+def read_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> dict[str, Any]:
+    """Read the state that `save_checkpoint` wrote; raises as `load_checkpoint` does."""
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise FileNotFoundError(2, "No checkpoint", str(path))
+    try:
+        # Tensors come to the host first: the device that they were on may not be there.
+        found = _decode(torch.load(path, map_location="cpu", weights_only=True), allow_pickle=allow_pickle)
+    except (SampleBatchError, MemoryError):
+        raise
+    except Exception as error:
+        raise FormatError(f"{str(path)!r} must be a checkpoint of a trainer, and cannot be read: {error}") from error
+    if not isinstance(found, dict) or not {"trainer", "parts", "why_reset"} <= set(found):
+        raise FormatError(f"{str(path)!r} must be a checkpoint of a trainer, and holds something else")
+    return found
+
+
+class Draws:
+    """Generator that draws from rows which do not change, as a part of checkpoints: the rows are the user's.
+
+    Parameters
+    ----------
+    rows
+        A replay buffer or dataset.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generator's state."""
+        return dict(generator_state(self._rows._rng))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draw on from a state."""
+        self._rows._rng = generator_from_state(state)
+
+
+def generators_state() -> dict[str, Any]:
+    """Return the states of the generators that belong to the process: of `random`, `numpy.random` and torch."""
+    return {
+        "random": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def load_generators(state: Mapping[str, Any]) -> None:
+    """Let the process's generators draw on from their states."""
+    random.setstate(state["random"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _encode(value: Any) -> Any:
+    """Turn a state into dicts, lists, tuples and tensors, which torch reads without unpickling objects."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        return {key: _encode(own) for key, own in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_encode(own) for own in value])
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcUSmM":
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        data = torch.from_numpy(np.array(value, order="C").reshape(-1).view(np.uint8))
+        return {_KIND: kind, "dtype": value.dtype.str, "shape": list(value.shape), "bytes": data}
+    if isinstance(value, np.random.SeedSequence):
+        own = {"entropy": value.entropy, "spawn_key": value.spawn_key, "pool_size": value.pool_size}
+        return {_KIND: "seeds", "arguments": _encode(own | {"n_children_spawned": value.n_children_spawned})}
+    try:
+        return {_KIND: "pickle", "bytes": pickle.dumps(value)}
+    except Exception as error:
+        raise ColumnTypeError(f"a checkpoint cannot hold a {type(value).__name__}, as it cannot be pickled") from error
+
+
+def _decode(value: Any, *, allow_pickle: bool) -> Any:
+    """Turn what `_encode` made back into a state."""
+    if isinstance(value, list | tuple):
+        return type(value)([_decode(own, allow_pickle=allow_pickle) for own in value])
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_KIND)
+    if kind is None:
+        return {key: _decode(own, allow_pickle=allow_pickle) for key, own in value.items()}
+    if kind == "pickle":
+        return unpickle([value["bytes"]], "the checkpoint", allow_pickle=allow_pickle)[0]
+    if kind == "seeds":
+        return np.random.SeedSequence(**_decode(value["arguments"], allow_pickle=allow_pickle))
+    # A copy: states are loaded in place, and torch keeps its tensors' memory.
+    array = value["bytes"].numpy().view(np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+    return array if kind == "array" else array[()]

@@ -1,0 +1,107 @@
+"""Rollouts: where the steps of a trainer come from, a collector in this process or workers with the newest weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from samplebatch.rollout.collect_statistics import CollectStats
+from samplebatch.workers.workers import RolloutWorkers
+
+
+class Rollouts(ABC):
+    """Source of steps, for trainers that collect into a buffer.
+
+    Attributes
+    ----------
+    buffer
+        Where the steps go.
+    """
+
+    buffer: Any
+
+    @abstractmethod
+    def reset(self, *, reset_buffer: bool) -> None:
+        """Begin with new episodes where that can be, and with an empty buffer if told so."""
+
+    @abstractmethod
+    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
+        """Collect into the buffer, by the newest policy."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of who collects; the buffer has its own."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool) -> None:
+        """Go on where others were that were made alike."""
+
+    def clear(self) -> None:
+        """Empty the buffer once it was learned from; episodes under way go on."""
+        self.buffer.reset(keep_statistics=True)
+
+
+class CollectorRollouts(Rollouts):
+    """Rollouts of a collector in this process, whose policy is the learner's own."""
+
+    def __init__(self, collector: Any) -> None:
+        self._collector = collector
+        self.buffer = collector.buffer
+
+    def reset(self, *, reset_buffer: bool) -> None:
+        """Reset the environments and the counts."""
+        self._collector.reset(reset_buffer=reset_buffer)
+
+    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
+        """Collect."""
+        stats: CollectStats[Any] = self._collector.collect(n_step=n_step, n_episode=n_episode)
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the collector's state."""
+        state: dict[str, Any] = self._collector.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool) -> None:
+        """Load a collector's state."""
+        self._collector.load_state_dict(state, allow_pickle=allow_pickle)
+
+
+class WorkerRollouts(Rollouts):
+    """Rollouts of workers, which get the newest weights before they collect.
+
+    Parameters
+    ----------
+    workers
+        Workers with a buffer, which have been started.
+    policy
+        The learner's policy, a torch module; theirs are copies of it.
+    """
+
+    def __init__(self, workers: RolloutWorkers, policy: Any) -> None:
+        self._workers, self._policy = workers, policy
+        self.buffer = workers.buffer
+
+    def reset(self, *, reset_buffer: bool) -> None:
+        """Empty the buffer, if told so; workers begin with new episodes when they are started."""
+        if reset_buffer:
+            self.buffer.reset()
+
+    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
+        """Publish the policy's weights, and let all workers collect their share."""
+        self._workers.publish(self._policy.state_dict())
+        return self._workers.collect(n_step=n_step, n_episode=n_episode)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all workers."""
+        return self._workers.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool) -> None:
+        """Load the state of all workers."""
+        self._workers.load_state_dict(state, allow_pickle=allow_pickle)
+
+
+def rollouts_of(source: Any, policy: Any) -> Rollouts:
+    """Make the rollouts of a collector or of workers."""
+    return WorkerRollouts(source, policy) if isinstance(source, RolloutWorkers) else CollectorRollouts(source)

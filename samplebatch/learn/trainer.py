@@ -1,0 +1,145 @@
+"""Trainers: the loop of training for algorithms that learn on policy, off policy and offline."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from typing import Any, TypeVar
+
+from samplebatch.errors import ArgumentError
+from samplebatch.learn.checkpoint import Draws
+from samplebatch.learn.rollouts import Rollouts, rollouts_of
+from samplebatch.learn.trainer_params import (
+    OfflineTrainerParams,
+    OffPolicyTrainerParams,
+    OnlineTrainerParams,
+    OnPolicyTrainerParams,
+)
+from samplebatch.learn.training_loop import Trainer, TrainingStep, within_training_step
+from samplebatch.rollout.collect_statistics import CollectStats
+
+OnlineParamsT = TypeVar("OnlineParamsT", bound=OnlineTrainerParams)
+
+
+class OnlineTrainer(Trainer[OnlineParamsT]):
+    """Trainer that collects before each update: the base of `OnPolicyTrainer` and `OffPolicyTrainer`."""
+
+    def __init__(self, algorithm: Any, params: OnlineParamsT) -> None:
+        super().__init__(algorithm, params)
+        self.rollouts: Rollouts = rollouts_of(params.training_collector, algorithm.policy)
+
+    def _training_step(self) -> TrainingStep:
+        stats = self._collect()
+        is_done = self.params.test_in_training and self._passes_test(stats)
+        training = None if is_done else self._update(stats)
+        return TrainingStep(stats.n_collected_steps, stats.n_collected_steps, training, stats, is_done)
+
+    def _collect(self) -> CollectStats[Any]:
+        params, counters = self.params, self.counters
+        began = time.monotonic()
+        if params.training_fn is not None:
+            params.training_fn(counters.epoch, counters.env_step)
+        stats = self.rollouts.collect(params.collection_step_num_env_steps, params.collection_step_num_episodes)
+        counters.env_episode += stats.n_collected_episodes
+        counters.collect_s += time.monotonic() - began
+        return self._reduce(stats)
+
+    def _passes_test(self, stats: CollectStats[Any]) -> bool:
+        """Test at once, if the episodes that ended are good enough; tell whether the test is as well."""
+        if not stats.n_collected_episodes or not self._is_enough(self._score(stats)):
+            return False
+        with within_training_step(self.algorithm.policy, enabled=False):
+            self._test(f"after {self.counters.env_step} steps")
+        return self._is_enough(self.counters.best_score)
+
+    @abstractmethod
+    def _update(self, stats: CollectStats[Any]) -> Any:
+        """Let the algorithm learn from the buffer."""
+
+    def _env_steps(self) -> int:
+        return self.counters.env_step
+
+    def _reset_collectors(self, *, reset_buffer: bool) -> None:
+        super()._reset_collectors(reset_buffer=reset_buffer)
+        self.rollouts.reset(reset_buffer=reset_buffer)
+
+    def _parts(self) -> dict[str, Any]:
+        return super()._parts() | {"buffer": self.rollouts.buffer}
+
+    def _collectors(self) -> dict[str, Any]:
+        return super()._collectors() | {"training_collector": self.rollouts}
+
+
+class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
+    """Trainer for algorithms that learn from the newest policy's steps alone; the buffer is emptied after each update.
+
+    Parameters
+    ----------
+    algorithm
+        An algorithm with `policy` and `update(buffer=, batch_size=, repeat=)`.
+    params
+        How to train it.
+    """
+
+    def _update(self, stats: CollectStats[Any]) -> Any:
+        params = self.params
+        training = self.algorithm.update(
+            buffer=self.rollouts.buffer, batch_size=params.batch_size, repeat=params.update_step_num_repetitions
+        )
+        self.rollouts.clear()
+        self._note_update(training)
+        return training
+
+
+class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
+    """Trainer for algorithms that learn from samples of all that the buffer holds.
+
+    Parameters
+    ----------
+    algorithm
+        An algorithm with `policy` and `update(buffer=, sample_size=)`, one gradient step.
+    params
+        How to train it.
+    """
+
+    def _update(self, stats: CollectStats[Any]) -> Any:
+        ratio = self.params.update_step_num_gradient_steps_per_sample
+        gradient_steps = round(ratio * stats.n_collected_steps)
+        if not gradient_steps:
+            raise ArgumentError(
+                "update_step_num_gradient_steps_per_sample must bring a gradient step after each collecting, got "
+                f"{ratio} for {stats.n_collected_steps} steps"
+            )
+        training = None
+        for _ in range(gradient_steps):
+            training = self.algorithm.update(buffer=self.rollouts.buffer, sample_size=self.params.batch_size)
+            self._note_update(training)
+        return training
+
+
+class OfflineTrainer(Trainer[OfflineTrainerParams]):
+    """Trainer for algorithms that learn from rows that are there already.
+
+    Parameters
+    ----------
+    algorithm
+        An algorithm with `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, one gradient step.
+    params
+        How to train it.
+    """
+
+    def __init__(self, algorithm: Any, params: OfflineTrainerParams) -> None:
+        super().__init__(algorithm, params)
+        self._buffer = algorithm.process_buffer(params.buffer)
+
+    def _training_step(self) -> TrainingStep:
+        training = self.algorithm.update(buffer=self._buffer, sample_size=self.params.batch_size)
+        self._note_update(training)
+        return TrainingStep(1, self.params.batch_size, training)
+
+    def _env_steps(self) -> int:
+        return 0
+
+    def _parts(self) -> dict[str, Any]:
+        has_priorities = hasattr(self._buffer, "update_weight")
+        return super()._parts() | {"buffer": self._buffer if has_priorities else Draws(self._buffer)}

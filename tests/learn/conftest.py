@@ -1,0 +1,6 @@
+"""Let the tests of the learning side share modules."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

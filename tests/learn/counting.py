@@ -1,0 +1,57 @@
+"""Algorithms that learn nothing and count everything, for trainers of this library and of Tianshou."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from samplebatch import Batch
+
+
+@dataclass
+class Stats:
+    """What an update says of itself."""
+
+    loss: float = 0.0
+    train_time: float = 0.0
+    smoothed_loss: dict[str, float] = field(default_factory=dict)
+
+    def get_loss_stats_dict(self) -> dict[str, float]:
+        return {"loss": self.loss}
+
+
+class Push(nn.Module):
+    """Pushes the pole of CartPole to where it falls, and right once it has learned to be constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.is_within_training_step = False
+        self.asked: set[bool] = set()
+
+    def forward(self, batch: Any, state: Any = None, **_: Any) -> Batch:
+        self.asked.add(self.is_within_training_step)
+        return Batch(act=(np.asarray(batch.obs)[:, 2] > 0).astype(np.int64))
+
+
+class Counting(nn.Module):
+    """Notes what each update was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = Push()
+        self.updates: list[tuple[Any, ...]] = []
+
+    def process_buffer(self, buffer: Any) -> Any:
+        return buffer
+
+    def update(self, buffer: Any, sample_size: Any = None, batch_size: Any = None, repeat: Any = None) -> Stats:
+        assert self.policy.is_within_training_step
+        self.updates.append((len(buffer), sample_size, batch_size, repeat))
+        with torch.no_grad():
+            self.policy.weight += 1.0
+        return Stats(loss=float(len(self.updates)))

@@ -1,0 +1,269 @@
+"""Trainers: how often they collect, update and test, when they stop, and what they report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from counting import Counting, Stats
+
+from samplebatch import Batch, Collector, ReplayBuffer, VectorReplayBuffer
+from samplebatch.errors import ArgumentError
+from samplebatch.learn import (
+    OfflineTrainer,
+    OfflineTrainerParams,
+    OffPolicyTrainer,
+    OffPolicyTrainerParams,
+    OnPolicyTrainer,
+    OnPolicyTrainerParams,
+)
+
+TRAINERS: dict[str, tuple[Any, Any]] = {
+    "on policy": (OnPolicyTrainer, OnPolicyTrainerParams),
+    "off policy": (OffPolicyTrainer, OffPolicyTrainerParams),
+}
+QUIET = {"verbose": False, "show_progress": False}
+
+
+def collectors(policy: Any, num_envs: int = 2) -> dict[str, Collector]:
+    """Make a collector with a buffer, and one for tests."""
+    return {
+        "training_collector": Collector(
+            policy, "CartPole-v1", VectorReplayBuffer(1000, num_envs), num_envs=num_envs, seed=1
+        ),
+        "test_collector": Collector(policy, "CartPole-v1", seed=2),
+    }
+
+
+def tianshou_counting() -> Any:
+    """Make an algorithm of Tianshou's that counts, with the policy of ours."""
+    algorithms = pytest.importorskip("tianshou.algorithm.algorithm_base")
+
+    class TheirStats(algorithms.TrainingStats):  # type: ignore[misc,name-defined]
+        def get_loss_stats_dict(self) -> dict[str, float]:
+            return {"loss": 0.0}
+
+    class Theirs(algorithms.OffPolicyAlgorithm):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            own = Counting()
+            super(algorithms.Algorithm, self).__init__()
+            self.policy, self.own = own.policy, own
+
+        def _update_with_batch(self, batch: Any) -> Any:
+            raise NotImplementedError
+
+        def process_buffer(self, buffer: Any) -> Any:
+            return buffer
+
+        def update(self, buffer: Any, **given: Any) -> Any:
+            self.own.update(buffer, **given)
+            return TheirStats()
+
+    return Theirs()
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "steps": ("off policy", {"collection_step_num_env_steps": 10, "epoch_num_steps": 95}),
+    "episodes": (
+        "off policy",
+        {"collection_step_num_env_steps": None, "collection_step_num_episodes": 3, "epoch_num_steps": 200},
+    ),
+    "few gradient steps": (
+        "off policy",
+        {"collection_step_num_env_steps": 20, "update_step_num_gradient_steps_per_sample": 0.13, "batch_size": 7},
+    ),
+    "on policy": (
+        "on policy",
+        {"collection_step_num_env_steps": 31, "update_step_num_repetitions": 4, "batch_size": None},
+    ),
+    "stopped by tests": ("off policy", {"collection_step_num_env_steps": 50, "stop_fn": lambda score: score > 42}),
+    "stopped while training": (
+        "on policy",
+        {"collection_step_num_env_steps": 50, "stop_fn": lambda score: score > 41, "test_in_training": True},
+    ),
+    "scored": (
+        "on policy",
+        {"collection_step_num_env_steps": 50, "compute_score_fn": lambda stats: -stats.returns_stat.mean},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_updates_and_tests_are_those_of_tianshou(case: str) -> None:
+    theirs = pytest.importorskip("tianshou.trainer")
+    kind, options = CASES[case]
+    options = {"max_epochs": 3, "epoch_num_steps": 100, "test_step_num_episodes": 3, **QUIET, **options}
+    trainer, params = TRAINERS[kind]
+    own, other = Counting(), tianshou_counting()
+    ours = trainer(own, params(**collectors(own.policy), **options)).run()
+    seen = getattr(theirs, trainer.__name__)(
+        other, getattr(theirs, params.__name__)(**collectors(other.policy), **options)
+    ).run()
+    assert own.updates
+    assert own.updates == other.own.updates
+    names = [name for name in vars(ours) if name != "timing"]
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(seen, name) for name in names}
+
+
+def test_an_offline_trainer_updates_as_often_as_tianshous() -> None:
+    theirs = pytest.importorskip("tianshou.trainer")
+    algorithms = pytest.importorskip("tianshou.algorithm.algorithm_base")
+    own, other = Counting(), tianshou_counting()
+    assert isinstance(other, algorithms.Algorithm)
+    buffer = ReplayBuffer(10)
+    buffer.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, obs_next=1, info={}))
+    options = {"buffer": buffer, "max_epochs": 2, "epoch_num_steps": 5, "batch_size": 3, **QUIET}
+    ours = OfflineTrainer(own, OfflineTrainerParams(**options)).run()
+    seen = theirs.OfflineTrainer(other, theirs.OfflineTrainerParams(**options)).run()
+    assert own.updates == other.own.updates == [(1, 3, None, None)] * 10
+    assert (ours.update_step, ours.train_step) == (seen.update_step, seen.train_step) == (10, 0)
+
+
+def test_a_policy_knows_that_it_collects_for_training_and_not_that_it_is_tested() -> None:
+    algorithm = Counting()
+    asked: list[set[bool]] = []
+
+    def note(*_: int) -> None:
+        asked.append(set(algorithm.policy.asked))
+        algorithm.policy.asked.clear()
+
+    params = OnPolicyTrainerParams(
+        **collectors(algorithm.policy),
+        **QUIET,
+        max_epochs=1,
+        epoch_num_steps=50,
+        collection_step_num_env_steps=50,
+        training_fn=note,
+        test_fn=note,
+    )
+    OnPolicyTrainer(algorithm, params).run()
+    note()
+    assert asked == [set(), {False}, {True}, {False}]
+    assert not algorithm.policy.is_within_training_step
+
+
+def test_hooks_are_called_at_their_places() -> None:
+    algorithm = Counting()
+    calls: list[tuple[Any, ...]] = []
+    params = OffPolicyTrainerParams(
+        **collectors(algorithm.policy),
+        **QUIET,
+        max_epochs=2,
+        epoch_num_steps=20,
+        collection_step_num_env_steps=10,
+        training_fn=lambda epoch, steps: calls.append(("training", epoch, steps)),
+        test_fn=lambda epoch, steps: calls.append(("test", epoch, steps)),
+        save_best_fn=lambda best: calls.append(("best", best is algorithm)),
+        save_checkpoint_fn=lambda *counts: calls.append(("checkpoint", *counts)),
+        compute_score_fn=lambda stats: float(len(calls)),
+    )
+    OffPolicyTrainer(algorithm, params).run()
+    assert calls == [
+        ("test", 0, 0),
+        ("best", True),
+        ("training", 1, 0),
+        ("training", 1, 10),
+        ("checkpoint", 1, 20, 2),
+        ("test", 1, 20),
+        ("best", True),
+        ("training", 2, 20),
+        ("training", 2, 30),
+        ("checkpoint", 2, 40, 4),
+        ("test", 2, 40),
+        ("best", True),
+    ]
+
+
+def test_a_requested_stop_ends_after_the_step_under_way_and_the_next_run_goes_on() -> None:
+    algorithm = Counting()
+    params = OffPolicyTrainerParams(
+        **collectors(algorithm.policy),
+        **QUIET,
+        max_epochs=2,
+        epoch_num_steps=30,
+        collection_step_num_env_steps=10,
+        training_fn=lambda _, steps: trainer.request_stop() if steps in (10, 40) else None,
+    )
+    trainer = OffPolicyTrainer(algorithm, params)
+    assert [(trainer.run().train_step, trainer.is_done) for _ in range(3)] == [(20, False), (50, False), (60, True)]
+    assert trainer.counters.test_episode == 3
+
+
+def test_an_epoch_can_be_executed_by_itself() -> None:
+    algorithm = Counting()
+    params = OnPolicyTrainerParams(
+        **collectors(algorithm.policy), **QUIET, epoch_num_steps=200, collection_step_num_env_steps=100
+    )
+    stats = OnPolicyTrainer(algorithm, params).execute_epoch()
+    assert (stats.epoch, stats.info_stat.update_step, stats.info_stat.train_step) == (1, 2, 200)
+    assert stats.train_collect_stat is not None
+    assert stats.train_collect_stat.n_collected_steps == 100
+    assert stats.test_collect_stat is not None
+    assert stats.test_collect_stat.n_collected_episodes == 1
+    assert stats.training_stat.smoothed_loss == {"loss": 1.5}
+    assert stats.info_stat.timing.total_time > stats.info_stat.timing.train_time_collect > 0
+
+
+def test_lines_say_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    algorithm = Counting()
+    params = OnPolicyTrainerParams(
+        **collectors(algorithm.policy), max_epochs=1, epoch_num_steps=200, collection_step_num_env_steps=100
+    )
+    OnPolicyTrainer(algorithm, params).run()
+    before, epoch, test = capsys.readouterr().out.splitlines()
+    assert before.startswith("before training: test return ")
+    assert epoch.startswith("epoch 1: updates 2, env steps 200, return ")
+    assert "loss 1.5" in epoch
+    assert test.startswith("epoch 1: test return ")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"max_epoch": 3}, "OffPolicyTrainerParams have no parameter 'max_epoch'; did you mean 'max_epochs'?"),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1, got 0"),
+        ({"collection_step_num_episodes": 2}, "exactly one of collection_step_num_env_steps and .* got 2048 and 2"),
+        ({"test_collector": None, "stop_fn": bool}, "stop_fn must be given with a test_collector"),
+        ({"test_in_training": True}, "test_in_training must come with a test_collector and a stop_fn"),
+        ({"update_step_num_gradient_steps_per_sample": -1}, "must be a number above 0, got -1"),
+        ({"training_collector": Collector("random", "CartPole-v1")}, "training_collector must have a buffer"),
+        ({"overlap": True}, "overlap must come with RolloutWorkers, got a Collector"),
+    ],
+)
+def test_parameters_are_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=sentence):
+        OffPolicyTrainerParams(**collectors(Counting().policy) | given)
+
+
+def test_a_collecting_that_brings_no_gradient_step_is_refused() -> None:
+    algorithm = Counting()
+    params = OffPolicyTrainerParams(
+        **collectors(algorithm.policy),
+        **QUIET,
+        collection_step_num_env_steps=4,
+        update_step_num_gradient_steps_per_sample=0.1,
+    )
+    with pytest.raises(ArgumentError, match=r"must bring a gradient step after each collecting, got 0\.1 for 4 steps"):
+        OffPolicyTrainer(algorithm, params).run()
+
+
+def test_returns_are_reduced_before_they_are_scored() -> None:
+    algorithm = Counting()
+    params = OnPolicyTrainerParams(
+        **collectors(algorithm.policy), **QUIET, max_epochs=1, multi_agent_return_reduction=lambda returns: -returns
+    )
+    assert OnPolicyTrainer(algorithm, params).run().best_reward < 0
+
+
+def test_losses_that_are_not_finite_are_not_smoothed() -> None:
+    class Diverging(Counting):
+        def update(self, buffer: Any, **given: Any) -> Stats:
+            stats = super().update(buffer, **given)
+            return stats if len(self.updates) != 2 else Stats(loss=np.nan)
+
+    algorithm = Diverging()
+    params = OnPolicyTrainerParams(
+        **collectors(algorithm.policy), **QUIET, epoch_num_steps=300, collection_step_num_env_steps=100
+    )
+    assert OnPolicyTrainer(algorithm, params).execute_epoch().training_stat.smoothed_loss == {"loss": 2.0}
