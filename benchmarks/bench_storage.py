@@ -7,7 +7,9 @@ process ends. `python -m benchmarks.bench_storage` prints the bytes on disk.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -218,6 +220,44 @@ def _rllib_save(lib: Any, data: Any) -> Any:
     return write, path
 
 
+def _rllib_load(path: Path) -> Any:
+    from ray.rllib.offline.json_reader import from_json_data
+
+    return from_json_data(json.loads(path.read_text()), None)
+
+
+def _minari_save(lib: Any, data: Any) -> Any:
+    place = folder() / "minari"
+    os.environ["MINARI_DATASETS_PATH"] = str(place)
+    ends = np.flatnonzero(np.diff(data["eps_id"], append=-1)) + 1
+    episodes = [
+        lib.EpisodeBuffer(
+            observations=np.concatenate([data["obs"][start:stop], data["new_obs"][stop - 1 : stop]]),
+            actions=data["actions"][start:stop],
+            rewards=data["rewards"][start:stop].tolist(),
+            terminations=data["terminateds"][start:stop].tolist(),
+            truncations=data["truncateds"][start:stop].tolist(),
+        )
+        for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
+    ]
+
+    def write() -> None:
+        shutil.rmtree(place / "steps", ignore_errors=True)
+        lib.write("steps/steps-v0", episodes, *(lib.box(data[name].shape[1]) for name in ("obs", "actions")))
+
+    write()
+    return write, place
+
+
+def _minari_load(lib: Any, data: Any) -> Any:
+    _minari_save(lib, data)
+    return lib
+
+
+def _first_steps() -> dict[str, Any]:
+    return {name: value[:2000] for name, value in columns().items()}
+
+
 _FILTER = [("eps_id", "==", 77)]
 
 ROWS: list[Row] = [
@@ -241,12 +281,23 @@ ROWS: list[Row] = [
     ),
     row(
         "storage.save.2000 steps",
-        lambda: {name: value[:2000] for name, value in columns().items()},
+        _first_steps,
         traffic=True,
         view=None,
         ours=Way(_ours("arrow"), lambda state: state[0].save(state[1])),
         bare=Way(_bare("arrow"), lambda state: _write_arrow(*state)),
         rllib=Way(_rllib_save, lambda state: state[0]()),
+        minari=Way(_minari_save, lambda state: state[0]()),
+    ),
+    row(
+        "storage.load.2000 steps",
+        _first_steps,
+        traffic=True,
+        view=None,
+        ours=Way(_ours("arrow"), _load()),
+        bare=Way(_bare("arrow"), _map_arrow),
+        rllib=Way(_rllib_save, lambda state: _rllib_load(state[1])),
+        minari=Way(_minari_load, lambda lib: lib.read("steps/steps-v0")),
     ),
     row(
         "storage.load.arrow",

@@ -7,6 +7,7 @@ else the rows call. RLlib's and ours carry the same names.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -114,6 +115,26 @@ def _sb3() -> SimpleNamespace:
     return SimpleNamespace(buffer=buffer)
 
 
+def _minari() -> SimpleNamespace:
+    import gymnasium
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    def box(n: int) -> Any:
+        return gymnasium.spaces.Box(-np.inf, np.inf, (n,), np.float32)
+
+    def write(name: str, episodes: Any, observations: Any, actions: Any) -> None:
+        spaces = {"observation_space": observations, "action_space": actions}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it asks for authors and a place of the code
+            minari.create_dataset_from_buffers(name, episodes, **spaces, description="steps")
+
+    def read(name: str) -> Any:
+        return list(minari.load_dataset(name).iterate_episodes())
+
+    return SimpleNamespace(EpisodeBuffer=EpisodeBuffer, box=box, write=write, read=read)
+
+
 def _torch() -> SimpleNamespace:
     import torch
     import torch.multiprocessing
@@ -158,6 +179,7 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "pyarrow": _pyarrow,
     "cpprb": _cpprb,
     "sb3": _sb3,
+    "minari": _minari,
     "torch fd": _torch,
     "torch fs": _torch,
     "ray": _ray,
