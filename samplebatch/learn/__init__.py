@@ -10,6 +10,8 @@ from samplebatch.exports import exports
 _HOMES: dict[str, str] = {
     "EpochStats": "samplebatch.learn.trainer_stats",
     "InfoStats": "samplebatch.learn.trainer_stats",
+    "LearningCurve": "samplebatch.learn.training_log",
+    "Logger": "samplebatch.learn.loggers",
     "OffPolicyTrainer": "samplebatch.learn.trainer",
     "OffPolicyTrainerParams": "samplebatch.learn.trainer_params",
     "OfflineTrainer": "samplebatch.learn.trainer",
@@ -18,10 +20,15 @@ _HOMES: dict[str, str] = {
     "OnPolicyTrainerParams": "samplebatch.learn.trainer_params",
     "OnlineTrainer": "samplebatch.learn.trainer",
     "OnlineTrainerParams": "samplebatch.learn.trainer_params",
+    "TensorboardLogger": "samplebatch.learn.loggers",
     "TimingStats": "samplebatch.learn.trainer_stats",
     "Trainer": "samplebatch.learn.training_loop",
     "TrainerParams": "samplebatch.learn.trainer_params",
+    "TrainingLog": "samplebatch.learn.training_log",
+    "WandbLogger": "samplebatch.learn.loggers",
+    "learning_curves": "samplebatch.learn.training_log",
     "load_checkpoint": "samplebatch.learn.checkpoint",
+    "read_log": "samplebatch.learn.training_log",
     "save_checkpoint": "samplebatch.learn.checkpoint",
 }
 

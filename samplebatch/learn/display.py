@@ -85,8 +85,8 @@ def make_display(*, verbose: bool, show_progress: bool) -> Display:
 def short(value: Any) -> str:
     """Write a figure in few characters.
 
-    >>> short(12345), short(0.012345), short(float("nan"))
-    ('12345', '0.01234', '-')
+    >>> short(12345), short(0.0123456), short(float("nan"))
+    ('12345', '0.01235', '-')
     """
     if isinstance(value, int):
         return str(value)
