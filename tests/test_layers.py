@@ -110,7 +110,6 @@ ONE_IMPORTER = {
         "samplebatch.env.stepper",
         "samplebatch.env.sync_vector",
         "samplebatch.learn.display",
-        "samplebatch.policy.signature",
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",

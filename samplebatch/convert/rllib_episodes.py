@@ -178,8 +178,9 @@ def to_rllib_episodes(
 ) -> list[SingleAgentEpisode] | list[MultiAgentEpisode]:
     """Return steps as RLlib's episodes, already converted to NumPy.
 
-    Columns that RLlib has no place for (`action_logp`, `vf_preds`, ...) become extra model outputs. Observations are
-    shared where `obs` and `new_obs` are views of the same ones, as `from_rllib_episodes` gives them.
+    Columns that RLlib has no place for (`action_logp`, `vf_preds`, ...) become extra model outputs; the `state_in` of
+    one agent's steps becomes the `state_out` of those before them, which learners of recurrent modules look for.
+    Observations are shared where `obs` and `new_obs` are views of the same ones, as `from_rllib_episodes` gives them.
 
     Parameters
     ----------
@@ -217,7 +218,7 @@ def to_rllib_episodes(
                 _id(episode),
                 **{name: lookback(values) for name, values in parts.items()},
                 infos=lookback([{}, *_infos(episode)]),
-                extra_model_outputs={name: lookback(arrays_of(episode, name)) for name in episode if name not in _OWN},
+                extra_model_outputs=_model_outputs(episode, lookback),
                 terminated=terminated,
                 truncated=truncated,
                 t_started=int(episode[names.T][0]) if names.T in episode else 0,
@@ -227,6 +228,25 @@ def to_rllib_episodes(
             )
         )
     return made
+
+
+def _model_outputs(episode: SampleBatch, lookback: Any) -> dict[str, Any]:
+    """Return the further columns of an episode; of recurrent states those after each step, as RLlib keeps them.
+
+    The state that the first step began with looks back on the episode. That after the last one is not recorded, and
+    learners do not look at it: the state before it stands there.
+    """
+    made = {name: lookback(arrays_of(episode, name)) for name in episode if name not in _OWN and name != names.STATE_IN}
+    if names.STATE_IN in episode and names.STATE_OUT not in episode:
+        places = np.append(np.arange(episode.count), episode.count - 1)
+        made[names.STATE_OUT] = lookback(_take(arrays_of(episode, names.STATE_IN), places), lookback=1)
+    return made
+
+
+def _take(values: Any, places: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: _take(value, places) for name, value in values.items()}
+    return values[places]
 
 
 def _episodes(source: Source) -> Iterator[SampleBatch]:

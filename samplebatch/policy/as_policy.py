@@ -13,6 +13,7 @@ function of `batch`                     on `Batch(obs=..., info=...)`, as Tiansh
 torch module                            without gradients, on tensors of the observations on the module's device and in
                                         its floating dtype; on the batch, if its first parameter is called `batch`
 Gymnasium space                         actions are drawn from it (`RandomPolicy`)
+another library's model or agent        as that library asks it, see `samplebatch.policy.peers`
 ======================================  ================================================================================
 
 A policy returns a batch or dict with `act`, and what else it has to say (see `Decision`); or simply
@@ -26,7 +27,8 @@ A policy returns a batch or dict with `act`, and what else it has to say (see `D
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import DISTRIBUTION, KINDS, NODE, TENSOR, node, values_of
 from samplebatch.env.spaces import SpaceLayout
 from samplebatch.errors import PolicySpecError
+from samplebatch.policy.peers import policy_of, wrap_peer
 from samplebatch.policy.random import RandomPolicy
 from samplebatch.policy.signature import Argument, Signature, is_module, read_signature
 
@@ -194,6 +197,7 @@ def as_policy(
     action_space: Any = None,
     *,
     takes: Argument | Sequence[Argument] | None = None,
+    deterministic: bool = False,
     seed: int | np.random.SeedSequence | np.random.Generator | None = None,
 ) -> PolicyAdapter:
     """Make one kind of callable, from batch and state to a `Decision`, of anything that can be asked for actions.
@@ -202,7 +206,8 @@ def as_policy(
     ----------
     policy
         A callable on batches or observations, a torch module, or a Gymnasium space to draw from; see the table of this
-        module.
+        module. A model of Stable-Baselines3, a module or policy of RLlib, an agent of CleanRL's, or an algorithm, which
+        stands for its policy.
     action_space
         The space of one environment's actions. Without it, scores are not recognised and the parts of dict and tuple
         actions not checked; collectors know it.
@@ -210,13 +215,16 @@ def as_policy(
         What the first parameters of the policy stand for: one of `"obs"`, `"tensor"` (observations as tensors) and
         `"batch"`, or a sequence that begins with one of these and goes on with `"info"` and `"state"`. By default the
         parameters' names say so.
+    deterministic
+        Whether a policy of Stable-Baselines3 or RLlib is asked for its best actions, and not to explore.
     seed
         The seed of draws, where the policy is a space.
 
     Raises
     ------
     PolicySpecError
-        If it is none of these, or the names of its parameters do not say what they stand for.
+        If it is none of these, or the names of its parameters do not say what they stand for; or the best actions are
+        asked for, of a policy that has no way to tell them.
 
     Examples
     --------
@@ -233,11 +241,15 @@ def as_policy(
     """
     layout = None if action_space is None else SpaceLayout(action_space)
     if isinstance(policy, PolicyAdapter):
-        return policy.with_actions(layout) if takes is None else as_policy(policy.policy, action_space, takes=takes)
+        if takes is None and not deterministic:
+            return policy.with_actions(layout)
+        policy = policy.policy
     if is_space(policy):
         if takes is not None:
             raise PolicySpecError("takes must be left out where the policy is a space")
         policy = RandomPolicy(policy, seed=seed)
+    if takes is None or deterministic:
+        policy = wrap_peer(policy_of(policy), deterministic=deterministic)
     if not callable(policy):
         raise PolicySpecError(
             f"a policy must be callable, a torch module or a space, got a {type(policy).__name__}; "
@@ -250,7 +262,31 @@ def as_policy(
 
 def own_policy(policy: Any) -> Any:
     """Return the user's own policy: its methods load weights, map actions and add noise."""
-    return policy.policy if isinstance(policy, PolicyAdapter) else policy
+    return policy.policy if isinstance(policy, PolicyAdapter) else wrap_peer(policy_of(policy))
+
+
+@contextmanager
+def evaluation_mode(policy: Any) -> Iterator[None]:
+    """Set policies that are told of training steps to torch's evaluation mode while they collect.
+
+    Those are policies with a flag `is_within_training_step`, as Tianshou's have it: dropout and batch normalisation go
+    by the mode, exploration by the flag. Any other module collects in the mode that it is in.
+
+    Parameters
+    ----------
+    policy
+        A policy, or a mapping of policies.
+    """
+    policies = policy.values() if isinstance(policy, Mapping) else (policy,)
+    told = [own for own in map(own_policy, policies) if hasattr(own, "is_within_training_step") and is_module(own)]
+    switched = [own for own in told if own.training]
+    for own in switched:
+        own.eval()
+    try:
+        yield
+    finally:
+        for own in switched:
+            own.train()
 
 
 def is_space(policy: Any) -> bool:

@@ -184,6 +184,7 @@ def weights_nbytes(policy: Any) -> int:
     policies = list(policy.values()) if isinstance(policy, Mapping) else [policy]
     if all(isinstance(one, str) and one == RANDOM for one in policies):
         return _NO_WEIGHTS_NBYTES
-    states = [one.state_dict() for one in policies if hasattr(one, "state_dict") and not isinstance(one, type)]
+    made = [own_policy(one) for one in policies if not isinstance(one, type)]
+    states = [one.state_dict() for one in made if hasattr(one, "state_dict")]
     known = sum(int(value.nbytes) for state in states for value in state.values() if hasattr(value, "nbytes"))
     return max(_WEIGHTS_NBYTES, known + known // 8 + _NO_WEIGHTS_NBYTES)

@@ -19,7 +19,8 @@ from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, Actor, ActResult
-from samplebatch.policy.as_policy import is_space
+from samplebatch.policy.as_policy import evaluation_mode, is_space
+from samplebatch.policy.peers import policy_of
 from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.episodes import EpisodeQuota
@@ -85,15 +86,14 @@ class Collector(Resumable):
         that draws nothing itself, the data are the same, `eps_id` aside.
     infos
         Whether to keep the infos; policies see them in any case.
-    first_unroll_id
-        The `unroll_id` of the first call; those after it count on.
-    first_env_id
-        The `env_id` of the first environment; those after it count on.
+    first_unroll_id, first_env_id
+        The `unroll_id` of the first call, and the `env_id` of the first environment; those after them count on.
 
     Attributes
     ----------
     policy, env, buffer
-        As given, but for `env` where it was a list, a function or an id: a list of the environments.
+        As given, but for an algorithm, whose policy it is, and for `env` where that was a list, a function or an id: a
+        list of the environments.
     num_envs
         How many environments there are.
     collect_step, collect_episode, collect_time
@@ -145,7 +145,7 @@ class Collector(Resumable):
     ) -> None:
         self._environments = environments = as_environments(env, num_envs, env_kwargs)
         self.env = env if hasattr(env, "step") and not isinstance(env, type) else environments.env
-        self.policy, self.buffer = policy, buffer
+        self.policy, self.buffer = policy_of(policy), buffer
         self.num_envs = environments.num_envs
         check_buffer(buffer, self.num_envs)
         self._hooks = check_hooks(hooks, (names.DEFAULT_POLICY_ID,), buffer=buffer)
@@ -321,10 +321,11 @@ class Collector(Resumable):
         elif self._closed:
             raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
         try:
-            if n_step:
-                self._collect_steps(n_step, random=random, render=render)
-            else:
-                self._collect_episodes(n_episode or 0, random=random, render=render)
+            with evaluation_mode(self.policy):
+                if n_step:
+                    self._collect_steps(n_step, random=random, render=render)
+                else:
+                    self._collect_episodes(n_episode or 0, random=random, render=render)
         except BaseException:
             # Nobody knows how far the environments got.
             self._obs = None

@@ -21,6 +21,7 @@ from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_n
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
+from samplebatch.policy.as_policy import evaluation_mode
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
@@ -248,10 +249,11 @@ class MultiAgentCollector(Resumable):
         if self._closed:
             raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
         try:
-            if n_step:
-                self._collect_steps(n_step)
-            else:
-                self._collect_episodes(n_episode or 0)
+            with evaluation_mode(self.policy):
+                if n_step:
+                    self._collect_steps(n_step)
+                else:
+                    self._collect_episodes(n_episode or 0)
         finally:
             for adapter in self._adapters:
                 adapter.keep_observations()

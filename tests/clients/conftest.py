@@ -1,11 +1,14 @@
-"""Tianshou without its compiler."""
+"""Tianshou without its compiler, and runs that can be repeated."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 
 COMPILED = {
     "tianshou.data.buffer.manager": ("_prev_index", "_next_index"),
@@ -16,7 +19,9 @@ COMPILED = {
 
 
 @pytest.fixture(autouse=True)
-def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def _uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "tianshou" not in request.module.__name__:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("tianshou.algorithm")
@@ -24,3 +29,14 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in names:
             compiled = getattr(sys.modules[module], name)
             monkeypatch.setattr(sys.modules[module], name, getattr(compiled, "py_func", compiled))
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    """Let torch and NumPy draw the same numbers each time, in one thread, whatever ran before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,211 @@
+"""Tianshou's own, unmodified trainers, algorithms and policies learn over our collectors and buffers as they are."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.wrappers import TransformObservation
+
+from samplebatch import Collector, ReplayBuffer, VectorReplayBuffer
+
+pytest.importorskip("tianshou.algorithm")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from tianshou.algorithm.imitation.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
+    from tianshou.algorithm.modelfree.dqn import DQN
+    from tianshou.algorithm.modelfree.ppo import PPO
+    from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
+    from tianshou.algorithm.modelfree.sac import SAC
+    from tianshou.trainer import OfflineTrainerParams, OffPolicyTrainerParams, OnPolicyTrainerParams
+    from tianshou.utils.net.common import Recurrent
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+
+    from benchmarks.tianshou_setup import (
+        continuous,
+        discrete,
+        discrete_actor,
+        network,
+        optimizer,
+        pair_values,
+        q_policy,
+        soft_policy,
+        state_values,
+    )
+
+pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore")]
+
+ENVS = 4
+HIDDEN = (64, 64)
+
+
+def blind_cart_pole() -> gymnasium.Env[Any, Any]:
+    """Make CartPole without its speeds: only a policy that remembers keeps it up."""
+    env = gymnasium.make("CartPole-v1")
+    high = env.observation_space.high[[0, 2]]
+    return TransformObservation(env, lambda obs: obs[[0, 2]], gymnasium.spaces.Box(-high, high, dtype=np.float32))
+
+
+def collectors(algorithm: Any, env: Any = "CartPole-v1", *, stack_num: int = 1, noise: bool = False) -> dict[str, Any]:
+    """Make the collectors of a trainer; the algorithm stands for its policy."""
+    buffer = VectorReplayBuffer(20_000, ENVS, stack_num=stack_num)
+    training = Collector(algorithm, env, buffer, num_envs=ENVS, exploration_noise=noise, seed=1)
+    return {"training_collector": training, "test_collector": Collector(algorithm, env, num_envs=2, seed=2)}
+
+
+def on_policy(algorithm: Any, *, epochs: int, **options: Any) -> Any:
+    params = OnPolicyTrainerParams(
+        **collectors(algorithm, **options),
+        max_epochs=epochs,
+        epoch_num_steps=4000,
+        collection_step_num_env_steps=500,
+        update_step_num_repetitions=6,
+        test_step_num_episodes=8,
+        batch_size=64,
+        show_progress=False,
+    )
+    return algorithm.run_training(params)
+
+
+def off_policy(
+    algorithm: Any, *, epochs: int, warm_up: int = 1000, per_step: float = 0.25, batch_size: int = 64, **options: Any
+) -> Any:
+    training = (given := collectors(algorithm, noise=True, **options))["training_collector"]
+    training.collect(n_step=warm_up, random=True)
+    params = OffPolicyTrainerParams(
+        **given,
+        max_epochs=epochs,
+        epoch_num_steps=2000,
+        collection_step_num_env_steps=16,
+        update_step_num_gradient_steps_per_sample=per_step,
+        test_step_num_episodes=8,
+        batch_size=batch_size,
+        show_progress=False,
+    )
+    return algorithm.run_training(params)
+
+
+def recurrent(outputs: int, inputs: int = 4) -> Any:
+    return Recurrent(layer_num=1, state_shape=(inputs,), action_shape=outputs, hidden_layer_size=64)
+
+
+def recurrent_ppo(inputs: int) -> Any:
+    space = gymnasium.spaces.Discrete(2)
+    actor = DiscreteActor(preprocess_net=recurrent(64, inputs), action_shape=2, softmax_output=False)
+    policy = DiscreteActorPolicy(
+        actor=actor, dist_fn=lambda logits: torch.distributions.Categorical(logits=logits), action_space=space
+    )
+    critic = DiscreteCritic(preprocess_net=recurrent(64, inputs))
+    return PPO(policy=policy, critic=critic, optim=optimizer(), ent_coef=0.01)
+
+
+def recurrent_dqn(inputs: int) -> Any:
+    return DQN(
+        policy=q_policy(discrete(), recurrent(2, inputs)),
+        optim=optimizer(),
+        n_step_return_horizon=3,
+        target_update_freq=100,
+    )
+
+
+def test_ppo_learns_cart_pole() -> None:
+    envs = discrete()
+    algorithm = PPO(policy=discrete_actor(envs, HIDDEN), critic=state_values(envs, HIDDEN), optim=optimizer())
+    assert on_policy(algorithm, epochs=2).best_reward > 100
+
+
+def test_dqn_learns_cart_pole() -> None:
+    envs = discrete()
+    algorithm = DQN(
+        policy=q_policy(envs, network(envs, HIDDEN)),
+        optim=optimizer(),
+        n_step_return_horizon=3,
+        target_update_freq=100,
+    )
+    assert off_policy(algorithm, epochs=3).best_reward > 100
+
+
+@pytest.mark.long
+def test_sac_learns_pendulum() -> None:
+    envs = continuous()
+    algorithm = SAC(
+        policy=soft_policy(envs, HIDDEN),
+        policy_optim=optimizer(),
+        critic=pair_values(envs, HIDDEN),
+        critic_optim=optimizer(),
+    )
+    result = off_policy(algorithm, epochs=3, env="Pendulum-v1", per_step=1.0, batch_size=128)
+    assert result.best_reward > -400, "about -1200 at random"
+
+
+def test_recurrent_ppo_learns() -> None:
+    assert on_policy(recurrent_ppo(4), epochs=1, stack_num=4).best_reward > 50
+
+
+@pytest.mark.long
+def test_recurrent_ppo_learns_to_remember() -> None:
+    assert on_policy(recurrent_ppo(2), epochs=5, env=blind_cart_pole, stack_num=4).best_reward > 150
+
+
+@pytest.mark.long
+def test_recurrent_dqn_learns_cart_pole() -> None:
+    assert off_policy(recurrent_dqn(4), epochs=5, stack_num=4).best_reward > 60
+
+
+def test_recurrent_dqn_carries_its_state_from_step_to_step_and_trains() -> None:
+    algorithm = recurrent_dqn(4)
+    before = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
+    result = off_policy(algorithm, epochs=1, warm_up=64, stack_num=4)
+    assert result.update_step > 0
+    assert any((before[name] != value).any() for name, value in algorithm.policy.state_dict().items())
+
+
+def balance(obs: np.ndarray) -> np.ndarray:
+    """Keep the pole up for about 200 steps, with a random action now and then."""
+    wild = np.random.rand(len(obs)) < 0.2
+    return np.where(wild, np.random.randint(0, 2, len(obs)), (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(int))
+
+
+def test_discrete_bcq_learns_from_a_buffer_that_a_collector_has_filled() -> None:
+    data = VectorReplayBuffer(8000, ENVS)
+    with Collector(balance, "CartPole-v1", data, num_envs=ENVS, seed=3) as collector:
+        collector.collect(n_step=8000)
+    envs = discrete()
+    features = network(envs, HIDDEN, actions=False)
+    nets = [DiscreteActor(preprocess_net=features, action_shape=2, softmax_output=False) for _ in range(2)]
+    policy = DiscreteBCQPolicy(
+        model=nets[0], imitator=nets[1], target_update_freq=100, action_space=envs.action_space[0]
+    )
+    algorithm = DiscreteBCQ(policy=policy, optim=optimizer(), target_update_freq=100, n_step_return_horizon=3)
+    params = OfflineTrainerParams(
+        buffer=data,
+        test_collector=Collector(algorithm, "CartPole-v1", num_envs=2, seed=4),
+        max_epochs=2,
+        epoch_num_steps=400,
+        test_step_num_episodes=8,
+        batch_size=64,
+        show_progress=False,
+    )
+    assert algorithm.run_training(params).best_reward > 100
+
+
+def test_a_policy_collects_in_evaluation_mode_and_is_told_of_training_steps() -> None:
+    seen = []
+
+    class Watched(torch.nn.Module):
+        is_within_training_step = True
+
+        def forward(self, batch: Any, state: Any = None) -> Any:
+            seen.append((self.training, self.is_within_training_step))
+            return {"act": np.zeros(len(batch.obs), int)}
+
+    policy = Watched()
+    with Collector(policy, "CartPole-v1", ReplayBuffer(10)) as collector:
+        collector.collect(n_step=1)
+    assert seen == [(False, True)]
+    assert policy.training
