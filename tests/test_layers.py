@@ -150,8 +150,8 @@ EAGER = {"numpy", "pyarrow"}
 ON_DEMAND = {"samplebatch.kernels": {"numba"}}
 """Modules that load more, and are therefore imported inside functions only."""
 
-TORCH = "learn"
-"""The layer whose modules are written in torch; none below it may load torch before it is asked to."""
+LEARNING = {"learn": {"torch", "gymnasium"}}
+"""The layer whose modules are written in torch and know spaces; none below it may load these before it is asked to."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def loads_at_once(found: Import) -> bool:
     root = found.target.split(".")[0]
     if root == "samplebatch":
         return found.target in ON_DEMAND
-    if root == "torch" and layer(found.importer) == TORCH:
+    if root in LEARNING.get(layer(found.importer), ()):
         return False
     return (
         root not in EAGER | ON_DEMAND.get(found.importer, set()) | sys.stdlib_module_names or "pyarrow." in found.target

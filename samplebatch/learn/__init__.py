@@ -5,9 +5,11 @@ Every public name of the learning side, loaded when it is first used. Nothing be
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from samplebatch.exports import exports
 
-_HOMES: dict[str, str] = {
+_HOMES = {
     "EpochStats": "samplebatch.learn.trainer_stats",
     "InfoStats": "samplebatch.learn.trainer_stats",
     "LearningCurve": "samplebatch.learn.training_log",
@@ -30,8 +32,101 @@ _HOMES: dict[str, str] = {
     "load_checkpoint": "samplebatch.learn.checkpoint",
     "read_log": "samplebatch.learn.training_log",
     "save_checkpoint": "samplebatch.learn.checkpoint",
+    "Policy": "samplebatch.learn.policy",
+    "policy_within_training_step": "samplebatch.learn.policy",
+    "torch_train_mode": "samplebatch.learn.policy",
+    "Algorithm": "samplebatch.learn.algorithm",
+    "OnPolicyAlgorithm": "samplebatch.learn.algorithm",
+    "OffPolicyAlgorithm": "samplebatch.learn.algorithm",
+    "OfflineAlgorithm": "samplebatch.learn.algorithm",
+    "TrainingStats": "samplebatch.learn.algorithm",
+    "SimpleLossTrainingStats": "samplebatch.learn.algorithm",
+    "Optimizer": "samplebatch.learn.optimizer",
+    "OptimizerFactory": "samplebatch.learn.optimizer",
+    "TorchOptimizerFactory": "samplebatch.learn.optimizer",
+    "AdamOptimizerFactory": "samplebatch.learn.optimizer",
+    "RMSpropOptimizerFactory": "samplebatch.learn.optimizer",
+    "LRSchedulerFactory": "samplebatch.learn.optimizer",
+    "LRSchedulerFactoryLinear": "samplebatch.learn.optimizer",
+    "LaggedNetwork": "samplebatch.learn.lagged",
+    "BaseNoise": "samplebatch.learn.exploration",
+    "GaussianNoise": "samplebatch.learn.exploration",
+    "OUNoise": "samplebatch.learn.exploration",
+    "Schedule": "samplebatch.learn.exploration",
+    "LinearSchedule": "samplebatch.learn.exploration",
+    "ExponentialSchedule": "samplebatch.learn.exploration",
+    "Flatten": "samplebatch.learn.networks",
+    "MLP": "samplebatch.learn.networks",
+    "Convolutional": "samplebatch.learn.networks",
+    "Recurrent": "samplebatch.learn.networks",
+    "DiscreteActor": "samplebatch.learn.heads",
+    "ContinuousActorProbabilistic": "samplebatch.learn.heads",
+    "ContinuousActorDeterministic": "samplebatch.learn.heads",
+    "DiscreteCritic": "samplebatch.learn.heads",
+    "DuelingCritic": "samplebatch.learn.heads",
+    "ValueCritic": "samplebatch.learn.heads",
+    "ContinuousCritic": "samplebatch.learn.heads",
+    "ask": "samplebatch.learn.networks",
+    "initialize_orthogonally": "samplebatch.learn.heads",
+    "DiscreteQLearningPolicy": "samplebatch.learn.dqn",
+    "DQN": "samplebatch.learn.dqn",
 }
 
 __all__ = [*_HOMES]
+
+if TYPE_CHECKING:
+    from samplebatch.learn.algorithm import Algorithm as Algorithm
+    from samplebatch.learn.algorithm import OfflineAlgorithm as OfflineAlgorithm
+    from samplebatch.learn.algorithm import OffPolicyAlgorithm as OffPolicyAlgorithm
+    from samplebatch.learn.algorithm import OnPolicyAlgorithm as OnPolicyAlgorithm
+    from samplebatch.learn.algorithm import SimpleLossTrainingStats as SimpleLossTrainingStats
+    from samplebatch.learn.algorithm import TrainingStats as TrainingStats
+    from samplebatch.learn.checkpoint import load_checkpoint as load_checkpoint
+    from samplebatch.learn.checkpoint import save_checkpoint as save_checkpoint
+    from samplebatch.learn.dqn import DQN as DQN
+    from samplebatch.learn.dqn import DiscreteQLearningPolicy as DiscreteQLearningPolicy
+    from samplebatch.learn.exploration import BaseNoise as BaseNoise
+    from samplebatch.learn.exploration import ExponentialSchedule as ExponentialSchedule
+    from samplebatch.learn.exploration import GaussianNoise as GaussianNoise
+    from samplebatch.learn.exploration import LinearSchedule as LinearSchedule
+    from samplebatch.learn.exploration import OUNoise as OUNoise
+    from samplebatch.learn.exploration import Schedule as Schedule
+    from samplebatch.learn.heads import ContinuousActorDeterministic as ContinuousActorDeterministic
+    from samplebatch.learn.heads import ContinuousActorProbabilistic as ContinuousActorProbabilistic
+    from samplebatch.learn.heads import ContinuousCritic as ContinuousCritic
+    from samplebatch.learn.heads import DiscreteActor as DiscreteActor
+    from samplebatch.learn.heads import DiscreteCritic as DiscreteCritic
+    from samplebatch.learn.heads import DuelingCritic as DuelingCritic
+    from samplebatch.learn.heads import ValueCritic as ValueCritic
+    from samplebatch.learn.heads import initialize_orthogonally as initialize_orthogonally
+    from samplebatch.learn.lagged import LaggedNetwork as LaggedNetwork
+    from samplebatch.learn.networks import MLP as MLP
+    from samplebatch.learn.networks import Convolutional as Convolutional
+    from samplebatch.learn.networks import Flatten as Flatten
+    from samplebatch.learn.networks import Recurrent as Recurrent
+    from samplebatch.learn.networks import ask as ask
+    from samplebatch.learn.optimizer import AdamOptimizerFactory as AdamOptimizerFactory
+    from samplebatch.learn.optimizer import LRSchedulerFactory as LRSchedulerFactory
+    from samplebatch.learn.optimizer import LRSchedulerFactoryLinear as LRSchedulerFactoryLinear
+    from samplebatch.learn.optimizer import Optimizer as Optimizer
+    from samplebatch.learn.optimizer import OptimizerFactory as OptimizerFactory
+    from samplebatch.learn.optimizer import RMSpropOptimizerFactory as RMSpropOptimizerFactory
+    from samplebatch.learn.optimizer import TorchOptimizerFactory as TorchOptimizerFactory
+    from samplebatch.learn.policy import Policy as Policy
+    from samplebatch.learn.policy import policy_within_training_step as policy_within_training_step
+    from samplebatch.learn.policy import torch_train_mode as torch_train_mode
+    from samplebatch.learn.trainer import OfflineTrainer as OfflineTrainer
+    from samplebatch.learn.trainer import OffPolicyTrainer as OffPolicyTrainer
+    from samplebatch.learn.trainer import OnlineTrainer as OnlineTrainer
+    from samplebatch.learn.trainer import OnPolicyTrainer as OnPolicyTrainer
+    from samplebatch.learn.trainer_params import OfflineTrainerParams as OfflineTrainerParams
+    from samplebatch.learn.trainer_params import OffPolicyTrainerParams as OffPolicyTrainerParams
+    from samplebatch.learn.trainer_params import OnlineTrainerParams as OnlineTrainerParams
+    from samplebatch.learn.trainer_params import OnPolicyTrainerParams as OnPolicyTrainerParams
+    from samplebatch.learn.trainer_params import TrainerParams as TrainerParams
+    from samplebatch.learn.trainer_stats import EpochStats as EpochStats
+    from samplebatch.learn.trainer_stats import InfoStats as InfoStats
+    from samplebatch.learn.trainer_stats import TimingStats as TimingStats
+    from samplebatch.learn.training_loop import Trainer as Trainer
 
 __getattr__, __dir__ = exports(__name__, _HOMES)

@@ -1,0 +1,295 @@
+"""Algorithm: the base of update rules, on policy, off policy and offline."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ArgumentError, EmptyBufferError
+from samplebatch.learn.lagged import LaggedNetwork
+from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
+from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
+from samplebatch.names import WEIGHT
+from samplebatch.returns import batches as returns
+from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+
+PolicyT = TypeVar("PolicyT", bound=Policy)
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(kw_only=True)
+class TrainingStats:
+    """Figures of an update, for trainers and loggers. Algorithms derive their own, with losses.
+
+    Attributes
+    ----------
+    train_time
+        Seconds that the update took.
+    smoothed_loss
+        Averages of losses over updates, which trainers keep.
+    """
+
+    train_time: float = 0.0
+    smoothed_loss: dict[str, float] = field(default_factory=dict)
+
+    def get_loss_stats_dict(self) -> dict[str, float]:
+        """Return the figures that algorithms add, by name: numbers, and the means of summaries. None is left out.
+
+        Examples
+        --------
+        >>> SimpleLossTrainingStats(loss=0.5).get_loss_stats_dict()
+        {'loss': 0.5}
+        """
+        found = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and one.name not in ("train_time", "smoothed_loss"):
+                found[one.name] = value.mean if isinstance(value, SequenceSummaryStats) else value
+        return found
+
+
+@dataclass(kw_only=True)
+class SimpleLossTrainingStats(TrainingStats):
+    """Figures of an update of one gradient step.
+
+    Attributes
+    ----------
+    loss
+        The loss.
+    """
+
+    loss: float
+
+
+class Algorithm(nn.Module, Generic[PolicyT], ABC):
+    """An update rule for a policy, run by trainers.
+
+    An update samples a batch, as tensors on the device of the parameters, and hands it on: `_preprocess_batch` adds
+    targets and the like, `_update_with_batch` takes gradient steps, `_postprocess_batch` gives rows new priorities.
+    Optimizers come from `_create_optimizer`, target networks from `_add_lagged_network`. `state_dict` has all of it.
+
+    Parameters
+    ----------
+    policy
+        The policy that is trained.
+
+    Attributes
+    ----------
+    n_step, gamma
+        The most steps that sampled rows stand for, None for rows that are steps, and the discount of a step; see
+        `ReplayBuffer.sample`. Algorithms with targets set them.
+    lr_schedulers
+        The schedules of learning rates, stepped after each update.
+    updates
+        Updates so far.
+    """
+
+    n_step: int | None = None
+    gamma: float = 0.99
+    policy: PolicyT
+
+    def __init__(self, *, policy: PolicyT) -> None:
+        super().__init__()
+        self.policy = policy
+        self.lr_schedulers: list[LRScheduler] = []
+        self.updates = 0
+        self._optimizers: list[Optimizer] = []
+        self._lagged_networks: list[LaggedNetwork] = []
+
+    # For algorithms: what they are made of
+
+    def _create_optimizer(
+        self, module: nn.Module, factory: OptimizerFactory, max_grad_norm: float | None = None
+    ) -> Optimizer:
+        """Make an optimizer of a module's parameters, whose state is the algorithm's.
+
+        Parameters
+        ----------
+        module
+            The module with the parameters.
+        factory
+            The maker of the optimizer, and of the schedule of its learning rate if it has one.
+        max_grad_norm
+            The largest L2 norm of all gradients together; None for no bound.
+        """
+        optimizer, scheduler = factory.create_instances(module)
+        if scheduler is not None:
+            self.lr_schedulers.append(scheduler)
+        self._optimizers.append(Optimizer(optimizer, module, max_grad_norm))
+        return self._optimizers[-1]
+
+    def _add_lagged_network(self, source: nn.Module) -> LaggedNetwork:
+        """Make a copy of a network that follows it with each `_update_lagged_network_weights`."""
+        self._lagged_networks.append(LaggedNetwork(source))
+        return self._lagged_networks[-1]
+
+    def _update_lagged_network_weights(self, tau: float = 1.0) -> None:
+        """Move all lagged networks towards their sources: copies for a `tau` of 1, Polyak averages for less."""
+        for network in self._lagged_networks:
+            network.follow(tau)
+
+    # For algorithms: the parts of an update
+
+    def _sample_batch(self, buffer: ReplayBuffer, sample_size: int | None) -> tuple[Batch, Indices]:
+        """Draw rows of a buffer, as tensors on the device and in the floating-point dtype of the parameters."""
+        parameter = next(self.parameters())
+        return buffer.sample(
+            sample_size, n_step=self.n_step, gamma=self.gamma, device=parameter.device, floats=parameter.dtype
+        )
+
+    def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        """Add columns that are computed before any gradient step: targets, advantages. Networks are in evaluation mode.
+
+        Parameters
+        ----------
+        batch
+            The rows, which may be changed.
+        buffer, indices
+            The buffer that they come from, and where in it they are.
+        """
+        return batch
+
+    def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
+        """Give the rows of a prioritized buffer the priorities that `_update_with_batch` put under `weight`, if any.
+
+        Rows that were written over in the meantime keep theirs.
+        """
+        update_weight = getattr(buffer, "update_weight", None)
+        if update_weight is not None and WEIGHT in batch:
+            update_weight(indices, batch[WEIGHT], generation=batch.get("generation"))
+
+    def _update(
+        self,
+        buffer: ReplayBuffer,
+        sample_size: int | None,
+        update_with_batch: Callable[[Batch], TrainingStats],
+    ) -> TrainingStats:
+        """Sample a batch and update the policy with it, within a training step."""
+        start = perf_counter()
+        with policy_within_training_step(self.policy):
+            batch, indices = self._sample_batch(buffer, sample_size)
+            with torch_train_mode(self, False):
+                batch = self._preprocess_batch(batch, buffer, indices)
+            sampled = batch.get(WEIGHT)
+            with torch_train_mode(self):
+                stats = update_with_batch(batch)
+            if sampled is not None and batch.get(WEIGHT) is sampled:
+                # Importance weights that are still there are no priorities.
+                del batch[WEIGHT]
+            self._postprocess_batch(batch, buffer, indices)
+        for scheduler in self.lr_schedulers:
+            scheduler.step()
+        self.updates += 1
+        stats.train_time = perf_counter() - start
+        return stats
+
+    # State
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what `state_dict` has beside parameters: optimizers, schedules, the number of updates.
+
+        An algorithm with more to go on from returns more, and takes it in `set_extra_state`.
+        """
+        return {
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "lr_schedulers": [scheduler.state_dict() for scheduler in self.lr_schedulers],
+            "updates": self.updates,
+        }
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state that `get_extra_state` returned.
+
+        Raises
+        ------
+        ArgumentError
+            If it has another number of optimizers or schedules.
+        """
+        parts: dict[str, Sequence[Any]] = {"optimizers": self._optimizers, "lr_schedulers": self.lr_schedulers}
+        for name, own in parts.items():
+            if len(state[name]) != len(own):
+                raise ArgumentError(f"state must have {len(own)} {name}, as the algorithm has, got {len(state[name])}")
+            for one, kept in zip(own, state[name], strict=True):
+                one.load_state_dict(kept)
+        self.updates = state["updates"]
+
+    # Returns
+
+    value_mask = staticmethod(returns.value_mask)
+    compute_episodic_return = staticmethod(returns.compute_episodic_return)
+    compute_nstep_return = staticmethod(returns.compute_nstep_return)
+
+
+class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
+    """An update rule that learns from all steps of a buffer at once, which the policy has just collected."""
+
+    def update(self, buffer: ReplayBuffer, batch_size: int | None, repeat: int) -> TrainingStats:
+        """Update the policy with all steps of a buffer.
+
+        Parameters
+        ----------
+        buffer
+            The steps, in time order ring by ring.
+        batch_size
+            Steps of a minibatch, None for all.
+        repeat
+            How often to go over the steps.
+
+        Raises
+        ------
+        EmptyBufferError
+            If the buffer has no steps.
+        """
+        if not len(buffer):
+            raise EmptyBufferError("a buffer must have steps to learn from, it has none; collect some first")
+        return self._update(buffer, 0, lambda batch: self._update_with_batch(batch, batch_size, repeat))
+
+    @abstractmethod
+    def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> TrainingStats:
+        """Take gradient steps on the minibatches of a batch."""
+
+
+class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
+    """An update rule that learns from rows drawn from a buffer."""
+
+    def update(self, buffer: ReplayBuffer, sample_size: int | None) -> TrainingStats:
+        """Update the policy with rows drawn from a buffer.
+
+        Parameters
+        ----------
+        buffer
+            The buffer.
+        sample_size
+            How many rows, as `ReplayBuffer.sample` takes it: None for all in random order, 0 for all in time order.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there is no row to draw from.
+        """
+        return self._update(buffer, sample_size, self._update_with_batch)
+
+    @abstractmethod
+    def _update_with_batch(self, batch: Batch) -> TrainingStats:
+        """Take a gradient step on a batch."""
+
+
+class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
+    """An update rule that learns from samples of a replay buffer, while more steps are collected."""
+
+
+class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
+    """An update rule that learns from samples of a buffer that somebody else filled."""
+
+    def process_buffer(self, buffer: ReplayBuffer) -> ReplayBuffer:
+        """Prepare a buffer before training begins: add columns, normalize observations."""
+        return buffer

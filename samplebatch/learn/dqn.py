@@ -1,0 +1,195 @@
+"""DQN: Q-learning with a target network (Mnih et al., Nature 518, 2015).
+
+With double Q-learning (van Hasselt et al., arXiv:1509.06461), returns of several steps, prioritized replay (Schaul et
+al., arXiv:1511.05952) where the buffer is prioritized, and dueling networks (`DuelingCritic`) where the model is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from samplebatch.arguments import fraction, positive, whole
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import PolicySpecError
+from samplebatch.learn.algorithm import Indices, OffPolicyAlgorithm, SimpleLossTrainingStats
+from samplebatch.learn.networks import ask
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.policy import Policy
+
+Epsilon = float | Callable[[int], float]
+"""The probability of a random action, or a schedule of it over the steps that are collected."""
+
+
+class DiscreteQLearningPolicy(Policy):
+    """A policy that takes the action of the highest value, and any with probability epsilon.
+
+    Parameters
+    ----------
+    model
+        From observations to the value of each action.
+    action_space, observation_space
+        The spaces of one environment; actions are Discrete.
+    eps_training, eps_inference
+        The probability of a random action within training steps and outside of them. That of training may be a
+        schedule over the steps made with it, such as a `LinearSchedule`.
+
+    Raises
+    ------
+    PolicySpecError
+        If actions are not Discrete.
+
+    Examples
+    --------
+    >>> policy = DiscreteQLearningPolicy(model=nn.Identity(), action_space=spaces.Discrete(3))
+    >>> policy(Batch(obs=torch.tensor([[0.1, 0.5, 0.2]]))).act
+    tensor([1])
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        eps_training: Epsilon = 0.0,
+        eps_inference: float = 0.0,
+    ) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            raise PolicySpecError(f"action_space must be a Discrete space, got a {type(action_space).__name__}")
+        super().__init__(action_space, observation_space, action_bound_method=None)
+        self.model, self.action_count = model, int(action_space.n)
+        self.set_eps_training(eps_training)
+        self.set_eps_inference(eps_inference)
+        self._steps = 0
+
+    def set_eps_training(self, eps: Epsilon) -> None:
+        """Set the probability of a random action within training steps, or its schedule."""
+        self.eps_training = eps if callable(eps) else fraction("eps", eps)
+
+    def set_eps_inference(self, eps: float) -> None:
+        """Set the probability of a random action outside of training steps."""
+        self.eps_inference = fraction("eps", eps)
+
+    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
+        """Return the best actions as `act`, the values of all as `logits`, and the state.
+
+        Actions that a mask forbids have values below all others.
+
+        Parameters
+        ----------
+        batch, state
+            As `Policy.forward` takes them.
+        model
+            The network to ask; None for the policy's own.
+        """
+        obs, mask = self.observations(batch)
+        values, state = ask(self.model if model is None else model, obs, state)
+        if mask is not None:
+            values = torch.where(mask, values, values.min() - 1.0)
+        return Batch(act=values.argmax(-1), logits=values, state=state)
+
+    def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
+        """Put random actions, of those allowed, in the place of some."""
+        eps = self.eps_inference
+        if self.is_within_training_step:
+            eps = self.eps_training(self._steps) if callable(self.eps_training) else self.eps_training
+            self._steps += len(act)
+        if eps:
+            _, mask = self.observations(batch)
+            chances = torch.ones(len(act), self.action_count) if mask is None else mask.cpu().float()
+            chosen = torch.rand(len(act)) < eps
+            act[chosen.numpy()] = torch.multinomial(chances, 1)[chosen, 0].numpy()
+        return act
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return how many steps of a schedule have been made."""
+        return {"steps": self._steps}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the schedule after so many steps."""
+        self._steps = state["steps"]
+
+
+class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
+    """Deep Q-learning of a policy for discrete actions.
+
+    Parameters
+    ----------
+    policy
+        The policy that is trained.
+    optim
+        The maker of the optimizer.
+    gamma, n_step_return_horizon
+        The discount of a step, and the most steps whose rewards are summed before the estimate.
+    target_update_freq
+        Updates between copies to the target network; 0 for no such network.
+    is_double
+        Whether the policy's own network chooses the action that the target network estimates.
+    huber_loss_delta
+        Where the loss turns from squares to absolute errors; None for squares alone.
+    max_grad_norm
+        The largest L2 norm of gradients; None for no bound.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: DiscreteQLearningPolicy,
+        optim: OptimizerFactory,
+        gamma: float = 0.99,
+        n_step_return_horizon: int = 1,
+        target_update_freq: int = 0,
+        is_double: bool = True,
+        huber_loss_delta: float | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(policy=policy)
+        self.gamma, self.n_step = fraction("gamma", gamma), whole("n_step_return_horizon", n_step_return_horizon, 1)
+        self.target_update_freq = whole("target_update_freq", target_update_freq)
+        self.is_double = is_double
+        self.huber_loss_delta = None if huber_loss_delta is None else positive("huber_loss_delta", huber_loss_delta)
+        self.optim = self._create_optimizer(policy, optim, max_grad_norm)
+        self.model_old = self._add_lagged_network(policy.model) if self.target_update_freq else None
+
+    @torch.no_grad()
+    def _target_q(self, batch: Batch) -> torch.Tensor:
+        """Estimate the values of the observations after the last steps of windows."""
+        after = Batch(obs=batch.obs_next)
+        values: torch.Tensor = self.policy(after, model=self.model_old).logits
+        if not self.is_double:
+            return values.max(-1).values
+        # arXiv:1509.06461, equation 4: one network chooses, the other estimates.
+        best = values.argmax(-1) if self.model_old is None else self.policy(after).act
+        return values.gather(-1, best[:, None])[:, 0]
+
+    def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        # The sum of rewards, and the factor of the estimate, come with rows that stand for windows.
+        batch.returns = batch.returns + batch.discount * self._target_q(batch)
+        return batch
+
+    def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
+        if self.target_update_freq and self.updates % self.target_update_freq == 0:
+            self._update_lagged_network_weights()
+        values = self.policy(batch).logits.gather(-1, batch.act[:, None].long())[:, 0]
+        error = batch.returns - values
+        if self.huber_loss_delta is None:
+            losses = error.square()
+        else:
+            losses = nn.functional.huber_loss(values, batch.returns, reduction="none", delta=self.huber_loss_delta)
+        weight = batch.get("weight")
+        loss = (losses if weight is None else losses * weight).mean()
+        self.optim.step(loss)
+        batch.weight = error.detach().abs()
+        return SimpleLossTrainingStats(loss=loss.item())

@@ -1,0 +1,215 @@
+"""Exploration: noises that are added to actions, and schedules of how much is explored."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from samplebatch.arguments import fraction, positive, whole
+from samplebatch.errors import ArgumentError
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+class BaseNoise(ABC):
+    """A noise that policies add to actions. It is drawn from torch's default generator."""
+
+    @abstractmethod
+    def __call__(self, size: Sequence[int]) -> Floats:
+        """Draw noise of a shape."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start again, as at the beginning of an episode."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the noise carries from draw to draw."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the state of such a noise."""
+
+
+class GaussianNoise(BaseNoise):
+    """Independent normal noise.
+
+    Parameters
+    ----------
+    mu, sigma
+        Its mean and standard deviation.
+
+    Raises
+    ------
+    ArgumentError
+        If `sigma` is negative.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> GaussianNoise(sigma=0.1)((2, 3)).shape
+    (2, 3)
+    """
+
+    def __init__(self, mu: float = 0.0, sigma: float = 1.0) -> None:
+        if not sigma >= 0.0:
+            raise ArgumentError(f"sigma must be a number from 0, got {sigma}")
+        self.mu, self.sigma = mu, sigma
+
+    def __call__(self, size: Sequence[int]) -> Floats:
+        """Draw noise of a shape."""
+        return self.mu + self.sigma * _standard_normal(size)
+
+    def reset(self) -> None:
+        """Do nothing: each draw is independent of the last."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: no draw depends on the last."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: no draw depends on the last."""
+
+
+class OUNoise(BaseNoise):
+    r"""Ornstein-Uhlenbeck noise, which drifts: each draw starts from the last (Lillicrap et al., arXiv:1509.02971).
+
+    .. math:: x \leftarrow x + \theta (\mu - x)\,dt + \sigma \sqrt{dt}\, \mathcal{N}(0, 1)
+
+    Parameters
+    ----------
+    mu, sigma, theta, dt
+        As in the formula.
+    x0
+        The value before the first draw.
+
+    Raises
+    ------
+    ArgumentError
+        If `sigma` is negative or `dt` not above 0.
+
+    Examples
+    --------
+    >>> noise = OUNoise(sigma=0.0, theta=1.0, dt=0.5, mu=4.0)
+    >>> noise((2,)), noise((2,))
+    (array([2., 2.]), array([3., 3.]))
+    """
+
+    def __init__(
+        self,
+        mu: float = 0.0,
+        sigma: float = 0.3,
+        theta: float = 0.15,
+        dt: float = 1e-2,
+        x0: float | Floats = 0.0,
+    ) -> None:
+        if not sigma >= 0.0:
+            raise ArgumentError(f"sigma must be a number from 0, got {sigma}")
+        self.mu = mu
+        self.pull, self.spread = theta * positive("dt", dt), sigma * math.sqrt(dt)
+        self.x0 = x0
+        self._last: Floats | None = None
+
+    def __call__(self, size: Sequence[int]) -> Floats:
+        """Draw noise of a shape; another one than the last starts again."""
+        last = self._last
+        if last is None or last.shape != tuple(size):
+            last = np.full(tuple(size), self.x0, np.float64)
+        moved: Floats = last + self.pull * (self.mu - last) + self.spread * _standard_normal(size)
+        self._last = moved
+        return moved
+
+    def reset(self) -> None:
+        """Start again from the first value."""
+        self._last = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last draw."""
+        return {"last": None if self._last is None else torch.from_numpy(self._last.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the last draw of such a noise."""
+        self._last = None if state["last"] is None else state["last"].numpy().copy()
+
+
+class Schedule(ABC):
+    """A number that changes with the steps made: of exploration, of a learning rate, of the exponent of weights."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """Return the value after so many steps."""
+
+
+class LinearSchedule(Schedule):
+    """A value that goes from one number to another at an even pace, and stays there.
+
+    Parameters
+    ----------
+    start, end
+        The first value and the last.
+    steps
+        When it is reached.
+    begin
+        The step until which the first value holds.
+
+    Raises
+    ------
+    ArgumentError
+        If `steps` is no whole number from 1 on, or `begin` none from 0 on.
+
+    Examples
+    --------
+    >>> epsilon = LinearSchedule(1.0, 0.1, steps=900)
+    >>> epsilon(0), round(epsilon(300), 3), epsilon(5000)
+    (1.0, 0.7, 0.1)
+    """
+
+    def __init__(self, start: float, end: float, steps: int, *, begin: int = 0) -> None:
+        self.start, self.end = float(start), float(end)
+        self.steps, self.begin = whole("steps", steps, 1), whole("begin", begin)
+
+    def __call__(self, step: int) -> float:
+        """Return the value after so many steps."""
+        done = min(1.0, max(0.0, (step - self.begin) / self.steps))
+        return self.start * (1.0 - done) + self.end * done
+
+
+class ExponentialSchedule(Schedule):
+    """A value that shrinks towards a number by the same factor with each step.
+
+    Parameters
+    ----------
+    start, end
+        The first value, and the one that is approached.
+    decay
+        The part of the distance that is left after a step.
+
+    Raises
+    ------
+    ArgumentError
+        If `decay` is no number from 0 to 1.
+
+    Examples
+    --------
+    >>> epsilon = ExponentialSchedule(1.0, 0.0, decay=0.5)
+    >>> epsilon(0), epsilon(3)
+    (1.0, 0.125)
+    """
+
+    def __init__(self, start: float, end: float, decay: float) -> None:
+        self.start, self.end, self.decay = float(start), float(end), fraction("decay", decay)
+
+    def __call__(self, step: int) -> float:
+        """Return the value after so many steps."""
+        return self.end + (self.start - self.end) * self.decay**step
+
+
+def _standard_normal(size: Sequence[int]) -> Floats:
+    drawn: Floats = torch.randn(tuple(size), dtype=torch.float64).numpy()
+    return drawn

@@ -1,0 +1,202 @@
+"""Optimizers of algorithms: factories of torch's, learning-rate schedules, gradient clipping."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from samplebatch.arguments import positive, whole
+
+
+class LRSchedulerFactory(ABC):
+    """A maker of learning-rate schedules for the optimizers of an algorithm."""
+
+    @abstractmethod
+    def create_scheduler(self, optim: torch.optim.Optimizer) -> LRScheduler:
+        """Make the schedule of an optimizer. It is stepped once an update of the algorithm."""
+
+
+class LRSchedulerFactoryLinear(LRSchedulerFactory):
+    """A maker of learning-rate schedules that fall linearly to 0 over a training run.
+
+    Parameters
+    ----------
+    max_epochs, epoch_num_steps, collection_step_num_env_steps
+        As the trainer is given them: the run has `max_epochs * ceil(epoch_num_steps / collection_step_num_env_steps)`
+        updates.
+
+    Raises
+    ------
+    ArgumentError
+        If one of them is no whole number from 1 on.
+
+    Examples
+    --------
+    >>> parameter = nn.Parameter(torch.zeros(1))
+    >>> optimizer = torch.optim.SGD([parameter], lr=0.5)
+    >>> schedule = LRSchedulerFactoryLinear(1, 30, 10).create_scheduler(optimizer)
+    >>> optimizer.step()
+    >>> schedule.step()
+    >>> round(optimizer.param_groups[0]["lr"], 4)
+    0.3333
+    """
+
+    def __init__(self, max_epochs: int, epoch_num_steps: int, collection_step_num_env_steps: int) -> None:
+        whole("max_epochs", max_epochs, 1)
+        whole("epoch_num_steps", epoch_num_steps, 1)
+        whole("collection_step_num_env_steps", collection_step_num_env_steps, 1)
+        self.max_updates = max_epochs * math.ceil(epoch_num_steps / collection_step_num_env_steps)
+
+    def create_scheduler(self, optim: torch.optim.Optimizer) -> LRScheduler:
+        """Make the schedule of an optimizer."""
+        return LambdaLR(optim, self.factor)
+
+    def factor(self, update: int) -> float:
+        """Return the part of the learning rate that is left after so many updates."""
+        return max(0.0, 1.0 - update / self.max_updates)
+
+
+class OptimizerFactory(ABC):
+    """A maker of optimizers, given to algorithms in place of one, since they know the parameters."""
+
+    def __init__(self) -> None:
+        self.lr_scheduler_factory: LRSchedulerFactory | None = None
+
+    def with_lr_scheduler_factory(self, lr_scheduler_factory: LRSchedulerFactory) -> Self:
+        """Give the optimizers to come a schedule of their learning rate, and return the factory."""
+        self.lr_scheduler_factory = lr_scheduler_factory
+        return self
+
+    def create_instances(self, module: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
+        """Make the optimizer of a module's parameters, and its schedule if it is to have one."""
+        optimizer = self._create_optimizer_for_params(module.parameters())
+        factory = self.lr_scheduler_factory
+        return optimizer, None if factory is None else factory.create_scheduler(optimizer)
+
+    @abstractmethod
+    def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """Make an optimizer of parameters."""
+
+
+class TorchOptimizerFactory(OptimizerFactory):
+    """A maker of torch optimizers of any class.
+
+    Parameters
+    ----------
+    optim_class
+        The class, or another callable that makes an optimizer of parameters.
+    **kwargs
+        Its further arguments.
+
+    Examples
+    --------
+    >>> factory = TorchOptimizerFactory(torch.optim.SGD, lr=0.1, momentum=0.9)
+    >>> factory.create_instances(nn.Linear(2, 1))[0].defaults["momentum"]
+    0.9
+    """
+
+    def __init__(self, optim_class: Callable[..., torch.optim.Optimizer], **kwargs: Any) -> None:
+        super().__init__()
+        self.optim_class, self.kwargs = optim_class, kwargs
+
+    def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        return self.optim_class(params, **self.kwargs)
+
+
+class AdamOptimizerFactory(TorchOptimizerFactory):
+    """A maker of Adam optimizers (arXiv:1412.6980)."""
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(torch.optim.Adam, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+
+class RMSpropOptimizerFactory(TorchOptimizerFactory):
+    """A maker of RMSprop optimizers."""
+
+    def __init__(
+        self,
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+    ) -> None:
+        super().__init__(
+            torch.optim.RMSprop,
+            lr=lr,
+            alpha=alpha,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            centered=centered,
+        )
+
+
+class Optimizer:
+    """An optimizer of an algorithm: one call a gradient step, with clipping.
+
+    Parameters
+    ----------
+    optim
+        The torch optimizer.
+    module
+        The module with the parameters that it changes.
+    max_grad_norm
+        The largest L2 norm of all gradients together, to which larger ones are scaled down; None for no bound.
+
+    Raises
+    ------
+    ArgumentError
+        If `max_grad_norm` is no number above 0.
+
+    Examples
+    --------
+    >>> module = nn.Linear(1, 1, bias=False)
+    >>> optimizer = Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module, max_grad_norm=0.5)
+    >>> before = module.weight.item()
+    >>> optimizer.step(module(torch.tensor([[8.0]])).sum())
+    >>> round(before - module.weight.item(), 4)
+    0.5
+    """
+
+    def __init__(self, optim: torch.optim.Optimizer, module: nn.Module, max_grad_norm: float | None = None) -> None:
+        self.optim = optim
+        self.max_grad_norm = None if max_grad_norm is None else positive("max_grad_norm", max_grad_norm)
+        self._parameters = list(module.parameters())
+
+    def step(self, loss: torch.Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+        """Take a gradient step down a loss.
+
+        Parameters
+        ----------
+        loss
+            A single number.
+        retain_graph, create_graph
+            As `torch.Tensor.backward` takes them.
+        """
+        self.optim.zero_grad()
+        loss.backward(retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        self.optim.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the torch optimizer."""
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the state of an optimizer of the same parameters."""
+        self.optim.load_state_dict(state)

@@ -1,0 +1,284 @@
+"""Policy: the base of policies in torch, from observations to actions that environments take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.functions import to_numpy, to_torch
+from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
+from samplebatch.errors import PolicySpecError
+
+Array = npt.NDArray[Any]
+
+_MASKED = {"mask": "obs", "action_mask": "observation"}
+"""The names of masks in observations, and what the rest is called beside each: Tianshou's words and PettingZoo's."""
+_TINY = float(np.finfo(np.float32).eps)
+
+
+class Policy(nn.Module, ABC):
+    """A mapping from observations to actions, asked by collectors and trained by an `Algorithm`.
+
+    A policy explores or not, and draws its actions or takes the best ones, by whether it is within a training step.
+    All chance comes from torch's default generator.
+
+    Parameters
+    ----------
+    action_space
+        The space of one environment's actions.
+    observation_space
+        The space of one environment's observations.
+    action_scaling
+        Whether actions in [-1, 1] are scaled to the bounds of the space; for a Box only.
+    action_bound_method
+        How actions of a Box come into [-1, 1] before: `"clip"` cuts them off, `"tanh"` squashes them, None leaves
+        them.
+
+    Attributes
+    ----------
+    is_within_training_step
+        Whether the policy is asked to collect steps that it is trained with, or to be updated; not to be evaluated.
+        Trainers and `Algorithm.update` set it; so does `policy_within_training_step`.
+
+    Raises
+    ------
+    PolicySpecError
+        If the space is of another kind than Discrete, MultiDiscrete, MultiBinary and Box, is to be scaled and no
+        bounded Box, or the method is another.
+
+    Examples
+    --------
+    >>> class Always(Policy):
+    ...     def forward(self, batch, state=None):
+    ...         return Batch(act=torch.full((len(batch.obs), 1), 0.5))
+    >>> policy = Always(spaces.Box(-2.0, 2.0, (1,)), action_scaling=True)
+    >>> policy.compute_action(np.zeros(3, np.float32))
+    array([1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        action_scaling: bool = False,
+        action_bound_method: Literal["clip", "tanh"] | None = "clip",
+    ) -> None:
+        super().__init__()
+        if not isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
+            raise PolicySpecError(
+                f"action_space must be a Discrete, MultiDiscrete, MultiBinary or Box, got {type(action_space).__name__}"
+            )
+        if action_bound_method not in ("clip", "tanh", None):
+            raise PolicySpecError(f"action_bound_method must be 'clip', 'tanh' or None, got {action_bound_method!r}")
+        bounded = isinstance(action_space, spaces.Box) and action_space.is_bounded()
+        if action_scaling and not bounded:
+            raise PolicySpecError("action_scaling must be left out where actions are no Box with bounds on all sides")
+        self.action_space, self.observation_space = action_space, observation_space
+        self.action_scaling, self.action_bound_method = action_scaling, action_bound_method
+        self.is_within_training_step = False
+
+    @property
+    def action_type(self) -> Literal["discrete", "continuous"]:
+        """Whether actions are numbers of choices, or measures."""
+        return "continuous" if isinstance(self.action_space, spaces.Box) else "discrete"
+
+    @abstractmethod
+    def forward(self, batch: Batch, state: Any = None) -> Batch:
+        """Choose an action for each row.
+
+        Parameters
+        ----------
+        batch
+            Rows with `obs`, and maybe `info`: arrays from a collector, tensors from a sampled batch.
+        state
+            The `state` of the last call, with a row for each of the batch's, zeros where an episode begins; None at
+            first.
+
+        Returns
+        -------
+        Batch
+            `act`, before any noise and `map_action`; `state`, if the policy is recurrent; `policy`, values that are
+            stored with the steps; and others that the algorithm uses, such as `logits` and `dist`.
+        """
+
+    def observations(self, batch: Batch) -> tuple[Any, torch.Tensor | None]:
+        """Return a batch's observations as networks take them, and the mask of the actions that are allowed.
+
+        A mask comes with the observations: `Batch(obs=..., mask=...)`, or PettingZoo's `Batch(observation=...,
+        action_mask=...)`.
+
+        Returns
+        -------
+        obs
+            Tensors on the policy's device, floats in the dtype of its parameters: one, or a batch of them.
+        mask
+            Flags, shape (n, actions), or None where all actions are allowed.
+
+        Examples
+        --------
+        >>> from samplebatch.learn.dqn import DiscreteQLearningPolicy
+        >>> policy = DiscreteQLearningPolicy(model=nn.Linear(2, 2), action_space=spaces.Discrete(2))
+        >>> policy.observations(Batch(obs={"obs": np.ones((1, 2)), "mask": np.array([[1, 0]], np.int8)}))
+        (tensor([[1., 1.]]), tensor([[ True, False]]))
+        """
+        parameter = next(self.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        dtype = torch.float32 if parameter is None else parameter.dtype
+        obs = batch.obs
+        if KINDS[type(obs)] == NODE:
+            held = obs.__dict__
+            for name, rest in _MASKED.items():
+                if name in held and rest in held:
+                    return _tensors(held[rest], device, dtype), _tensors(held[name], device, dtype).bool()
+        return _tensors(obs, device, dtype), None
+
+    def compute_action(
+        self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None
+    ) -> npt.NDArray[Any] | int:
+        """Choose the action of one environment, as it takes it: without exploration noise, and mapped.
+
+        Parameters
+        ----------
+        obs
+            An observation, without an axis for rows.
+        info
+            What the environment said.
+        state
+            The `state` of the last call of `forward` for one row.
+
+        Returns
+        -------
+        An integer for a Discrete space, else an array.
+        """
+        named = values_of(obs)
+        rows = np.asarray(obs)[None] if named is None else Batch.stack([Batch(named)])
+        asked = {"obs": rows} if info is None else {"obs": rows, "info": Batch.stack([Batch(info)])}
+        with torch.no_grad():
+            act = self.map_action(self(node(Batch, asked), state).act)
+        return int(act[0]) if isinstance(self.action_space, spaces.Discrete) else act[0]
+
+    def map_action(self, act: Any) -> Array:
+        """Turn actions into what environments take; they are stored as they were.
+
+        Actions of a Box are bounded by the policy's method, then scaled to the space if they are to be; those of a
+        Discrete space begin at its `start`.
+
+        Parameters
+        ----------
+        act
+            An array or a tensor of actions.
+
+        Raises
+        ------
+        PolicySpecError
+            If actions to be scaled lie outside [-1, 1].
+        """
+        array: Array = act if type(act) is np.ndarray else to_numpy(act)
+        space = self.action_space
+        if isinstance(space, spaces.Discrete):
+            return array + space.start if space.start else array
+        if not isinstance(space, spaces.Box):
+            return array
+        if self.action_bound_method == "clip":
+            array = array.clip(-1.0, 1.0)
+        elif self.action_bound_method == "tanh":
+            array = np.tanh(array)
+        if not self.action_scaling:
+            return array
+        if self.action_bound_method is None and not (np.abs(array) <= 1.0).all():
+            raise PolicySpecError("actions must lie in [-1, 1] to be scaled; give an action_bound_method")
+        scaled: Array = space.low + (space.high - space.low) * (array + 1.0) / 2.0
+        return scaled
+
+    def map_action_inverse(self, act: Any) -> Array:
+        """Turn actions that environments take into those that the policy would have given.
+
+        Collectors do so with random actions. Those at a bound, which `"tanh"` never reaches, become large, not
+        infinite.
+        """
+        array: Array = act if type(act) is np.ndarray else to_numpy(act)
+        space = self.action_space
+        if isinstance(space, spaces.Discrete):
+            return array - space.start if space.start else array
+        if not isinstance(space, spaces.Box):
+            return array
+        if self.action_scaling:
+            array = (array - space.low) * 2.0 / np.maximum(space.high - space.low, _TINY) - 1.0
+        if self.action_bound_method == "tanh":
+            array = np.arctanh(array.clip(_TINY - 1.0, 1.0 - _TINY))
+        return array
+
+    def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
+        """Add noise to actions, where the policy has some; this one has none.
+
+        Parameters
+        ----------
+        act
+            The actions that `forward` gave for the batch, an array; it may be changed.
+        batch
+            What it was asked about.
+        """
+        return act
+
+
+@contextmanager
+def policy_within_training_step(policy: Policy, enabled: bool = True) -> Iterator[None]:
+    """Set whether a policy is within a training step, for the length of a block.
+
+    Within one it explores and draws its actions; outside, a policy with `deterministic_eval` takes the best.
+
+    Examples
+    --------
+    >>> from samplebatch.learn.dqn import DiscreteQLearningPolicy
+    >>> policy = DiscreteQLearningPolicy(model=nn.Linear(2, 2), action_space=spaces.Discrete(2))
+    >>> with policy_within_training_step(policy):
+    ...     print(policy.is_within_training_step)
+    True
+    >>> policy.is_within_training_step
+    False
+    """
+    before = policy.is_within_training_step
+    policy.is_within_training_step = enabled
+    try:
+        yield
+    finally:
+        policy.is_within_training_step = before
+
+
+@contextmanager
+def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
+    """Set whether a module is in torch's training mode, which dropout and the like look at, for the length of a block.
+
+    Examples
+    --------
+    >>> module = nn.Dropout()
+    >>> with torch_train_mode(module, False):
+    ...     print(module.training)
+    False
+    >>> module.training
+    True
+    """
+    before = module.training
+    module.train(enabled)
+    try:
+        yield
+    finally:
+        module.train(before)
+
+
+def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return an array, or a batch of arrays, as tensors: floats in a dtype, others in their own."""
+    if KINDS[type(values)] == NODE:
+        return node(Batch, {name: _tensors(part, device, dtype) for name, part in values.__dict__.items()})
+    tensor = to_torch(values, device=device)
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor

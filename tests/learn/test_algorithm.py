@@ -1,0 +1,231 @@
+"""Algorithms sample, update in the right states, give priorities back, and continue from their state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from samplebatch import Batch, PrioritizedReplayBuffer, ReplayBuffer
+from samplebatch.errors import ArgumentError, EmptyBufferError
+from samplebatch.learn import (
+    AdamOptimizerFactory,
+    LRSchedulerFactoryLinear,
+    OffPolicyAlgorithm,
+    OnPolicyAlgorithm,
+    Policy,
+    SimpleLossTrainingStats,
+    TorchOptimizerFactory,
+    TrainingStats,
+)
+from samplebatch.rollout import SequenceSummaryStats
+from tests.learn.learning import CHOICES, assert_equal_parameters, assert_goes_on, filled, parameters_of, seeded
+
+
+class Linear(Policy):
+    def __init__(self) -> None:
+        super().__init__(CHOICES)
+        self.net = seeded(0, 3, 4)
+
+    def forward(self, batch: Batch, state: Any = None) -> Batch:
+        logits = self.net(self.observations(batch)[0])
+        return Batch(act=logits.argmax(-1), logits=logits)
+
+
+class Watched(OffPolicyAlgorithm[Linear]):
+    """Writes down in which states its parts run."""
+
+    def __init__(self, factory: Any = None, lagged: bool = False) -> None:
+        super().__init__(policy=Linear())
+        self.optim = self._create_optimizer(self.policy, factory or AdamOptimizerFactory(), max_grad_norm=1.0)
+        self.target = self._add_lagged_network(self.policy.net) if lagged else None
+        self.seen: list[tuple[str, bool, bool]] = []
+        self.batches: list[Batch] = []
+        self.priorities: torch.Tensor | None = None
+
+    def _note(self, part: str) -> None:
+        self.seen.append((part, self.policy.is_within_training_step, self.policy.training))
+
+    def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
+        self._note("preprocess")
+        return batch
+
+    def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
+        self._note("update")
+        self.batches.append(batch)
+        loss = self.policy(batch).logits.square().mean()
+        self.optim.step(loss)
+        if self.priorities is not None:
+            batch.weight = self.priorities
+        self._update_lagged_network_weights(0.5)
+        return SimpleLossTrainingStats(loss=loss.item())
+
+    def _postprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> None:
+        self._note("postprocess")
+        super()._postprocess_batch(batch, buffer, indices)
+
+
+def test_an_update_is_a_training_step_with_gradient_steps_in_training_mode() -> None:
+    algorithm = Watched()
+    algorithm.eval()
+    stats = algorithm.update(buffer=filled(), sample_size=8)
+    # The last part is as the caller left it.
+    assert algorithm.seen == [("preprocess", True, False), ("update", True, True), ("postprocess", True, False)]
+    assert not algorithm.policy.is_within_training_step
+    assert not algorithm.training
+    assert stats.train_time > 0.0
+    assert algorithm.updates == 1
+
+
+def test_batches_are_tensors_in_the_dtype_of_the_parameters() -> None:
+    single, double = Watched(), Watched().double()
+    for algorithm in (single, double):
+        algorithm.update(filled(), 8)
+    (batch,) = double.batches
+    assert batch.obs.dtype == batch.rew.dtype == torch.float64
+    assert batch.act.dtype == torch.int64
+    assert batch.terminated.dtype == torch.bool
+    assert single.batches[0].rew.dtype == torch.float32
+
+
+def test_rows_can_stand_for_windows() -> None:
+    algorithm = Watched()
+    algorithm.n_step, algorithm.gamma = 3, 0.5
+    buffer = filled()
+    algorithm.update(buffer, 0)
+    rows, _ = buffer.sample(0, n_step=3, gamma=0.5)
+    np.testing.assert_allclose(algorithm.batches[0].returns.numpy(), rows.returns, rtol=1e-6)
+    np.testing.assert_array_equal(algorithm.batches[0].obs_next.numpy(), rows.obs_next)
+
+
+def test_priorities_go_back_with_their_generations() -> None:
+    buffer = filled(alpha=1.0, beta=0.4)
+    algorithm = Watched()
+    algorithm.priorities = torch.arange(1.0, 81.0)
+    algorithm.update(buffer, 0)
+    np.testing.assert_allclose(buffer.weight[:], np.arange(1.0, 81.0), rtol=1e-6)
+
+
+def test_rows_that_were_written_over_keep_the_priority_of_new_ones() -> None:
+    buffer = PrioritizedReplayBuffer(4, alpha=1.0, beta=1.0)
+
+    def add(i: int) -> None:
+        buffer.add(Batch(obs=np.full(3, i, np.float32), act=0, rew=0.0, terminated=False, truncated=False))
+
+    for i in range(4):
+        add(i)
+
+    class Late(Watched):
+        def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
+            add(9)
+            return super()._update_with_batch(batch)
+
+    algorithm = Late()
+    algorithm.priorities = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    algorithm.update(buffer, 0)
+    np.testing.assert_allclose(buffer.weight[:], [1.0, 0.2, 0.3, 0.4], rtol=1e-6)
+
+
+def test_importance_weights_are_not_taken_for_priorities() -> None:
+    buffer = filled(alpha=1.0, beta=0.4)
+    buffer.update_weight(np.arange(80), np.linspace(1.0, 2.0, 80))
+    before = buffer.weight[:].copy()
+    Watched().update(buffer, 16)
+    assert np.array_equal(buffer.weight[:], before)
+
+
+def test_schedules_are_stepped_once_an_update() -> None:
+    factory = TorchOptimizerFactory(torch.optim.SGD, lr=1.0)
+    algorithm = Watched(factory.with_lr_scheduler_factory(LRSchedulerFactoryLinear(1, 4, 1)))
+    rates = []
+    for _ in range(5):
+        algorithm.update(filled(), 8)
+        rates.append(algorithm.optim.optim.param_groups[0]["lr"])
+    assert rates == [0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+def test_an_algorithm_goes_on_bit_for_bit_from_its_state() -> None:
+    def make() -> Watched:
+        factory = AdamOptimizerFactory(lr=0.1).with_lr_scheduler_factory(LRSchedulerFactoryLinear(1, 9, 1))
+        return Watched(factory, lagged=True)
+
+    buffer = filled()
+    assert_goes_on(make(), make(), lambda algorithm: [algorithm.update(buffer, 0) for _ in range(3)])
+
+
+def test_a_state_is_left_as_it_was_by_loading() -> None:
+    state = Watched().state_dict()
+    names = [*state]
+    Watched().load_state_dict(state)
+    assert [*state] == names
+
+
+def test_algorithms_inside_of_others_keep_their_state() -> None:
+    def make() -> nn.ModuleList:
+        return nn.ModuleList([Watched(), Watched()])
+
+    pair, again = make(), make()
+    for algorithm in pair:
+        algorithm.update(filled(), 8)  # type: ignore[operator]
+    again.load_state_dict(pair.state_dict())
+    assert_equal_parameters(pair, again)
+    assert again[1].optim.state_dict()["state"][0]["step"] == 1  # type: ignore[operator, union-attr]
+
+
+def test_a_state_of_other_optimizers_is_refused() -> None:
+    class Two(Watched):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = self._create_optimizer(self.policy, AdamOptimizerFactory())
+
+    with pytest.raises(ArgumentError, match="must have 2 optimizers, as the algorithm has, got 1"):
+        Two().load_state_dict(Watched().state_dict())
+
+
+def test_an_empty_buffer_is_refused_and_nothing_changes() -> None:
+    algorithm = Watched()
+    before = parameters_of(algorithm)
+    with pytest.raises(EmptyBufferError):
+        algorithm.update(ReplayBuffer(8), 4)
+    assert algorithm.updates == 0
+    assert not algorithm.policy.is_within_training_step
+    assert all(map(torch.equal, before, parameters_of(algorithm)))
+
+
+class Summed(OnPolicyAlgorithm[Linear]):
+    def __init__(self) -> None:
+        super().__init__(policy=Linear())
+        self.given: list[Any] = []
+
+    def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> TrainingStats:
+        self.given.append((batch, batch_size, repeat))
+        return TrainingStats()
+
+
+def test_on_policy_updates_take_all_steps_in_time_order() -> None:
+    algorithm, buffer = Summed(), filled()
+    algorithm.update(buffer=buffer, batch_size=16, repeat=2)
+    ((batch, batch_size, repeat),) = algorithm.given
+    assert (batch_size, repeat) == (16, 2)
+    np.testing.assert_array_equal(batch.obs.numpy(), buffer[:].obs)
+
+
+def test_on_policy_updates_need_steps() -> None:
+    with pytest.raises(EmptyBufferError):
+        Summed().update(ReplayBuffer(8), None, 1)
+
+
+def test_statistics_show_losses_and_the_means_of_summaries() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(kw_only=True)
+    class Stats(TrainingStats):
+        loss: SequenceSummaryStats | None
+        steps: int
+        missing: float | None = None
+
+    stats = Stats(loss=SequenceSummaryStats.from_sequence([1.0, 3.0]), steps=2, train_time=1.0)
+    assert stats.get_loss_stats_dict() == {"loss": 2.0, "steps": 2}

@@ -1,0 +1,78 @@
+"""Optimizers come from factories, follow schedules and clip gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from samplebatch.errors import ArgumentError
+from samplebatch.learn import (
+    AdamOptimizerFactory,
+    LRSchedulerFactoryLinear,
+    Optimizer,
+    OptimizerFactory,
+    RMSpropOptimizerFactory,
+    TorchOptimizerFactory,
+)
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "defaults"),
+    [
+        (AdamOptimizerFactory(lr=0.1, betas=(0.5, 0.6), eps=0.2, weight_decay=0.3), torch.optim.Adam, {"lr": 0.1}),
+        (RMSpropOptimizerFactory(lr=0.1, alpha=0.5, momentum=0.2, centered=True), torch.optim.RMSprop, {"alpha": 0.5}),
+        (TorchOptimizerFactory(torch.optim.SGD, lr=0.1), torch.optim.SGD, {"lr": 0.1}),
+    ],
+)
+def test_factories_make_optimizers_of_all_parameters(factory: Any, kind: type, defaults: dict[str, Any]) -> None:
+    module = nn.Linear(2, 3)
+    optimizer, scheduler = factory.create_instances(module)
+    assert type(optimizer) is kind
+    assert scheduler is None
+    assert defaults.items() <= optimizer.defaults.items()
+    assert [*optimizer.param_groups[0]["params"]] == [*module.parameters()]
+
+
+def test_a_linear_schedule_ends_at_zero_and_stays_there() -> None:
+    factory: OptimizerFactory = TorchOptimizerFactory(torch.optim.SGD, lr=1.0)
+    factory = factory.with_lr_scheduler_factory(LRSchedulerFactoryLinear(2, 50, 30))
+    optimizer, scheduler = factory.create_instances(nn.Linear(1, 1))
+    assert scheduler is not None
+    rates = []
+    for _ in range(6):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+def test_schedules_must_have_updates() -> None:
+    with pytest.raises(ArgumentError, match="epoch_num_steps"):
+        LRSchedulerFactoryLinear(2, 0, 30)
+
+
+@pytest.mark.parametrize(("bound", "moved"), [(None, 8.0), (0.5, 0.5), (100.0, 8.0)])
+def test_gradients_are_scaled_down_to_the_bound(bound: float | None, moved: float) -> None:
+    module = nn.Linear(1, 1, bias=False)
+    optimizer = Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module, bound)
+    before = module.weight.item()
+    optimizer.step(module(torch.tensor([[8.0]])).sum())
+    assert before - module.weight.item() == pytest.approx(moved, rel=1e-5)
+
+
+def test_gradients_of_one_step_do_not_reach_the_next() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    optimizer = Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module)
+    before = module.weight.item()
+    for _ in range(3):
+        optimizer.step(module(torch.ones(1, 1)).sum())
+    assert before - module.weight.item() == pytest.approx(3.0)
+
+
+def test_bounds_of_gradients_are_above_zero() -> None:
+    module = nn.Linear(1, 1)
+    with pytest.raises(ArgumentError, match="max_grad_norm must be a number above 0"):
+        Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module, 0.0)
