@@ -90,7 +90,9 @@ def test_modules_that_pages_name_are_there(page: Path) -> None:
     assert not [path for path in sorted(named) if not (ROOT / path).exists()]
 
 
-@pytest.mark.parametrize("page", ["batches", "buffers", "builders", "columns", "convert", "nested", "rollout", "files"])
+@pytest.mark.parametrize(
+    "page", ["batches", "buffers", "builders", "columns", "convert", "nested", "rollout", "files", "learn", "trainers"]
+)
 def test_reference_names_no_private_module(page: str) -> None:
     listed = re.findall(r"^::: (\S+)\.(\w+)$", (ROOT / "docs" / "api" / f"{page}.md").read_text(), re.MULTILINE)
     assert listed

@@ -78,6 +78,7 @@ HAND_OVERS = {
     ("samplebatch.cli.application", "application.collect_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.inspecting"},
     ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.verifying"},
+    ("samplebatch.learn.algorithm", "create_trainer"): {"samplebatch.learn.trainer"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 

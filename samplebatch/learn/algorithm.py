@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,12 @@ from samplebatch.learn.policy import Policy, policy_within_training_step, torch_
 from samplebatch.names import WEIGHT
 from samplebatch.returns import batches as returns
 from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+
+if TYPE_CHECKING:
+    from samplebatch.learn.trainer import OfflineTrainer, OffPolicyTrainer, OnPolicyTrainer
+    from samplebatch.learn.trainer_params import OfflineTrainerParams, OffPolicyTrainerParams, OnPolicyTrainerParams
+    from samplebatch.learn.trainer_stats import InfoStats
+    from samplebatch.learn.training_loop import Trainer
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 Indices = npt.NDArray[np.intp]
@@ -193,6 +199,23 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         stats.train_time = perf_counter() - start
         return stats
 
+    # Training
+
+    @abstractmethod
+    def create_trainer(self, params: Any) -> Trainer[Any]:
+        """Make the trainer that runs such an algorithm.
+
+        Parameters
+        ----------
+        params
+            How long to train, with which collectors: `OnPolicyTrainerParams`, `OffPolicyTrainerParams` or
+            `OfflineTrainerParams`.
+        """
+
+    def run_training(self, params: Any) -> InfoStats:
+        """Train with the trainer that `create_trainer` makes, and return its report."""
+        return self.create_trainer(params).run()
+
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -231,6 +254,12 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
 class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
     """An update rule that learns from all steps of a buffer at once, which the policy has just collected."""
+
+    def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
+        """Make the trainer that runs such an algorithm."""
+        from samplebatch.learn.trainer import OnPolicyTrainer
+
+        return OnPolicyTrainer(self, params)
 
     def update(self, buffer: ReplayBuffer, batch_size: int | None, repeat: int) -> TrainingStats:
         """Update the policy with all steps of a buffer.
@@ -286,6 +315,12 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
 class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
     """An update rule that learns from samples of a replay buffer, while more steps are collected."""
 
+    def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
+        """Make the trainer that runs such an algorithm."""
+        from samplebatch.learn.trainer import OffPolicyTrainer
+
+        return OffPolicyTrainer(self, params)
+
 
 class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
     """An update rule that learns from samples of a buffer that somebody else filled."""
@@ -293,3 +328,9 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
     def process_buffer(self, buffer: ReplayBuffer) -> ReplayBuffer:
         """Prepare a buffer before training begins: add columns, normalize observations."""
         return buffer
+
+    def create_trainer(self, params: OfflineTrainerParams) -> OfflineTrainer:
+        """Make the trainer that runs such an algorithm."""
+        from samplebatch.learn.trainer import OfflineTrainer
+
+        return OfflineTrainer(self, params)

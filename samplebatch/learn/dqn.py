@@ -6,7 +6,7 @@ al., arXiv:1511.05952) where the buffer is prioritized, and dueling networks (`D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -67,7 +67,8 @@ class DiscreteQLearningPolicy(Policy):
         self.model, self.action_count = model, int(action_space.n)
         self.set_eps_training(eps_training)
         self.set_eps_inference(eps_inference)
-        self._steps = 0
+        self._steps: torch.Tensor
+        self.register_buffer("_steps", torch.zeros((), dtype=torch.int64))
 
     def set_eps_training(self, eps: Epsilon) -> None:
         """Set the probability of a random action within training steps, or its schedule."""
@@ -99,7 +100,7 @@ class DiscreteQLearningPolicy(Policy):
         """Put random actions, of those allowed, in the place of some."""
         eps = self.eps_inference
         if self.is_within_training_step:
-            eps = self.eps_training(self._steps) if callable(self.eps_training) else self.eps_training
+            eps = self.eps_training(int(self._steps)) if callable(self.eps_training) else self.eps_training
             self._steps += len(act)
         if eps:
             _, mask = self.observations(batch)
@@ -107,14 +108,6 @@ class DiscreteQLearningPolicy(Policy):
             chosen = torch.rand(len(act)) < eps
             act[chosen.numpy()] = torch.multinomial(chances, 1)[chosen, 0].numpy()
         return act
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return how many steps of a schedule have been made."""
-        return {"steps": self._steps}
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the schedule after so many steps."""
-        self._steps = state["steps"]
 
 
 class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):

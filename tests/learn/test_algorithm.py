@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn import (
     AdamOptimizerFactory,
     LRSchedulerFactoryLinear,
+    OfflineAlgorithm,
+    OfflineTrainer,
     OffPolicyAlgorithm,
+    OffPolicyTrainer,
     OnPolicyAlgorithm,
+    OnPolicyTrainer,
     Policy,
     SimpleLossTrainingStats,
     TorchOptimizerFactory,
@@ -229,3 +234,21 @@ def test_statistics_show_losses_and_the_means_of_summaries() -> None:
 
     stats = Stats(loss=SequenceSummaryStats.from_sequence([1.0, 3.0]), steps=2, train_time=1.0)
     assert stats.get_loss_stats_dict() == {"loss": 2.0, "steps": 2}
+
+
+def test_each_kind_of_algorithm_makes_its_trainer() -> None:
+    class Offline(OfflineAlgorithm[Linear]):
+        def _update_with_batch(self, batch: Batch) -> TrainingStats:
+            return TrainingStats()
+
+    collector = SimpleNamespace(buffer=filled())
+    params: Any = SimpleNamespace(verbose=False, show_progress=False, training_collector=collector, buffer=None)
+    for algorithm, kind in (
+        (Summed(), OnPolicyTrainer),
+        (Watched(), OffPolicyTrainer),
+        (Offline(policy=Linear()), OfflineTrainer),
+    ):
+        trainer = algorithm.create_trainer(params)
+        assert type(trainer) is kind
+        assert trainer.algorithm is algorithm
+        assert trainer.params is params
