@@ -120,7 +120,6 @@ ONE_IMPORTER = {
     },
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",
-        "samplebatch.batch.plot",
         "samplebatch.cli.contact_sheet",
         "samplebatch.storage.buffer_folder.journal",
     },

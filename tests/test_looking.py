@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -271,6 +272,20 @@ def test_a_plot_has_an_axis_for_each_column_and_the_ends_of_episodes() -> None:
     figure.canvas.draw()
 
 
+def test_a_plot_of_several_policies_has_an_axis_for_each_of_their_columns() -> None:
+    walker = SampleBatch(rewards=[0.0, 1.0, 2.0], obs=np.zeros((3, 2)), eps_id=[0, 0, 1])
+    batch = MultiAgentBatch({"walker": walker, 0: SampleBatch(rewards=[0.5])}, 3)
+    figure = batch.plot()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["walker/rewards", "walker/obs", "0/rewards"]
+    ends = [axes.collections[0].get_paths() for axes in figure.axes]
+    assert [[float(path.vertices[0][0]) for path in paths] for paths in ends] == [[1.5], [1.5], []]  # type: ignore[attr-defined]
+    assert [axes.get_ylabel() for axes in batch.plot("obs").axes] == ["walker/obs"]
+    with pytest.raises(ColumnNotFoundError, match="rewards"):
+        batch.plot("reward")
+    figure.canvas.draw()
+    MultiAgentBatch({}, 0).plot().canvas.draw()
+
+
 def test_a_plot_of_a_column_that_cannot_be_drawn_is_refused() -> None:
     batch = SampleBatch(rewards=[0.0], infos=[{}])
     with pytest.raises(ColumnTypeError, match="column 'infos' must be of numbers to be drawn"):
@@ -285,3 +300,25 @@ def test_long_batches_are_drawn_by_some_steps() -> None:
     (line,) = figure.axes[0].lines
     assert len(line.get_xydata()) == 2000
     assert not figure.axes[0].collections
+
+
+# -- misspelt names ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong", "right"),
+    [
+        (SampleBatch(a=[1]), "shufle", "shuffle"),
+        (MultiAgentBatch({}, 0), "minibatchs", "minibatches"),
+        (Batch(a=[1]), "to_trch", "to_torch"),
+        (ReplayBuffer(2), "smaple", "sample"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_tracebacks_name_the_method_that_was_meant(
+    value: Any, wrong: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(value, wrong)
+    sys.__excepthook__(caught.type, caught.value, caught.tb)
+    assert f"Did you mean: '{right}'?" in capsys.readouterr().err

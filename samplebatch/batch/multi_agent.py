@@ -11,16 +11,18 @@ from samplebatch.batch import arrow, summary
 from samplebatch.batch.column_map import OBSERVATIONS
 from samplebatch.batch.data_frame import stacked_frame
 from samplebatch.batch.device_batch import ValuesT
+from samplebatch.batch.plot import Part, draw_columns
 from samplebatch.batch.policy_rows import PolicyRows
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.saved import Saved
-from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names
+from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names, no_such_column
 from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     import torch
+    from matplotlib.figure import Figure
 
     from samplebatch.batch.delivery import Device
     from samplebatch.batch.targets import Floats
@@ -250,6 +252,41 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
     def to_pandas(self) -> pd.DataFrame:
         """Return a data frame of all policies' steps, with a first column `policy_id`; see `SampleBatch.to_pandas`."""
         return stacked_frame({policy: batch.to_pandas() for policy, batch in self.items()}, "policy_id")
+
+    def plot(self, *columns: str) -> Figure:
+        """Draw columns of every policy over its own steps, an axis each; see `SampleBatch.plot`.
+
+        Parameters
+        ----------
+        *columns
+            The columns, by dotted name, of the policies that have them; by default all of numbers, ids aside, but no
+            more than twelve in all.
+
+        Raises
+        ------
+        MissingExtraError
+            If matplotlib is not installed.
+        ColumnNotFoundError
+            If no policy has a column; lists the near names.
+        ColumnTypeError
+            If one is not of numbers; names it.
+
+        Examples
+        --------
+        >>> batch = MultiAgentBatch({"walker": SampleBatch(rewards=[0.0, 1.0]), "guard": SampleBatch(rewards=[0.5])}, 2)
+        >>> [axes.get_ylabel() for axes in batch.plot("rewards").axes]
+        ['walker/rewards', 'guard/rewards']
+        """
+        rows = {policy: batch._rowwise() for policy, batch in self.items()}
+        known = dict.fromkeys(name for own in rows.values() for name in own)
+        for name in columns:
+            if name not in known:
+                raise no_such_column(name, known)
+        parts = [
+            Part(f"{policy}/", {name: own[name] for name in columns or own if name in own}, self[policy]._ends())
+            for policy, own in rows.items()
+        ]
+        return draw_columns(parts, chosen=bool(columns))
 
     def _title(self) -> str:
         return f"MultiAgentBatch({self.count} env steps, {self.agent_steps()} agent steps)"

@@ -14,7 +14,7 @@ from samplebatch.batch import summary
 from samplebatch.batch.data_frame import data_frame
 from samplebatch.batch.device_batch import DeviceBatch
 from samplebatch.batch.episodes import ends_by_change, ends_by_flag
-from samplebatch.batch.plot import draw_columns
+from samplebatch.batch.plot import Part, draw_columns
 from samplebatch.errors import ColumnTypeError
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class ShownBatch(DeviceBatch):
         for name in columns:
             self.column(name)
         rows = self._rowwise()
-        return draw_columns({name: rows[name] for name in columns or rows}, self._ends(), chosen=bool(columns))
+        part = Part("", {name: rows[name] for name in columns or rows}, self._ends())
+        return draw_columns([part], chosen=bool(columns))
 
     def _ends(self) -> npt.NDArray[Any]:
         """Return where episodes end: the steps after their last ones."""
