@@ -156,8 +156,9 @@ class Publisher(Transferable):
             return self._encoder.encode(value), 0
         if isinstance(value, Mapping):
             return self._encoder.encode(weights.as_batch(value)), 1
+        hint = "; pass its state_dict()" if hasattr(value, "state_dict") else ""
         raise ColumnTypeError(
-            f"what is published must be a batch, or a dict of arrays and tensors, got a {type(value).__name__}"
+            f"a published value must be a batch, or a dict of arrays and tensors, got a {type(value).__name__}{hint}"
         )
 
     def _describe(self, frame: Frame, kind: int) -> bytes:

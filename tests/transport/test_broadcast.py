@@ -260,7 +260,8 @@ def test_a_publisher_that_is_dropped_is_closed() -> None:
     ("value", "error", "message"),
     [
         ({"a": np.zeros(MIB)}, CapacityError, r"must fit in the broadcast's 4194304 bytes, and this one takes 83\d+"),
-        (7, ColumnTypeError, "must be a batch, or a dict of arrays and tensors, got a int"),
+        (7, ColumnTypeError, "must be a batch, or a dict of arrays and tensors, got a int$"),
+        (torch.nn.Linear(1, 1), ColumnTypeError, r"and tensors, got a Linear; pass its state_dict\(\)"),
         ([np.zeros(3)], ColumnTypeError, "got a list"),
         ({"a": {1: np.zeros(3)}}, ColumnTypeError, "weights must have strings for names, got a int in a"),
         ({"a": object()}, UntrustedPickleError, "'a'"),
