@@ -42,7 +42,8 @@ def as_flat(batch: Any) -> SampleBatch[Any]:
         return Batch(batch).as_sample_batch("rllib")
     if hasattr(batch, "__arrow_c_stream__"):
         return SampleBatch.from_arrow(batch)
-    raise ColumnTypeError(f"a buffer takes batches, mappings and tables of steps, got a {type(batch).__name__}")
+    hint = "; add_from takes all steps of a dataset" if hasattr(batch, "iter_episodes") else ""
+    raise ColumnTypeError(f"a buffer takes batches, mappings and tables of steps, got a {type(batch).__name__}{hint}")
 
 
 def steps_of(batch: Any) -> tuple[dict[str, Any], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from samplebatch import (
     Batch,
     CachedReplayBuffer,
+    Dataset,
     MultiAgentBatch,
     MultiAgentReplayBuffer,
     PrioritizedVectorReplayBuffer,
@@ -174,6 +176,14 @@ def test_rows_without_ids_go_on_as_they_come() -> None:
     done["dones"] = [False, True]
     buffer.extend(done)
     assert buffer[:].terminated.tolist() == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize(
+    "buffer", [ReplayBuffer(4), MultiAgentReplayBuffer(4)], ids=lambda buffer: type(buffer).__name__
+)
+def test_a_dataset_is_for_add_from(buffer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ColumnTypeError, match="got a Dataset; add_from takes all steps of a dataset"):
+        buffer.extend(Dataset(tmp_path / "steps"))
 
 
 def test_other_rows_are_refused() -> None:
