@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ from samplebatch.batch.episodes import number_env_steps
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.batch.nested.tensors import tree_to
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.targets import Target
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import ColumnTypeError, FormatError
 from samplebatch.storage.damage import name_damage
@@ -25,11 +27,17 @@ from samplebatch.storage.selection import Filters, RowFilter, choose
 from samplebatch.storage.table_file import TableFile, name_file_damage
 
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
+BatchT = TypeVar("BatchT", bound=AnyBatch)
 
 _EMPTY = "empty"
 """Key of a nested batch's metadata: paths to the values without rows, and whether they are None or reserved names."""
 
 _POLICY = "policy_id"
+
+
+def convert(batch: BatchT, target: Target) -> BatchT:
+    """Convert the values of a batch to a target's form."""
+    return cast("BatchT", tree_to(batch, target) if isinstance(batch, Batch) else batch._to(target))
 
 
 def to_table(batch: AnyBatch) -> pa.Table:

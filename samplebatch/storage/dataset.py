@@ -16,11 +16,9 @@ from samplebatch.arguments import whole
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.episodes import by_stream, ends_by_flag, run_starts
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.tensors import tree_to
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.targets import Target
 from samplebatch.errors import ArgumentError, EmptyBufferError, FormatError, SequenceError
-from samplebatch.storage.batch_table import AnyBatch
+from samplebatch.storage.batch_table import AnyBatch, convert
 from samplebatch.storage.dataset_batches import DatasetBatches
 from samplebatch.storage.dataset_rows import DatasetRows, Rows
 from samplebatch.storage.dataset_writer import DatasetWriter, check_log
@@ -262,7 +260,7 @@ class Dataset:
         if not len(self):
             raise EmptyBufferError("a dataset must have rows to draw from, it has none; append some first")
         rows = self._rng.integers(len(self), size=batch_size)
-        return delivery.one(self._rows.take(rows), _convert), rows
+        return delivery.one(self._rows.take(rows), convert), rows
 
     def iter_batches(
         self,
@@ -274,6 +272,8 @@ class Dataset:
         epoch: int = 0,
         drop_last: bool = False,
         shard: tuple[int, int] = (0, 1),
+        device: Device | None = None,
+        floats: Floats | None = None,
     ) -> DatasetBatches:
         """Return an iterable of batches that hold each row once; see `DatasetBatches`.
 
@@ -292,6 +292,15 @@ class Dataset:
             Whether to leave out a last batch with fewer rows.
         shard
             `(i, n)`: the i-th of n shares, none of which has a row of another.
+        device, floats
+            As `ReplayBuffer.sample` takes them. Workers of a `DataLoader` are forked, and cannot use a GPU then.
+
+        Raises
+        ------
+        ArgumentError
+            If a number is none that it may be, or `floats` no floating-point dtype.
+        DeviceError
+            If torch cannot use the device.
         """
         return DatasetBatches(
             self._rows,
@@ -301,6 +310,7 @@ class Dataset:
             seed=(seed, epoch),
             drop_last=drop_last,
             shard=shard,
+            delivery=Delivery(device, floats),
         )
 
     # Episodes
@@ -319,8 +329,19 @@ class Dataset:
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             yield self._rows.take(order[start:stop])
 
-    def sample_sequences(self, batch_size: int, length: int) -> tuple[AnyBatch, Rows]:
+    def sample_sequences(
+        self, batch_size: int, length: int, *, device: Device | None = None, floats: Floats | None = None
+    ) -> tuple[AnyBatch, Rows]:
         """Draw stretches of steps of one episode, each of them as likely as any other.
+
+        Parameters
+        ----------
+        batch_size
+            How many.
+        length
+            Steps in each.
+        device, floats
+            As `ReplayBuffer.sample` takes them.
 
         Returns
         -------
@@ -331,6 +352,10 @@ class Dataset:
 
         Raises
         ------
+        ArgumentError
+            If `batch_size` is no whole number from 0 on, `length` none from 1 on, or `floats` no floating-point dtype.
+        DeviceError
+            If torch cannot use the device. Nothing is drawn then.
         EmptyBufferError
             If no episode has so many steps.
         SequenceError
@@ -338,6 +363,7 @@ class Dataset:
         """
         whole("batch_size", batch_size)
         whole("length", length, 1)
+        delivery = Delivery(device, floats)
         order, bounds = self._episodes()
         room = np.maximum(np.diff(bounds) - length + 1, 0)
         ends = np.cumsum(room)
@@ -353,8 +379,9 @@ class Dataset:
                 raise SequenceError("steps must be rows to be drawn as sequences, they are sequences already")
             batch = batch.copy(shallow=True)
             batch[names.SEQ_LENS] = np.full(batch_size, length, np.int32)
-            return batch, rows
-        return cast(Batch, batch)[np.arange(rows.size).reshape(rows.shape)], rows
+        else:
+            batch = cast(Batch, batch)[np.arange(rows.size).reshape(rows.shape)]
+        return delivery.one(batch, convert), rows
 
     def _episodes(self) -> tuple[Rows, Rows]:
         """Order all rows by episode and time, and tell where episodes begin in that order."""
@@ -386,8 +413,3 @@ class Dataset:
         new = np.concatenate(([0], np.cumsum(lengths)))
         places = np.repeat(bounds[:-1][turn] - new[:-1], lengths) + np.arange(n)
         return order[places].astype(np.int64), new
-
-
-def _convert(batch: AnyBatch, target: Target) -> AnyBatch:
-    """Convert the rows of a batch of any type to a target's form."""
-    return tree_to(batch, target) if isinstance(batch, Batch) else batch._to(target)

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import whole
+from samplebatch.batch.delivery import Delivery
 from samplebatch.errors import ArgumentError, ColumnMismatchError
-from samplebatch.storage.batch_table import AnyBatch, join, take_rows
+from samplebatch.storage.batch_table import AnyBatch, convert, join, take_rows
 
 if TYPE_CHECKING:
     from samplebatch.storage.dataset_rows import DatasetRows
@@ -55,6 +56,7 @@ class DatasetBatches:
         seed: tuple[int, int],
         drop_last: bool,
         shard: tuple[int, int],
+        delivery: Delivery,
     ) -> None:
         share, shares = shard
         whole("shard", shares, 1)
@@ -67,6 +69,7 @@ class DatasetBatches:
         self._seed = seed
         self._drop_last = drop_last
         self._shard = shard
+        self._delivery = delivery
         self._windows = self._plan()
         self._window = self._offset = 0
 
@@ -111,6 +114,9 @@ class DatasetBatches:
         return take_rows(batch, np.random.default_rng([*self._seed, window]).permutation(len(rows)))
 
     def __iter__(self) -> Iterator[AnyBatch]:
+        return self._delivery.each(self._each(), convert)
+
+    def _each(self) -> Iterator[AnyBatch]:
         rest: AnyBatch | None = None
         wanted = self._size
         window, offset = self._window, self._offset
@@ -168,6 +174,7 @@ class DatasetBatches:
             seed=self._seed,
             drop_last=self._drop_last,
             shard=(own + all_shares * share, all_shares * shares),
+            delivery=self._delivery,
         )
 
     def as_torch(self) -> Any:

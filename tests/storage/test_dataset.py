@@ -211,6 +211,30 @@ def test_samples_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> N
         flat.sample(5, floats="int64")
 
 
+def test_batches_and_sequences_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
+    flat = Dataset(tmp_path / "flat")
+    flat.append(SampleBatch(rewards=np.arange(8.0), eps_id=[0] * 8, t=np.arange(8)))
+    how: Any = {"device": "cpu", "floats": "float32"}
+    batches = flat.iter_batches(3, **how)
+    parts = [next(iter(batches)), *flat.iter_batches(3, **how)]
+    assert [part["t"].tolist() for part in parts] == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [6, 7]]
+    assert {part["rewards"].dtype for part in parts} == {torch.float32}
+    rest = flat.iter_batches(3, **how)
+    rest.load_state_dict(batches.state_dict())
+    assert [part["t"].tolist() for part in rest.share(0, 1)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [part["t"].tolist() for part in rest] == [[3, 4, 5], [6, 7]]
+    sequences, rows = flat.sample_sequences(2, 4, **how)
+    assert (sequences["rewards"].dtype, sequences["seq_lens"].tolist()) == (torch.float32, [4, 4])
+    assert sequences["t"].tolist() == rows.reshape(-1).tolist()
+    nested = Dataset(tmp_path / "nested")
+    nested.append(Batch(rew=np.arange(8.0)))
+    assert nested.sample_sequences(2, 4, **how)[0].rew.shape == (2, 4)
+    assert {part.rew.dtype for part in nested.iter_batches(3, floats="float32")} == {np.dtype(np.float32)}
+    for ask in (flat.iter_batches, lambda n, **how: flat.sample_sequences(n, 2, **how)):
+        with pytest.raises(ArgumentError, match="floats"):
+            ask(3, floats="int64")
+
+
 # Batches
 
 
