@@ -99,6 +99,23 @@ def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]], Any]) -> npt.NDArray[Any]:
+    """Convert rows of numbers that vary in shape, an array of arrays, all at once; return any other array itself."""
+    rows = array.tolist() if array.ndim == 1 else []
+    dtype = getattr(rows[0], "dtype", None) if rows else None
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
+        return array
+    if not all(type(row) is np.ndarray and row.dtype == dtype for row in rows):
+        return array
+    elements = convert(np.concatenate([row.reshape(-1) for row in rows]))
+    converted = np.empty(len(rows), object)
+    start = 0
+    for place, row in enumerate(rows):
+        converted[place] = elements[start : start + row.size].reshape(row.shape)
+        start += row.size
+    return converted
+
+
 class ArrayTarget:
     """Target that leaves values where they are, for learners that take arrays: floating-point ones get a dtype.
 
@@ -132,6 +149,8 @@ class ArrayTarget:
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
         """Return an array in the target's dtype, if it is of floating-point numbers: itself, if it has it already."""
+        if array.dtype.kind == "O":
+            return _convert_rows(array, self.from_array)
         return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -207,7 +226,14 @@ class TorchTarget:
         """Makes a tensor of a plain array, where that is all there is to do."""
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array as a tensor: over the same memory if it is writable and laid out for torch."""
+        """Return an array as a tensor: over the same memory if it is writable and laid out for torch.
+
+        An array of rows that vary in shape becomes one of tensors, which share the memory of all of them.
+        """
+        if array.dtype.kind == "O":
+            rows = _convert_rows(array, self.from_array)
+            if rows is not array:
+                return rows
         if self.keep_objects and array.dtype.kind in "OmM":
             return array
         if not array.flags.writeable or array.dtype.byteorder == ">" or (array.ndim and min(array.strides) < 0):

@@ -58,7 +58,8 @@ class Sampling(ShownRows):
         gamma
             The discount of a step.
         device
-            The device of tensors that the rows come as; None for arrays. Objects stay as they are.
+            The device of tensors that the rows come as; None for arrays. Rows that vary in shape come as an array of
+            tensors. Other objects stay as they are.
         floats
             The dtype of floating-point columns, torch's or NumPy's, or its name; None for their own. Integers, flags
             and images are left alone.

@@ -18,6 +18,7 @@ from samplebatch import (
     SampleBatch,
     VectorReplayBuffer,
 )
+from samplebatch.batch.targets import TorchTarget
 from samplebatch.errors import ArgumentError, DeviceError
 
 
@@ -149,3 +150,29 @@ def test_priorities_come_back_from_a_gpu() -> None:
     assert batch.rew.is_cuda
     buffer.update_weight(indices, batch.rew + 1, generation=batch.generation)
     assert [b.obs.is_cuda for b, _ in buffer.minibatches(4, device="cuda", prefetch=2)] == [True, True]
+
+
+def test_rows_that_vary_in_shape_become_tensors_over_one_memory() -> None:
+    buffer = ReplayBuffer(8, ragged="obs")
+    for i in range(4):
+        buffer.add(Batch(obs=np.full((i + 1, 2), i / 2), act=0, rew=0.0, terminated=False, truncated=False))
+    for rows, dtype in (
+        (buffer.sample(0, device="cpu")[0].obs, torch.float64),
+        (buffer.sample(0, device="cpu", floats="float32")[0].obs, torch.float32),
+        (buffer.sample(0, floats="float32")[0].obs, np.float32),
+        (buffer[:].to_torch().obs, torch.float64),
+        (buffer[:].to_torch().to_numpy().obs, np.float64),
+    ):
+        assert [row.dtype for row in rows] == [dtype] * 4
+        assert [row.tolist() for row in rows] == [[[i / 2] * 2] * (i + 1) for i in range(4)]
+    tensors = buffer.sample(0, device="cpu")[0].obs
+    assert len({row.untyped_storage().data_ptr() for row in tensors}) == 1
+
+
+@pytest.mark.parametrize(
+    "rows", [[np.zeros(1), np.zeros(1, np.float32)], [np.zeros(1), None], [np.array(["a"])]], ids=str
+)
+def test_rows_that_are_not_all_of_one_dtype_of_numbers_stay(rows: list[Any]) -> None:
+    held = np.fromiter(rows, object, len(rows))
+    kept = TorchTarget(keep_objects=True).from_array(held)
+    assert kept is held

@@ -71,10 +71,20 @@ def tree_to_numpy(source: N, prefix: str = "") -> N:
             elif kind in (NUMBER, FOREIGN):
                 converted[name] = np.asarray(value)
             else:
-                converted[name] = value
+                converted[name] = _rows_to_numpy(value) if kind == ARRAY else value
     except Exception as error:
         fault(prefix + name, "made an array", error)
     return node(type(source), converted)
+
+
+def _rows_to_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert rows that vary in shape, an array of tensors, to arrays; return any other array itself."""
+    if array.dtype.kind != "O" or array.ndim != 1 or not array.size or KINDS[type(array[0])] != TENSOR:
+        return array
+    rows = np.empty(len(array), object)
+    for place, row in enumerate(array):
+        rows[place] = array_of(row) if KINDS[type(row)] == TENSOR else row
+    return rows
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
