@@ -17,7 +17,9 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import as_html, describe
 from samplebatch.cli.contact_sheet import contact_sheet
+from samplebatch.cli.curves import curves_as_svg
 from samplebatch.errors import FormatError, require
+from samplebatch.learn.training_log import is_log
 from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
 from samplebatch.storage.arrow_file import replacing
@@ -177,7 +179,7 @@ def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathL
     """Write a page about a batch, whole or not at all.
 
     It has the columns of each policy with their dtypes, shapes and ranges, frames of images, and, where the batch
-    tells its episodes, their statistics and their picture.
+    tells its episodes, their statistics and their picture. Of the log of a training it has the learning curves.
 
     Parameters
     ----------
@@ -214,6 +216,8 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
     if statistics is not None:
         parts += [_episodes(statistics), episodes_as_svg(batch)]
     flat = isinstance(batch, SampleBatch)
+    if is_log(batch):
+        parts.append(curves_as_svg(batch))
     for policy, steps in batch.as_multi_agent().policy_batches.items():
         caption = f"{len(steps)} steps" if flat else f"policy {policy}: {len(steps)} agent steps"
         columns = {name: steps.column(name) for name in steps.column_names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -114,9 +114,9 @@ class LearningCurve(NamedTuple):
     values: npt.NDArray[np.float64]
 
 
-def is_log(column_names: Any) -> bool:
-    """Tell whether columns are those of a log."""
-    return set(COLUMNS) <= set(column_names)
+def is_log(batch: object) -> TypeGuard[SampleBatch]:
+    """Tell whether a batch has the columns of a log."""
+    return isinstance(batch, SampleBatch) and set(COLUMNS) <= set(batch.column_names)
 
 
 def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
@@ -128,7 +128,7 @@ def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
         If there is no log in the folder.
     """
     found = Dataset(folder).read()
-    if not isinstance(found, SampleBatch) or not is_log(found.column_names):
+    if not is_log(found):
         raise FormatError(f"{os.fspath(folder)!r} must be a log of a training, and has other columns")
     return newest_figures(found)
 

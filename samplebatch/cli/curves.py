@@ -1,0 +1,172 @@
+"""Learning curves of a training's log, in the terminal and as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.cli.display import console, number, say
+from samplebatch.errors import require
+from samplebatch.learn.training_log import LearningCurve, learning_curves, newest_figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH, _HEIGHT = 60, 10
+_POINTS = 24
+_MAX_PANELS = 8
+_MEAN, _STD = "returns_stat/mean", "returns_stat/std"
+_RETURNS = (f"test/{_MEAN}", f"training/{_MEAN}")
+_FACTS = ("info/", "update/smoothed_loss/", "update/train_time", "training/collect_", "test/collect_")
+"""Beginnings of names whose curves say nothing of learning."""
+
+Curves = Mapping[str, LearningCurve]
+
+
+def show_curves(log: SampleBatch) -> None:
+    """Print the curve of returns as a drawing, and every other one as a line of a table."""
+    from rich.table import Table
+
+    curves = learning_curves(newest_figures(log))
+    for name in [name for name in _RETURNS if name in curves][:1]:
+        for line in draw_text(name, curves[name]):
+            say(line)
+    table = Table(title=f"{len(curves)} learning curves", title_justify="left", title_style="bold")
+    table.add_column("figure")
+    for heading in ("over", "last step", "first", "last", "min", "max"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for name, (unit, steps, values) in curves.items():
+        finite = values[np.isfinite(values)]
+        ends = (values[0], values[-1], *((finite.min(), finite.max()) if len(finite) else (np.nan, np.nan)))
+        cells = [number(float(value)) for value in ends]
+        table.add_row(name, unit, str(int(steps[-1])), *cells, blocks(values))
+    console().print(table)
+
+
+def blocks(values: npt.NDArray[np.float64], width: int = _POINTS) -> str:
+    """Draw numbers as a line of blocks, means of neighbours where there are many.
+
+    >>> blocks(np.array([0.0, 1.0, 2.0, 7.0]))
+    '▁▂▃█'
+    """
+    means = _means(values[np.isfinite(values)], width)
+    if not len(means):
+        return ""
+    least, span = means.min(), np.ptp(means) or 1.0
+    levels = ((means - least) / span * (len(_BLOCKS) - 1)).round().astype(int)
+    return "".join(_BLOCKS[level] for level in levels.tolist())
+
+
+def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
+    """Draw a curve over its steps with characters, from its least value to its largest.
+
+    Examples
+    --------
+    >>> curve = LearningCurve("env_step", np.array([0, 10, 20]), np.array([1.0, 2.0, 3.0]))
+    >>> for line in draw_text("return", curve, width=5, height=3):
+    ...     print(line)
+    return over env_step
+           3 ┤    •
+             │  •
+           1 ┤•
+             └─────
+              0  20
+    """
+    is_finite = np.isfinite(curve.values)
+    steps, values = curve.steps[is_finite], curve.values[is_finite]
+    if not len(values):
+        return [f"{name} over {curve.unit}: no finite values"]
+    columns = _places(steps.astype(np.float64), width)
+    means = np.bincount(columns, values, minlength=width) / np.maximum(np.bincount(columns, minlength=width), 1)
+    filled = np.unique(columns)
+    rows = _places(means[filled], height)
+    grid = np.full((height, width), " ")
+    grid[height - 1 - rows, filled] = "•"
+    labels = {0: number(float(means[filled].max())), height - 1: number(float(means[filled].min()))}
+    lines = [f"{name} over {curve.unit}"]
+    for place, row in enumerate(grid):
+        label = labels.get(place, "")
+        lines.append(f"{label:>12} {'┤' if label else '│'}{''.join(row)}".rstrip())
+    first, last = str(int(steps[0])), str(int(steps[-1]))
+    return [*lines, " " * 13 + "└" + "─" * width, " " * 14 + first + last.rjust(width - len(first))]
+
+
+def draw_curves(log: SampleBatch, path: str | os.PathLike[str]) -> None:
+    """Draw the learning curves of a log: returns of tests and of training, then the figures of updates.
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+    OSError
+        If the file cannot be written.
+    """
+    _figure(learning_curves(newest_figures(log))).savefig(path)
+
+
+def curves_as_svg(log: SampleBatch) -> str:
+    """Draw the picture of `draw_curves` as SVG, to stand within a page; raises as that does."""
+    matplotlib = require("matplotlib", "plot")
+    page = BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        _figure(learning_curves(newest_figures(log))).savefig(page, format="svg", metadata={"Date": None})
+    text = page.getvalue().decode()
+    return text[text.index("<svg") :]
+
+
+def _figure(curves: Curves) -> Figure:
+    require("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    others = [name for name in curves if name.startswith("update/") and not name.startswith(_FACTS)]
+    panels = others[: _MAX_PANELS - 1]
+    figure = Figure(figsize=(10, 3.4 + 1.8 * ((len(panels) + 1) // 2)), layout="constrained", dpi=120)
+    grid = figure.add_gridspec(1 + (len(panels) + 1) // 2, 2, height_ratios=[1.8, *[1] * ((len(panels) + 1) // 2)])
+    axes = figure.add_subplot(grid[0, :])
+    axes.set_title("mean return", loc="left", fontsize="medium")
+    for color, name in enumerate(_RETURNS):
+        if name in curves:
+            unit, steps, values = curves[name]
+            scope = name.partition("/")[0]
+            axes.plot(
+                steps, values, color=f"C{color}", label=scope, marker="o" if len(steps) < 40 else "", markersize=3
+            )
+            spread = curves.get(f"{scope}/{_STD}")
+            if spread is not None and len(spread.values) == len(values):
+                axes.fill_between(
+                    steps, values - spread.values, values + spread.values, color=f"C{color}", alpha=0.15, linewidth=0
+                )
+            axes.set_xlabel(unit)
+    if axes.lines:
+        axes.legend(frameon=False)
+    for place, name in enumerate(panels):
+        own = figure.add_subplot(grid[1 + place // 2, place % 2])
+        own.plot(curves[name].steps, curves[name].values, linewidth=0.9)
+        own.set_title(name.removeprefix("update/"), loc="left", fontsize="medium")
+        own.set_xlabel(curves[name].unit)
+    return figure
+
+
+def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
+    """Return the values, or the means of `width` runs of them where there are more."""
+    if len(values) <= width:
+        return values
+    edges = np.linspace(0, len(values), width + 1).astype(int)[:-1]
+    counts = np.diff(np.append(edges, len(values)))
+    means: npt.NDArray[np.float64] = np.add.reduceat(values, edges) / counts
+    return means
+
+
+def _places(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+    """Return the place of each value, of `count` between the least and the largest."""
+    span = float(np.ptp(values)) or 1.0
+    places: npt.NDArray[np.int64] = ((values - values.min()) / span * (count - 1)).round().astype(np.int64)
+    return places
