@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -22,6 +22,46 @@ those agents that it gave an observation."""
 _REGISTERED = re.compile(r"-v\d+$")
 _VERSION = re.compile(r"[-_]v\d+$")
 _FORMS = "'Name-v0', 'package/module' or 'module:function'"
+
+
+class GymnasiumEnvironment(Protocol):
+    """Gymnasium's interface, of one environment or of many in a vector environment."""
+
+    @property
+    def observation_space(self) -> Any:
+        """The space of observations."""
+
+    @property
+    def action_space(self) -> Any:
+        """The space of actions."""
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Start an episode, and return observation and info."""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Act, and return observation, reward, the two flags and info."""
+
+    def close(self) -> Any:
+        """Close the environment."""
+
+
+class RLlibEnvironment(Protocol):
+    """RLlib's `MultiAgentEnv`: those agents act that it gave an observation."""
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Start an episode, and return observations and infos by agent."""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Let agents act, and return observations, rewards, the two flags and infos by agent."""
+
+    def get_observation_space(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the space of an agent's observations."""
+
+    def get_action_space(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the space of an agent's actions."""
+
+    def close(self) -> Any:
+        """Close the environment."""
 
 
 class ParallelEnvironment(Protocol):
@@ -80,6 +120,13 @@ class AECEnvironment(Protocol):
 
 Environment = str | Callable[..., Any]
 """An environment's name, or a function that makes it."""
+
+EnvLike = Environment | GymnasiumEnvironment | Sequence[Environment | GymnasiumEnvironment]
+"""All that collectors of one agent take as `env`."""
+
+_Several = Environment | ParallelEnvironment | AECEnvironment | RLlibEnvironment
+MultiAgentEnvLike = _Several | Sequence[_Several]
+"""All that collectors of several agents take as `env`."""
 
 
 def environment_factory(environment: Environment) -> Callable[[], Any]:

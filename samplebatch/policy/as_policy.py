@@ -29,7 +29,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -41,6 +41,27 @@ from samplebatch.errors import PolicySpecError
 from samplebatch.policy.peers import policy_of, wrap_peer
 from samplebatch.policy.random import RandomPolicy
 from samplebatch.policy.signature import Argument, Signature, is_module, read_signature
+
+
+class _Space(Protocol):
+    def sample(self, *args: Any, **kwargs: Any) -> Any: ...
+    def contains(self, x: Any) -> bool: ...
+
+
+class _Predicts(Protocol):
+    def predict(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _ComputesActions(Protocol):
+    def compute_actions(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+PolicyLike = Callable[..., Any] | _Space | _Predicts | _ComputesActions
+"""All that `as_policy` takes: functions, torch modules, Gymnasium spaces, and policies of other libraries with a method
+that is asked."""
+
+CollectorPolicy = PolicyLike | Literal["random"]
+"""All that collectors take as a policy."""
 
 Decision = dict[str, Any]
 """What a policy decided: `act`, an array of shape (n, ...) or a batch of arrays; and as far as it said so `state`;
@@ -193,7 +214,7 @@ class TorchPolicy(PolicyAdapter):
 
 
 def as_policy(
-    policy: Any,
+    policy: PolicyLike,
     action_space: Any = None,
     *,
     takes: Argument | Sequence[Argument] | None = None,

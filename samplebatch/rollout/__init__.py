@@ -37,6 +37,10 @@ _HOMES = {
     "SpaceLayout": "samplebatch.env.spaces",
     "RandomPolicy": "samplebatch.policy.random",
     "ActionMap": "samplebatch.policy.actor",
+    "PolicyLike": "samplebatch.policy.as_policy",
+    "CollectorPolicy": "samplebatch.policy.as_policy",
+    "EnvLike": "samplebatch.env.registry",
+    "MultiAgentEnvLike": "samplebatch.env.registry",
     "load_policy": "samplebatch.policy.file",
     "environment_factory": "samplebatch.env.registry",
     "environment_kind": "samplebatch.env.registry",
@@ -51,13 +55,17 @@ __all__ = [*_HOMES]
 if TYPE_CHECKING:
     from samplebatch.env.agents import Episode as Episode
     from samplebatch.env.agents import policy_by_kind as policy_by_kind
+    from samplebatch.env.registry import EnvLike as EnvLike
+    from samplebatch.env.registry import MultiAgentEnvLike as MultiAgentEnvLike
     from samplebatch.env.registry import environment_factory as environment_factory
     from samplebatch.env.registry import environment_kind as environment_kind
     from samplebatch.env.registry import known_environments as known_environments
     from samplebatch.env.registry import make_environment as make_environment
     from samplebatch.env.spaces import SpaceLayout as SpaceLayout
     from samplebatch.policy.actor import ActionMap as ActionMap
+    from samplebatch.policy.as_policy import CollectorPolicy as CollectorPolicy
     from samplebatch.policy.as_policy import PolicyAdapter as PolicyAdapter
+    from samplebatch.policy.as_policy import PolicyLike as PolicyLike
     from samplebatch.policy.as_policy import as_policy as as_policy
     from samplebatch.policy.file import load_policy as load_policy
     from samplebatch.policy.random import RandomPolicy as RandomPolicy

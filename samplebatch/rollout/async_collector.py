@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from samplebatch.env.spaces import put
 from samplebatch.errors import ArgumentError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, ActResult
+from samplebatch.policy.as_policy import CollectorPolicy
 from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.episodes import EpisodeQuota
@@ -104,7 +105,7 @@ class AsyncCollector(Collector):
 
     def __init__(
         self,
-        policy: Any,
+        policy: CollectorPolicy,
         env: Environment | Sequence[Environment],
         buffer: Any = None,
         *,
@@ -134,7 +135,7 @@ class AsyncCollector(Collector):
         try:
             super().__init__(
                 policy,
-                environments,
+                cast(Any, environments),
                 buffer,
                 exploration_noise=exploration_noise,
                 on_episode_done_hook=on_episode_done_hook,

@@ -120,7 +120,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     returns_stat, lens_stat
         These in four numbers each; None if no episode ended.
     batch
-        The steps, stream by stream; None if they went to a buffer.
+        The steps, stream by stream; None if they went to a buffer, which type checkers do not see.
     policies
         Where there are several agents, the same of each policy, by policy id: its agents' steps, and an entry for each
         of them in each episode that ended. `returns` and `lens` have those of all policies then, one policy after the
@@ -135,7 +135,8 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     lens: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     returns_stat: SequenceSummaryStats | None = None
     lens_stat: SequenceSummaryStats | None = None
-    batch: BatchT | None = None
+    # Only who gave the collector a buffer has to ask whether it is there.
+    batch: BatchT | Any = None
     policies: Mapping[PolicyID, CollectStats[Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -14,12 +14,13 @@ from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.as_environments import as_environments
 from samplebatch.env.infos import Infos, batch_of
+from samplebatch.env.registry import EnvLike
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, Actor, ActResult
-from samplebatch.policy.as_policy import evaluation_mode, is_space
+from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_space
 from samplebatch.policy.peers import policy_of
 from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
@@ -127,8 +128,8 @@ class Collector(Resumable):
 
     def __init__(
         self,
-        policy: Any,
-        env: Any,
+        policy: CollectorPolicy,
+        env: EnvLike,
         buffer: Any = None,
         *,
         num_envs: int | None = None,

@@ -16,12 +16,13 @@ from samplebatch.env.agents import PolicyOfAgents, policy_by_kind
 from samplebatch.env.as_environments import bind_arguments
 from samplebatch.env.multi_agent import AdapterState, adapt_agents, make_several
 from samplebatch.env.pettingzoo import AgentOutcomes, MultiAgentAdapter
+from samplebatch.env.registry import MultiAgentEnvLike
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
-from samplebatch.policy.as_policy import evaluation_mode
+from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
@@ -119,8 +120,8 @@ class MultiAgentCollector(Resumable):
 
     def __init__(
         self,
-        env: Any,
-        policy: Any = _RANDOM,
+        env: MultiAgentEnvLike,
+        policy: CollectorPolicy | Mapping[PolicyID, CollectorPolicy] = "random",
         buffer: MultiAgentReplayBuffer | None = None,
         *,
         policy_mapping: PolicyMapping | None = None,

@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +119,7 @@ class SingleAgentTask(Task):
         self._policy = make_policy(given, environments.observation_space, environments.action_space)
         self._collector: Collector = Collector(
             self._policy,
-            environments,
+            cast(Any, environments),
             seed=spec.seed,
             exploration_noise=spec.exploration_noise,
             map_action=spec.map_action,

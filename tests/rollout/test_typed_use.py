@@ -15,7 +15,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium.vector import SyncVectorEnv
+from mpe2 import simple_spread_v3
+from pettingzoo import AECEnv, ParallelEnv
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from samplebatch import (
     AsyncCollector,
@@ -24,6 +28,7 @@ from samplebatch import (
     MultiAgentCollector,
     RandomPolicy,
     RolloutWorkers,
+    SampleBatch,
     VectorReplayBuffer,
     as_policy,
 )
@@ -59,6 +64,22 @@ Collector("random", partial(gymnasium.make, "CartPole-v1"))
 Collector(as_policy(lambda s: s, takes="obs"), make)
 Collector(as_policy(lambda s, h: (s, h), takes=("tensor", "state")), make)
 Collector(RandomPolicy(vector.single_action_space, seed=1), make)
+Collector(vector.single_action_space, [make(), make()])
+Collector(torch.nn.Linear(4, 2), make())
+
+
+def steps_of(collector: Collector) -> SampleBatch:
+    stats = collector.collect(n_step=10)
+    print(stats.batch["rewards"].mean(), stats.n_collected_steps)
+    return stats.batch
+
+
+def agents(parallel: ParallelEnv[str, Array, Array], turns: AECEnv[str, Array, Array], rllib: MultiAgentEnv) -> int:
+    MultiAgentCollector([parallel, turns, simple_spread_v3.parallel_env])
+    stats = MultiAgentCollector(rllib, {0: of_obs}, policy_mapping=lambda agent: 0).collect(n_step=5)
+    return stats.batch[0].count + stats.batch.count
+
+
 AsyncCollector(of_obs, [make, "CartPole-v1"], wait_num=2)
 several = MultiAgentCollector("mpe2/simple_tag_v3", {"agent": of_obs, "adversary": "random"}, num_envs=2)
 reveal_type(several.collect(n_episode=2).batch)
@@ -69,6 +90,10 @@ reveal_type(as_policy(of_obs)(Batch(obs=[1])))
 reveal_type(environment_kind(make_environment("CartPole-v1")))
 reveal_type(policy_by_kind(make())("agent_0"))
 as_policy(of_obs, takes="observations")
+Collector(3, make)
+Collector("randm", make)
+Collector(of_obs, 3)
+MultiAgentCollector(make(), of_obs)
 """
 
 
@@ -76,7 +101,9 @@ as_policy(of_obs, takes="observations")
 def test_a_script_of_a_user_under_strict_mypy(tmp_path: Path) -> None:
     revealed, errors = check_types(SOURCE, tmp_path)
     assert len(revealed) == 7
-    assert revealed[0] == "SampleBatch[ndarray[tuple[Any, ...], dtype[Any]]] | None"
+    assert revealed[0] == "SampleBatch[ndarray[tuple[Any, ...], dtype[Any]]] | Any"
     assert "Any" not in revealed
-    assert len(errors) == 1, errors
-    assert 'Argument "takes" to "as_policy" has incompatible type' in errors[0]
+    wrong = ['"takes" to "as_policy"', *('1 to "Collector"',) * 2, '2 to "Collector"', '1 to "MultiAgentCollector"']
+    assert len(errors) == len(wrong), errors
+    for error, argument in zip(errors, wrong, strict=True):
+        assert f"Argument {argument} has incompatible type" in error
