@@ -69,12 +69,13 @@ def steps_of(batch: Any) -> tuple[dict[str, Any], int]:
     return dict(flat.as_batch("tianshou").__dict__), flat.count
 
 
-def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int) -> Ints:
+def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
     """Add n rows to a buffer's rings, the steps of each agent in order; return the index that each went to.
 
-    Where the steps of an episode end in a ring before it has, the last one counts as truncated.
+    Where the steps of an episode end in a ring before it has, the last one counts as truncated. The ring of each row,
+    shape (n,), is found by environments and episodes if none is given.
     """
-    rings = _rings_of(buffer, held, count)
+    rings = _rings_of(buffer, held, count) if rings is None else rings
     order = np.empty(count, np.intp)
     cut = np.zeros(count, np.bool_)
     episode, agent, t = (np.asarray(held[name]) if name in held else None for name in _STREAM)
