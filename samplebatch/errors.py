@@ -32,6 +32,8 @@
     ├── EnvironmentSpecError  (ValueError)   an environment that cannot be made or stepped as asked
     ├── PolicySpecError       (ValueError)   a policy that cannot be asked for actions, or gives none that fit
     ├── WorkerError           (RuntimeError) a rollout worker failed or died
+    ├── LimitTimeoutError     (TimeoutError) a replay table that held back an insert or a sample for the time given
+    ├── TableClosedError      (RuntimeError) a replay table that is closed
     └── MissingExtraError     (ImportError)  an optional dependency is not installed
 
 Every message is one sentence: what must hold, what was found, what to do. It names the column and never shows data.
@@ -167,6 +169,27 @@ class PolicySpecError(SampleBatchError, ValueError):
 
 class WorkerError(SampleBatchError, RuntimeError):
     """A rollout worker raised, hung or died."""
+
+
+class LimitTimeoutError(SampleBatchError, TimeoutError):
+    """The limits of a replay table held back an insert or a sample for the time given.
+
+    Attributes
+    ----------
+    why
+        The limit that held it back, as a clause.
+    since
+        When it came to the table, in seconds of Unix time.
+    """
+
+    def __init__(self, sentence: str, why: str = "", since: float = 0.0) -> None:
+        super().__init__(sentence)
+        self.why = why
+        self.since = since
+
+
+class TableClosedError(SampleBatchError, RuntimeError):
+    """A replay table is closed, and takes and gives nothing any more."""
 
 
 class MissingExtraError(SampleBatchError, ImportError):

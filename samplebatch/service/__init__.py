@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from samplebatch.exports import exports
 
-_HOMES: dict[str, str] = {}
+_HOMES = {
+    "InsertResult": "samplebatch.service.table",
+    "RateLimiter": "samplebatch.service.limiter",
+    "ReplayTable": "samplebatch.service.table",
+    "Sample": "samplebatch.service.items",
+}
 
 __all__ = [*_HOMES]
 

@@ -1,0 +1,173 @@
+"""Items: what a replay table holds, behind one interface for tables of steps and tables of fragments."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.errors import ArgumentError, near_names
+from samplebatch.service.waiting import Hold
+
+if TYPE_CHECKING:
+    from _thread import RLock
+
+Mode = Literal["steps", "sequences", "episodes", "fragments"]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request for a sample.
+
+    Attributes
+    ----------
+    batch_size
+        Steps, sequences, episodes or fragments that are asked for.
+    mode
+        Which of these.
+    options
+        Arguments of that mode.
+    seed
+        Of the generator that draws; None for the table's own generator.
+    """
+
+    batch_size: int
+    mode: Mode
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of a replay table, as learners take it.
+
+    Attributes
+    ----------
+    batch
+        The rows. Of a table of steps they are a `Batch`, as the replay buffer gives them: shape (n, ...) for steps and
+        for the steps of episodes, one after the other; (n, length, ...) for sequences. Of a table of fragments they are
+        of the type that was inserted, one fragment after the other.
+    indices
+        Where they are, to be handed back to `update_weight`: slots of steps, shape (n,); of sequences, shape
+        (n, length), -1 where there is none; numbers of fragments, shape (k,).
+    generations
+        The generations of the slots, shape (n,); of sequences those of the given steps; of fragments zeros.
+    weights
+        Importance weights, shape of `generations`; None where nothing is drawn by priority.
+    lengths
+        Rows of each episode or fragment, shape (k,); None for steps and sequences.
+    held_s
+        Seconds that the table held the request back.
+    """
+
+    batch: Any
+    indices: Ints
+    generations: Ints
+    weights: npt.NDArray[np.float64] | None = None
+    lengths: Ints | None = None
+    held_s: float = 0.0
+
+
+class Items(ABC):
+    """The items of a replay table; all but `prepare`, `request` and `finish` are called with the lock held.
+
+    Attributes
+    ----------
+    unit
+        The word for several items.
+    modes
+        The modes of sampling, the usual one first.
+    lock
+        The lock of the table.
+    capacity
+        How many items there may be.
+    max_times
+        How often each may be sampled; 0 for any number of times.
+    """
+
+    unit: str
+    modes: tuple[Mode, ...]
+    lock: RLock
+    capacity: int
+    max_times: int
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of items."""
+
+    @abstractmethod
+    def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
+        """Check rows, and return them ready for `insert`, how many items they are, and how many rows."""
+
+    @abstractmethod
+    def hold_insert(self, count: int) -> Hold | None:
+        """Say why there is no room for some items; None if there is."""
+
+    @abstractmethod
+    def insert(self, ready: Any, writer: str) -> Ints:
+        """Insert rows, and return the indices of the items."""
+
+    @abstractmethod
+    def request(self, batch_size: int, mode: Mode, options: Mapping[str, Any], seed: int | None) -> Request:
+        """Check a request for a sample."""
+
+    @abstractmethod
+    def hold_sample(self, request: Request) -> Hold | None:
+        """Say which items a request lacks; None if none."""
+
+    @abstractmethod
+    def draw(self, request: Request) -> tuple[Any, int]:
+        """Draw a sample for `finish`, and return it and how many items were sampled."""
+
+    @abstractmethod
+    def finish(self, drawn: Any) -> Sample:
+        """Make a sample of one that is drawn; the lock is free."""
+
+    @abstractmethod
+    def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
+        """Give items new priorities, and return how many were there."""
+
+    @abstractmethod
+    def set_max_times(self, times: int) -> None:
+        """Change how often each item may be sampled."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Remove all items."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of memory that the items take."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the items, and all that it needs to carry on as it would have."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Carry on from a state of items of the same kind."""
+
+
+def take_options(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Return options with the defaults of those that are not given.
+
+    Raises
+    ------
+    ArgumentError
+        If one is unknown; names the near ones.
+
+    Examples
+    --------
+    >>> take_options({"length": 8}, {"length": 1, "burn_in": 0}, "sequences")
+    {'length': 8, 'burn_in': 0}
+    """
+    for name in given:
+        if name not in known:
+            raise ArgumentError(f"{whose} take no option {name!r}; {near_names(name, known)}")
+    return {**known, **given}

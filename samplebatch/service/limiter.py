@@ -1,0 +1,184 @@
+"""RateLimiter: how far writers and learners of a table may run ahead of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from samplebatch.arguments import positive, whole
+from samplebatch.errors import ArgumentError
+
+
+class RateLimiter:
+    """The limits of a replay table, in items: how many must be there to sample, and how often each may be sampled.
+
+    Each insert beyond the first `min_size` earns `samples_per_insert` samples. The samples that are earned and not
+    taken, or taken and not earned, may be `error_buffer` at most. A request begins when its first item keeps to that,
+    and is then carried out whole, so that no size of fragments and batches can bring both sides to a halt.
+
+    Parameters
+    ----------
+    min_size
+        Items that a table must have to be sampled. Until then nobody who inserts is held back.
+    samples_per_insert
+        Samples that each insert earns; None for no such limit.
+    error_buffer
+        How far samples may be ahead or behind. By default a tenth of what `min_size` inserts earn, and at least that
+        of two inserts, or two samples.
+
+    Raises
+    ------
+    ArgumentError
+        If `min_size` is no whole number from 1, `samples_per_insert` no number above 0, or `error_buffer` none from
+        the larger of 1 and `samples_per_insert`; if there is an `error_buffer` without the other.
+
+    Attributes
+    ----------
+    min_size, samples_per_insert, error_buffer
+        As given.
+    inserted, sampled
+        Items so far.
+
+    Examples
+    --------
+    >>> limiter = RateLimiter(2, samples_per_insert=1.0, error_buffer=2.0)
+    >>> limiter.why_not_sample(0)
+    'sampling needs 2 items, and there are 0'
+    >>> limiter.count_inserts(4)
+    >>> limiter.why_not_insert(4)
+    'samples are 2 behind and may be 2: 0 were taken for 4 inserts'
+    >>> limiter.count_samples(4)
+    >>> limiter.why_not_sample(4)
+    'samples are 2 ahead and may be 2: 4 were taken for 4 inserts'
+    """
+
+    def __init__(
+        self, min_size: int = 1, *, samples_per_insert: float | None = None, error_buffer: float | None = None
+    ) -> None:
+        self.inserted = self.sampled = 0
+        self._use(min_size, samples_per_insert, error_buffer)
+        self._origin = (self.min_size, 0)
+
+    def _use(self, min_size: Any, samples_per_insert: Any, error_buffer: Any) -> None:
+        """Check limits, and keep to them from now on."""
+        least = whole("min_size", min_size, 1)
+        ratio = None if samples_per_insert is None else positive("samples_per_insert", samples_per_insert)
+        if error_buffer is not None and ratio is None:
+            raise ArgumentError("error_buffer is that of a ratio; give samples_per_insert, too")
+        if ratio is not None and error_buffer is None:
+            error_buffer = max(2.0 * max(1.0, ratio), 0.1 * ratio * least)
+        buffer = None if error_buffer is None else positive("error_buffer", error_buffer)
+        if ratio is not None and buffer is not None and buffer < max(1.0, ratio):
+            raise ArgumentError(
+                f"error_buffer must be at least {max(1.0, ratio):g}, one sample and those of one insert, got {buffer:g}"
+            )
+        self.min_size, self.samples_per_insert, self.error_buffer = least, ratio, buffer
+
+    @property
+    def _due(self) -> float:
+        """Samples that are earned and not taken; negative where more are taken than earned."""
+        inserts, samples = self._origin
+        return (self.samples_per_insert or 0.0) * (self.inserted - inserts) - (self.sampled - samples)
+
+    def why_not_insert(self, size: int) -> str:
+        """Say which limit holds back an insert into a table of `size` items; an empty string if none does."""
+        if self.samples_per_insert is None or self.error_buffer is None or size < self.min_size:
+            return ""
+        due = self._due
+        if due + self.samples_per_insert <= self.error_buffer:
+            return ""
+        return f"samples are {due:g} behind and may be {self._so_far()}"
+
+    def why_not_sample(self, size: int) -> str:
+        """Say which limit holds back a sample of a table of `size` items; an empty string if none does."""
+        if size < self.min_size:
+            return f"sampling needs {self.min_size} items, and there are {size}"
+        if self.samples_per_insert is None or self.error_buffer is None:
+            return ""
+        due = self._due
+        if due - 1.0 >= -self.error_buffer:
+            return ""
+        return f"samples are {-due:g} ahead and may be {self._so_far()}"
+
+    def _so_far(self) -> str:
+        return f"{self.error_buffer:g}: {self.sampled} were taken for {self.inserted} inserts"
+
+    def count_inserts(self, n: int) -> None:
+        """Count n inserts."""
+        self.inserted += n
+
+    def count_samples(self, n: int) -> None:
+        """Count n samples."""
+        self.sampled += n
+
+    def set_limits(self, size: int, limits: Mapping[str, Any]) -> None:
+        """Change some limits of a table that has `size` items; nothing has changed if one is refused.
+
+        A ratio counts from the change on, and from when `min_size` items are there. A new ratio has a new default for
+        `error_buffer`.
+
+        Raises
+        ------
+        ArgumentError
+            As the class does.
+        """
+        self._use(**self._with(limits))
+        if not limits.keys().isdisjoint(("min_size", "samples_per_insert")):
+            self._origin = (self.inserted + max(self.min_size - size, 0), self.sampled)
+
+    def _with(self, limits: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all limits with some changed; those that follow from a changed one have no value of their own."""
+        known = self.limits
+        if "samples_per_insert" in limits:
+            known["error_buffer"] = None
+        return known | dict(limits)
+
+    def changed(self, limits: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all limits as `set_limits` would leave them.
+
+        Raises
+        ------
+        ArgumentError
+            As the class does.
+        """
+        found = self._with(limits)
+        return type(self)(found.pop("min_size"), **found).limits
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits by name."""
+        return {name: getattr(self, name) for name in ("min_size", "samples_per_insert", "error_buffer")}
+
+    def reset(self) -> None:
+        """Count from the beginning, for a table that is empty."""
+        self.inserted = self.sampled = 0
+        self._origin = (self.min_size, 0)
+
+    # Carrying on elsewhere
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return limits and counts as plain values, for `from_state_dict`.
+
+        Examples
+        --------
+        >>> RateLimiter(5).state_dict()
+        {'min_size': 5, 'samples_per_insert': None, 'error_buffer': None, 'inserted': 0, 'sampled': 0, 'origin': [5, 0]}
+        """
+        return self.limits | {"inserted": self.inserted, "sampled": self.sampled, "origin": list(self._origin)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Make a limiter that continues from a state.
+
+        Raises
+        ------
+        ArgumentError
+            If a limit or a count is none.
+        """
+        limiter = cls(
+            state["min_size"], samples_per_insert=state["samples_per_insert"], error_buffer=state["error_buffer"]
+        )
+        limiter.inserted, limiter.sampled = (whole(name, state[name]) for name in ("inserted", "sampled"))
+        inserts, samples = state["origin"]
+        limiter._origin = (whole("origin", inserts), whole("origin", samples))
+        return limiter

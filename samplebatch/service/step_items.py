@@ -1,0 +1,382 @@
+"""StepItems: the steps of a replay table, in one of the library's replay buffers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.arguments import fraction, whole
+from samplebatch.buffer.extending import add_steps, steps_of
+from samplebatch.buffer.prioritized import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.samplers import Prioritized, exponent
+from samplebatch.buffer.vector import VectorReplayBuffer
+from samplebatch.errors import ArgumentError, CapacityError, FormatError, PriorityError
+from samplebatch.service.draws_left import DrawsLeft
+from samplebatch.service.items import Items, Request, Sample, take_options
+from samplebatch.service.waiting import Hold
+
+_INTP = np.dtype(np.intp)
+_BUFFER = {
+    "stack_num": 1,
+    "ignore_obs_next": False,
+    "save_only_last_obs": False,
+    "sample_avail": False,
+    "compress": False,
+    "ragged": (),
+    "reward_dtype": "float64",
+}
+_PRIORITIZED = {"alpha": 0.6, "beta": 0.4, "weight_norm": True, "stratified": False}
+_N_STEP: dict[str, Any] = {"n_step": None, "gamma": 0.99}
+
+Stream = tuple[str, int]
+"""A writer and the number of one of its environments."""
+
+
+class StepItems(Items):
+    """The steps of a replay table, for `ReplayTable`; drawing is that of the buffer, draw for draw.
+
+    Parameters
+    ----------
+    kind
+        `"uniform"` or `"prioritized"`.
+    capacity
+        How many steps there may be, rounded up so that all rings have as many.
+    streams
+        How many rings there are. The steps of each environment of each writer have a ring of their own, as long as
+        there are enough; then the ring that was written to the longest time ago gets a new owner.
+    max_times
+        How often each step may be sampled; 0 for any number of times.
+    seed
+        Of the buffer's generator.
+    options
+        Those of the buffer, and `n_step` and `gamma`, with which steps are sampled that are asked for without.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is unknown, or not of its values.
+    PriorityError
+        If alpha or beta is negative or no number.
+    """
+
+    unit = "steps"
+    modes = ("steps", "sequences", "episodes")
+
+    def __init__(
+        self, kind: str, capacity: int, streams: int, max_times: int, seed: Any, options: Mapping[str, Any]
+    ) -> None:
+        known = {**_BUFFER, **(_PRIORITIZED if kind == "prioritized" else {}), **_N_STEP}
+        taken = take_options(options, known, f"tables of kind {kind!r}")
+        self._n_step = {name: taken.pop(name) for name in _N_STEP}
+        self._check_n_step(self._n_step)
+        self.buffer: ReplayBuffer
+        if kind == "prioritized":
+            self.buffer = (
+                PrioritizedReplayBuffer(capacity, random_seed=seed, **taken)
+                if streams == 1
+                else PrioritizedVectorReplayBuffer(capacity, streams, random_seed=seed, **taken)
+            )
+        elif streams == 1:
+            self.buffer = ReplayBuffer(capacity, random_seed=seed, **taken)
+        else:
+            self.buffer = VectorReplayBuffer(capacity, streams, random_seed=seed, **taken)
+        self.lock = self.buffer._table.lock
+        self.capacity = self.buffer.maxsize
+        self._rings = streams
+        self._streams: OrderedDict[Stream, int] = OrderedDict()
+        self.left: DrawsLeft | None = None
+        self.max_times = 0
+        if max_times:
+            self.set_max_times(max_times)
+
+    @staticmethod
+    def _check_n_step(options: Mapping[str, Any]) -> None:
+        if options["n_step"] is not None:
+            whole("n_step", options["n_step"], 1)
+        fraction("gamma", options["gamma"])
+
+    @property
+    def _prioritized(self) -> Prioritized | None:
+        sampler = self.buffer._sampler
+        return sampler if isinstance(sampler, Prioritized) else None
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    # Inserting
+
+    def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
+        """Check a fragment of steps, and bring its columns under the names of buffers.
+
+        Raises
+        ------
+        ArgumentError
+            If there is a key.
+        CapacityError
+            If there are more steps than a ring has slots.
+        PriorityError
+            If there are priorities, and steps have none; if they are not one, or one for each step.
+        SampleBatchError
+            As `ReplayBuffer.extend` does.
+        """
+        if key is not None:
+            raise ArgumentError("steps have no keys; keys are for tables of kind 'key'")
+        held, count = steps_of(rows)
+        most = self.capacity // self._rings
+        if count > most:
+            raise CapacityError(f"a fragment must have at most {most} steps, the slots of a ring here, got {count}")
+        if priorities is not None:
+            if self._prioritized is None:
+                raise PriorityError("steps have priorities in tables of kind 'prioritized' only; leave them out")
+            priorities = np.asarray(priorities)
+            if priorities.size not in (1, count):
+                raise PriorityError(f"priorities must be one, or one for each of {count} steps, got {priorities.size}")
+        return (held, count, priorities), count, count
+
+    def hold_insert(self, count: int) -> Hold | None:
+        """Hold nothing back: the oldest steps of a ring are written over."""
+        return None
+
+    def insert(self, ready: Any, writer: str) -> Any:
+        """Insert steps as `ReplayBuffer.extend` does, and return their slots, shape (n,)."""
+        held, count, priorities = ready
+        slots = add_steps(self.buffer, dict(held), count, self._rings_of(held, count, writer))
+        if priorities is not None:
+            self.buffer.update_weight(slots, priorities if priorities.size == count else priorities.reshape(())[()])
+        if self.left is not None:
+            self.left.renew(slots)
+        return slots
+
+    def _rings_of(self, held: Mapping[str, Any], count: int, writer: str) -> npt.NDArray[np.intp] | None:
+        """Find the ring of each row by its writer and environment; None to let the buffer find it."""
+        if self._rings == 1 or not writer:
+            return None
+        environments = np.asarray(held[names.ENV_ID]) if names.ENV_ID in held else np.zeros(count, np.int64)
+        known, place = np.unique(environments, return_inverse=True)
+        rings = [self._ring_of((writer, int(environment))) for environment in known]
+        return np.array(rings, _INTP)[place.reshape(-1)]
+
+    def _ring_of(self, stream: Stream) -> int:
+        """Return the ring of a stream: its own, else a free one, else the one not written to for the longest time."""
+        ring = self._streams.pop(stream, None)
+        if ring is None:
+            if len(self._streams) < self._rings:
+                free = set(range(self._rings)).difference(self._streams.values())
+                ring = stream[1] if stream[1] in free else min(free)
+            else:
+                ring = self._streams.popitem(last=False)[1]
+        self._streams[stream] = ring
+        return ring
+
+    # Sampling
+
+    def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
+        """Check a request for steps, sequences or episodes.
+
+        Options are `beta`, of a prioritized table; of steps `n_step` and `gamma`; of sequences `length`, `burn_in` and
+        `padded`; of episodes `unfinished`.
+
+        Raises
+        ------
+        ArgumentError
+            If an option is unknown or not of its values, or steps are counted and cannot be in that mode.
+        PriorityError
+            If `beta` is negative or no number.
+        """
+        known: dict[str, Any] = {
+            "steps": self._n_step,
+            "sequences": {"length": None, "burn_in": 0, "padded": True},
+            "episodes": {"unfinished": False},
+        }[mode]
+        prioritized = {"beta": None} if self._prioritized is not None else {}
+        taken = take_options(options, {**known, **prioritized}, f"samples of {mode}")
+        if mode == "steps":
+            self._check_n_step(taken)
+        if mode == "sequences" and whole("burn_in", taken["burn_in"]) >= whole("length", taken["length"], 1):
+            raise ArgumentError(f"burn_in must leave a step of {taken['length']}, got {taken['burn_in']}")
+        if taken.get("beta") is not None:
+            exponent("beta", taken["beta"])
+        if self.max_times:
+            if mode == "episodes" or not taken.get("padded", True):
+                raise ArgumentError(
+                    "steps that may be sampled a number of times are drawn by themselves, or with the sequences that "
+                    "begin with them; leave out max_times_sampled to draw whole episodes, or sequences without padding"
+                )
+            if batch_size > self.capacity * self.max_times:
+                raise ArgumentError(
+                    f"batch_size must be at most {self.capacity * self.max_times} here, which a full table has, got "
+                    f"{batch_size}"
+                )
+        return Request(batch_size, mode, taken, seed)
+
+    def hold_sample(self, request: Request) -> Hold | None:
+        """Say that too few steps may still be sampled."""
+        if self.left is None or self.left.total >= request.batch_size:
+            return None
+        return Hold(f"{request.batch_size} steps are asked for, and {self.left.total} may be sampled", needs_items=True)
+
+    def draw(self, request: Request) -> tuple[Any, int]:
+        """Draw a sample as the buffer does; steps that were sampled often enough are not drawn."""
+        with self._drawing(request):
+            if request.mode == "episodes":
+                return self._draw_episodes(request)
+            if self.left is not None:
+                return self._draw_counted(request)
+            if request.mode == "sequences":
+                options = {name: request.options[name] for name in ("length", "burn_in", "padded")}
+                batch, indices = self.buffer.sample_sequences(request.batch_size, **options)
+                return self._sequences(batch, indices)
+            n_step, gamma = request.options["n_step"], request.options["gamma"]
+            batch, slots = self.buffer.sample(request.batch_size, n_step=n_step, gamma=gamma)
+            return self._sample(batch, slots, slots), len(slots)
+
+    @contextmanager
+    def _drawing(self, request: Request) -> Iterator[None]:
+        """Let the buffer draw with the seed and the exponent of a request."""
+        buffer, sampler = self.buffer, self._prioritized
+        rng, beta = buffer._rng, None if sampler is None else sampler.beta
+        try:
+            if request.seed is not None:
+                buffer._rng = np.random.default_rng(request.seed)
+            if sampler is not None and request.options["beta"] is not None:
+                sampler.beta = float(request.options["beta"])
+            yield
+        finally:
+            buffer._rng = rng
+            if sampler is not None and beta is not None:
+                sampler.beta = beta
+
+    def _draw_episodes(self, request: Request) -> tuple[Sample, int]:
+        buffer = self.buffer
+        slots, ends = buffer._draw_episodes(request.batch_size, unfinished=request.options["unfinished"])
+        return self._sample(buffer._rows(slots), slots, slots, np.diff(ends)), len(slots)
+
+    def _draw_counted(self, request: Request) -> tuple[Sample, int]:
+        """Draw steps that may still be sampled, and count them."""
+        buffer, left = self.buffer, self.left
+        assert left is not None
+        with left.draw(buffer, request.batch_size) as slots:
+            if request.mode == "sequences":
+                found = buffer._sequences(slots, request.options["length"], request.options["burn_in"])
+                return self._sequences(*found)
+            rows = buffer._rows(slots)
+            if request.options["n_step"] is not None:
+                rows.__dict__.update(buffer._nstep_columns(slots, request.options["n_step"], request.options["gamma"]))
+            return self._sample(rows, slots, slots), len(slots)
+
+    def _sequences(self, batch: Any, indices: npt.NDArray[np.intp]) -> tuple[Sample, int]:
+        starts = indices[np.arange(len(indices)), batch.burn_in.sum(1)]
+        return self._sample(batch, indices, starts), int(np.count_nonzero(batch.mask))
+
+    def _sample(self, batch: Any, indices: Any, slots: Any, lengths: Any = None) -> Sample:
+        """Make a sample of rows; generations and weights are those of `slots`."""
+        held = batch.__dict__
+        if names.GENERATION in held and self._prioritized is not None:
+            return Sample(batch, indices, held[names.GENERATION], held[names.WEIGHT], lengths)
+        return Sample(batch, indices, self.buffer._table.rings.generation(slots), None, lengths)
+
+    def finish(self, drawn: Any) -> Sample:
+        """Return the sample, whose rows were gathered while the lock was held."""
+        sample: Sample = drawn
+        return sample
+
+    # Changing
+
+    def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
+        """Give steps new priorities as the buffer does, and return how many were there.
+
+        Raises
+        ------
+        PriorityError
+            If steps have no priorities; or as `PrioritizedReplayBuffer.update_weight` does.
+        SampleBatchError
+            As that does.
+        """
+        buffer: Any = self.buffer
+        if self._prioritized is None:
+            raise PriorityError("steps have priorities in tables of kind 'prioritized' only; this one is 'uniform'")
+        slots = np.ascontiguousarray(buffer._slots(indices)).reshape(-1)
+        there = np.ones(len(slots), np.bool_)
+        if generations is not None:
+            rings = buffer._table.rings
+            known = np.asarray(generations).reshape(-1)
+            there = rings.holds(slots) & (rings.generation(slots) == known if len(known) == len(slots) else True)
+        spent = self.left.spent(slots) if self.left is not None else ~there
+        if self.left is not None and spent.any():
+            # Their weights are 0, so that they are not drawn.
+            slots, there = slots[~spent], there[~spent]
+            weights = np.broadcast_to(np.asarray(weights), spent.shape)[~spent]
+            generations = None if generations is None else np.asarray(generations).reshape(-1)[~spent]
+        buffer.update_weight(slots, weights, generation=generations)
+        return int(np.count_nonzero(there))
+
+    def set_max_times(self, times: int) -> None:
+        """Change how often each step may be sampled, counted from when there was such a limit.
+
+        Raises
+        ------
+        ArgumentError
+            If the buffer draws only steps with all frames of a stack.
+        """
+        if times and self.buffer.options["sample_avail"]:
+            raise ArgumentError("max_times_sampled counts every step, and sample_avail draws only some; leave one out")
+        if not times and self.left is not None:
+            self.left.lift(self.buffer)
+            self.left = None
+        elif times and self.left is None:
+            self.left = DrawsLeft(self.capacity, times)
+            self.left.renew(self.buffer._table.rings.stored_slots())
+        elif self.left is not None:
+            self.left.set_most(self.buffer, times)
+        self.max_times = times
+
+    def reset(self) -> None:
+        """Remove all steps."""
+        self.buffer.reset()
+        self._streams.clear()
+        if self.left is not None:
+            self.left = DrawsLeft(self.capacity, self.max_times)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots of all columns."""
+        return self.buffer.nbytes
+
+    # Carrying on elsewhere
+
+    def streams(self) -> list[list[Any]]:
+        """List the writer, environment and ring of each stream, the one written to last at the end."""
+        return [[writer, environment, ring] for (writer, environment), ring in self._streams.items()]
+
+    def set_streams(self, streams: Any) -> None:
+        """Set what `streams` returned.
+
+        Raises
+        ------
+        FormatError
+            If there are not as many rings.
+        """
+        found = OrderedDict(((str(writer), int(environment)), int(ring)) for writer, environment, ring in streams)
+        rings = set(found.values())
+        if len(rings) < len(found) or not rings <= set(range(self._rings)):
+            raise FormatError(f"the state must be of {self._rings} rings with a stream each, it is of others")
+        self._streams = found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the buffer, the streams, and the draws that are left of each step."""
+        left = None if self.left is None else self.left.counts.copy()
+        return {"buffer": self.buffer.state_dict(), "streams": self.streams(), "left": left}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Carry on from a state."""
+        self.buffer.load_state_dict(state["buffer"])
+        self.set_streams(state["streams"])
+        if self.left is not None and state["left"] is not None:
+            self.left.load(np.asarray(state["left"]))

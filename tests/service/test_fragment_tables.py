@@ -1,0 +1,333 @@
+"""Tables of whole fragments, held against a plain model of their samplers and removers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeError, LimitTimeoutError, PriorityError
+from samplebatch.service import RateLimiter, ReplayTable
+from tests.service.table_rows import fragment
+
+CAPACITY = 4
+SAMPLERS = ["fifo", "lifo", "key", "uniform", "prioritized"]
+REMOVERS = ["fifo", "lifo", "uniform", "lowest_priority", "most_sampled", "none"]
+
+
+class Model:
+    """The fragments of a table as a list of dicts, oldest first."""
+
+    def __init__(self, kind: str, remover: str, max_times: int) -> None:
+        self.kind, self.remover, self.max_times = kind, remover, max_times
+        self.items: list[dict[str, Any]] = []
+        self.largest = 1.0
+
+    def may_be_removed(self) -> list[int]:
+        """Return the numbers of which one is to go, for there is no room."""
+        if self.remover == "uniform":
+            return [item["number"] for item in self.items]
+        rank = {
+            "fifo": lambda item: item["number"],
+            "lifo": lambda item: -item["number"],
+            "lowest_priority": lambda item: (item["priority"], item["number"]),
+            "most_sampled": lambda item: (-item["times"], item["number"]),
+        }[self.remover]
+        return [min(self.items, key=rank)["number"]]
+
+    def may_be_sampled(self, key: str) -> list[int]:
+        """Return the numbers of which one is drawn."""
+        if self.kind == "key":
+            return [item["number"] for item in self.items if item["key"] == key]
+        if self.kind in ("fifo", "lifo"):
+            return [self.items[0 if self.kind == "fifo" else -1]["number"]]
+        return [item["number"] for item in self.items if self.kind == "uniform" or item["priority"] > 0]
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["insert", "insert", "sample", "update"]), st.integers(0, 5), st.integers(0, 3)),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("remover", REMOVERS)
+@given(actions=ACTIONS, max_times=st.integers(0, 3))
+def test_every_sampler_and_remover_does_as_the_model(
+    kind: Any, remover: str, actions: list[tuple[str, int, int]], max_times: int
+) -> None:
+    table = ReplayTable(
+        "t", kind=kind, items="fragments", capacity=CAPACITY, remover=remover, max_times_sampled=max_times, seed=1
+    )
+    model = Model(kind, remover, max_times)
+    by_priority = kind == "prioritized" or remover == "lowest_priority"
+    number = 0
+    for action, a, b in actions:
+        if action == "insert":
+            key = f"k{b}" if kind == "key" else None
+            priority = float(a) if by_priority and b else None
+            replaced = [item for item in model.items if kind == "key" and item["key"] == key]
+            full = len(model.items) == CAPACITY and not (replaced and remover != "none")
+            if remover == "none" and full:
+                with pytest.raises(LimitTimeoutError, match="full with 4 fragments, and none is removed"):
+                    table.insert(fragment(number), keys=key, priorities=priority, timeout=0)
+                continue
+            before = {item["number"] for item in model.items}
+            assert table.insert(fragment(number), keys=key, priorities=priority).indices.tolist() == [number]
+            model.items = [item for item in model.items if item not in replaced]
+            gone = before - set(numbers_of(table)) - {item["number"] for item in replaced}
+            assert len(gone) == (1 if full else 0)
+            assert gone <= set(model.may_be_removed() if gone else ())
+            model.items = [item for item in model.items if item["number"] not in gone]
+            model.largest = max(model.largest, priority or 0.0)
+            weight = model.largest if priority is None else priority
+            model.items.append({"number": number, "key": key, "times": 0, "priority": weight})
+            number += 1
+        elif action == "update" and by_priority:
+            indices = list({a, b})
+            there = [item for item in model.items if item["number"] in indices]
+            assert table.update_weight(indices, [a + 0.5] * len(indices)) == len(there)
+            for item in there:
+                item["priority"] = a + 0.5
+                model.largest = max(model.largest, a + 0.5)
+        elif action == "sample":
+            options = {"key": f"k{b}"} if kind == "key" else {}
+            if not model.items or (kind == "key" and not model.may_be_sampled(f"k{b}")):
+                with pytest.raises(LimitTimeoutError):
+                    table.sample(1, timeout=0, **options)
+                continue
+            sample = table.sample(1, timeout=0, **options)
+            (found,) = sample.indices.tolist()
+            allowed = model.may_be_sampled(f"k{b}")
+            assert found in allowed or not allowed
+            assert sample.batch["number"].tolist() == [found, found]
+            (item,) = (item for item in model.items if item["number"] == found)
+            item["times"] += 1
+            if max_times and item["times"] == max_times:
+                model.items.remove(item)
+        assert numbers_of(table) == [item["number"] for item in model.items]
+        assert len(table) == len(model.items)
+        assert table.info()["nbytes"] == 16 * len(model.items)
+
+
+def numbers_of(table: ReplayTable) -> list[int]:
+    found: list[int] = table.state_dict()["numbers"]
+    return found
+
+
+def filled(kind: Any, numbers: int = 8, **arguments: Any) -> ReplayTable:
+    table = ReplayTable("t", kind=kind, items="fragments", capacity=numbers, seed=3, **arguments)
+    for number in range(numbers):
+        table.insert(fragment(number), keys=f"k{number}" if kind == "key" else None)
+    return table
+
+
+# Samplers
+
+
+def test_uniform_fragments_are_equally_likely() -> None:
+    counts = np.bincount(filled("uniform").sample(8000).indices, minlength=8)
+    # Of chi-square with 7 degrees of freedom, 99.9% lie below 24.3.
+    assert ((counts - 1000) ** 2 / 1000).sum() < 24.3
+
+
+def test_prioritized_fragments_are_drawn_and_weighted_as_steps_are() -> None:
+    table = filled("prioritized", alpha=0.5, beta=1.0)
+    priorities = np.arange(8) + 0.5
+    assert table.update_weight(np.arange(8), priorities) == 8
+    sample = table.sample(8000)
+    expected = 8000 * priorities**0.5 / (priorities**0.5).sum()
+    counts = np.bincount(sample.indices, minlength=8)
+    assert ((counts - expected) ** 2 / expected).sum() < 24.3
+    assert sample.weights is not None
+    np.testing.assert_allclose(sample.weights, (priorities[0] / priorities[sample.indices]) ** 0.5, rtol=1e-5)
+
+
+def test_fifo_and_lifo_give_the_oldest_and_the_newest() -> None:
+    assert filled("fifo").sample(3).indices.tolist() == [0, 1, 2]
+    assert filled("lifo").sample(3).indices.tolist() == [7, 6, 5]
+
+
+def test_several_fragments_are_joined_and_their_lengths_told() -> None:
+    table = ReplayTable("t", kind="fifo", capacity=8)
+    for number, rows in enumerate((1, 3, 2)):
+        table.insert(fragment(number, rows))
+    sample = table.sample(3)
+    assert sample.batch["number"].tolist() == [0, 1, 1, 1, 2, 2]
+    assert sample.lengths is not None
+    assert sample.lengths.tolist() == [1, 3, 2]
+
+
+def test_a_single_fragment_is_not_copied() -> None:
+    rows = fragment(0)
+    table = ReplayTable("t", kind="fifo", capacity=8)
+    table.insert(rows)
+    assert np.shares_memory(table.sample(1).batch["number"], rows["number"])
+
+
+def test_fragments_of_several_agents_come_out_as_they_went_in() -> None:
+    rows = MultiAgentBatch({"p": fragment(0, 3), 1: fragment(1, 2)}, 3)
+    table = ReplayTable("t", kind="fifo", capacity=8, max_times_sampled=1)
+    assert table.insert(rows).inserted == 5
+    assert table.sample(1).batch == rows
+
+
+def test_a_key_stands_for_its_newest_fragment() -> None:
+    table = filled("key")
+    table.insert(fragment(9), keys="k3")
+    assert len(table) == 8
+    assert table.sample(1, key="k3").indices.tolist() == [8]
+    with pytest.raises(LimitTimeoutError, match="no fragment has the key 'k9'"):
+        table.sample(1, key="k9", timeout=0)
+
+
+def test_the_same_seed_gives_the_same_fragments() -> None:
+    for kind in ("uniform", "prioritized"):
+        assert filled(kind).sample(50).indices.tolist() == filled(kind).sample(50).indices.tolist()
+        assert filled(kind).sample(50, seed=5).indices.tolist() != filled(kind).sample(50).indices.tolist()
+
+
+def test_a_fifo_table_that_is_read_once_is_a_queue() -> None:
+    table = filled("fifo", 3, max_times_sampled=1)
+    assert table.remover == "none"
+    with pytest.raises(LimitTimeoutError, match="full with 3 fragments"):
+        table.insert(fragment(3), timeout=0)
+    assert [table.sample(1).indices.item() for _ in range(3)] == [0, 1, 2]
+    assert len(table) == 0
+    with pytest.raises(LimitTimeoutError, match="sampling needs 1 items, and there are 0"):
+        table.sample(1, timeout=0)
+
+
+def test_draws_of_several_fragments_wait_for_all_of_them() -> None:
+    table = filled("uniform", 2, max_times_sampled=2)
+    assert Counter(table.sample(3).indices.tolist()).total() == 3
+    with pytest.raises(LimitTimeoutError, match="2 fragments are asked for, and 1 may be sampled"):
+        table.sample(2, timeout=0)
+
+
+def test_a_new_limit_of_times_removes_those_that_were_sampled_as_often() -> None:
+    table = filled("fifo", 4)
+    table.sample(2)
+    table.set_limits(max_times_sampled=1)
+    assert numbers_of(table) == [2, 3]
+
+
+def test_the_heap_of_a_remover_stays_small() -> None:
+    table = filled("fifo", 4, remover="most_sampled")
+    for _ in range(2000):
+        table.sample(1)
+    remover: Any = table._items._remover  # type: ignore[attr-defined]
+    assert len(remover._heap) < 100
+    table.insert(fragment(9))
+    assert numbers_of(table) == [1, 2, 3, 4]
+
+
+# Carrying on
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("remover", REMOVERS)
+def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
+    def make() -> ReplayTable:
+        arguments: dict[str, Any] = {"max_times_sampled": 5, "limiter": RateLimiter(2)}
+        return ReplayTable("t", kind=kind, items="fragments", capacity=6, seed=1, remover=remover, **arguments)
+
+    table, key = make(), [f"k{i}" if kind == "key" else None for i in range(20)]
+    options = {"key": "k3"} if kind == "key" else {}
+    for number in range(5):
+        table.insert(fragment(number), keys=key[number])
+        if number > 2:
+            table.sample(1, **options)
+    if kind == "prioritized":
+        table.update_weight([0, 1, 2], [3.0, 0.2, 2.0])
+    again = make()
+    again.load_state_dict(table.state_dict())
+    assert again.info() == table.info()
+    for one in (table, again):
+        for number in range(5, 9):
+            if remover != "none" or len(one) < 6:
+                one.insert(fragment(number), keys=key[number])
+        if kind != "key":
+            one.sample(3)
+    assert numbers_of(again) == numbers_of(table)
+    assert again.state_dict()["times"] == table.state_dict()["times"]
+    assert again.state_dict()["generator"] == table.state_dict()["generator"]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "fifo", "streams": 2}, "streams are rings of steps, and table 't' holds fragments"),
+        ({"kind": "fifo", "alpha": 0.5}, "tables of fragments of kind 'fifo' take no option 'alpha'; there are none"),
+        ({"kind": "prioritized", "alpa": 0.5}, "take no option 'alpa'; did you mean 'alpha'"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ReplayTable("t", items="fragments", capacity=4, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "error", "message"),
+    [
+        ("fifo", {"keys": "k"}, ArgumentError, "a fragment for a table of kind 'fifo' has no keys"),
+        ("key", {}, ArgumentError, "a fragment for a table of kind 'key' must have a key"),
+        ("key", {"keys": 3}, ArgumentError, "the key of a fragment must be a string, got a int"),
+        ("fifo", {"priorities": 1.0}, PriorityError, "kind 'fifo' with remover 'fifo' have no priorities"),
+        ("prioritized", {"priorities": [1.0, 2.0]}, PriorityError, "must be one finite number"),
+        ("prioritized", {"priorities": float("nan")}, PriorityError, "must be one finite number"),
+        ("fifo", {"rows": 3}, ColumnTypeError, "takes batches, mappings and tables of steps"),
+        ("fifo", {"rows": SampleBatch(other=[1, 2])}, ColumnMismatchError, "column 'other' must be as in"),
+        ("fifo", {"rows": SampleBatch(number=[1.5, 2])}, ColumnMismatchError, "column 'number' must be as in"),
+        ("fifo", {"rows": SampleBatch(number=[[1], [2]])}, ColumnMismatchError, "column 'number' must be as in"),
+        ("fifo", {"rows": MultiAgentBatch({"p": fragment(0)}, 2)}, ColumnMismatchError, "all be flat, or all"),
+    ],
+)
+def test_inserts_that_cannot_be_are_refused(
+    kind: Any, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    table = ReplayTable("t", kind=kind, items="fragments", capacity=4)
+    table.insert(fragment(0), keys="first" if kind == "key" else None)
+    with pytest.raises(error, match=message):
+        table.insert(**{"rows": fragment(1), **arguments})
+    assert numbers_of(table) == [0]
+
+
+def test_a_missing_column_is_refused() -> None:
+    table = ReplayTable("t", kind="fifo", capacity=4)
+    table.insert(SampleBatch(a=[1], b=[2]))
+    with pytest.raises(ColumnMismatchError, match="column 'b' is missing, and the fragments before have it"):
+        table.insert(SampleBatch(a=[1]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "message"),
+    [
+        ("fifo", {"mode": "steps"}, "mode must be one of a table of fragments, fragments; got 'steps'"),
+        ("fifo", {"batch_size": 5}, "batch_size must be at most 4 here, which a full table has, got 5"),
+        ("fifo", {"beta": 1.0}, "take no option 'beta'"),
+        ("key", {}, "give batch_size=1 and its key"),
+        ("key", {"key": "k1", "batch_size": 2}, "give batch_size=1 and its key"),
+    ],
+)
+def test_samples_that_cannot_be_are_refused(kind: Any, request_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        filled(kind, 4).sample(**{"batch_size": 1, **request_})
+
+
+def test_priorities_that_cannot_be_are_refused() -> None:
+    table = filled("prioritized", 4)
+    with pytest.raises(PriorityError, match="must be 2, one for each fragment, got 3"):
+        table.update_weight([0, 1], [1.0, 2.0, 3.0])
+    with pytest.raises(PriorityError, match="one finite number"):
+        table.update_weight([0, 1], [1.0, float("inf")])
+    with pytest.raises(PriorityError, match="have no priorities"):
+        filled("fifo", 4).update_weight([0], [1.0])

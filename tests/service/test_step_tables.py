@@ -1,0 +1,415 @@
+"""Tables of steps: they draw as the replay buffers that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import (
+    MultiAgentBatch,
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    SampleBatch,
+    VectorReplayBuffer,
+    concat_samples,
+)
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    EmptyBufferError,
+    LimitTimeoutError,
+    PriorityError,
+    RowIndexError,
+    SequenceError,
+)
+from samplebatch.service import RateLimiter, ReplayTable, Sample
+from tests.service.table_rows import episode
+
+FRAGMENTS = [
+    *(episode(i, range(9), env_id=i % 2) for i in range(4)),
+    episode(4, range(5), done=False, env_id=0),
+    episode(5, range(6), done=False, env_id=1),
+    episode(4, range(5, 8), env_id=0),
+]
+
+BUFFERS: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "uniform": ({}, lambda: ReplayBuffer(40, random_seed=3)),
+    "uniform, two streams": ({"streams": 2}, lambda: VectorReplayBuffer(40, 2, random_seed=3)),
+    "uniform, stacked": (
+        {"stack_num": 3, "ignore_obs_next": True, "sample_avail": True},
+        lambda: ReplayBuffer(40, 3, ignore_obs_next=True, sample_avail=True, random_seed=3),
+    ),
+    "prioritized": (
+        {"kind": "prioritized", "alpha": 0.7, "beta": 0.5},
+        lambda: PrioritizedReplayBuffer(40, 0.7, 0.5, random_seed=3),
+    ),
+    "prioritized, two streams, stratified": (
+        {"kind": "prioritized", "streams": 2, "stratified": True},
+        lambda: PrioritizedVectorReplayBuffer(40, 2, alpha=0.6, beta=0.4, stratified=True, random_seed=3),
+    ),
+}
+
+
+def both(name: str, **limits: Any) -> tuple[ReplayTable, Any]:
+    """Return a table and the local buffer of the same seed, with the same fragments."""
+    options, make = BUFFERS[name]
+    table, buffer = ReplayTable("replay", capacity=40, seed=3, **options, **limits), make()
+    for fragment in FRAGMENTS:
+        assert table.insert(fragment, writer="w").indices.tolist() == buffer.extend(fragment).tolist()
+    return table, buffer
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert sorted(found.keys()) == sorted(expected.keys())
+    for name in list(found.keys()):
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("options", [{}, {"n_step": 3, "gamma": 0.9}], ids=["steps", "n-step"])
+def test_the_same_seed_gives_the_samples_of_the_local_buffer(name: str, options: dict[str, Any]) -> None:
+    table, buffer = both(name)
+    for _ in range(5):
+        sample = table.sample(16, **options)
+        batch, indices = buffer.sample(16, **options)
+        assert sample.indices.tolist() == indices.tolist()
+        assert_same(sample.batch, batch)
+        if "prioritized" in name:
+            assert sample.weights is not None
+            np.testing.assert_array_equal(sample.weights, batch.weight)
+            np.testing.assert_array_equal(sample.generations, batch.generation)
+            priorities = indices * 0.25 + 0.1
+            table.update_weight(sample.indices, priorities, sample.generations)
+            buffer.update_weight(indices, priorities, generation=batch.generation)
+        else:
+            assert sample.weights is None
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("padded", [True, False])
+def test_sequences_are_those_of_the_local_buffer(name: str, padded: bool) -> None:
+    table, buffer = both(name)
+    sample = table.sample(8, mode="sequences", length=4, burn_in=1, padded=padded)
+    batch, indices = buffer.sample_sequences(8, 4, burn_in=1, padded=padded)
+    np.testing.assert_array_equal(sample.indices, indices)
+    assert_same(sample.batch, batch)
+    assert sample.generations.shape == (8,)
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("unfinished", [True, False])
+def test_episodes_are_those_of_the_local_buffer(name: str, unfinished: bool) -> None:
+    table, buffer = both(name)
+    sample = table.sample(6, mode="episodes", unfinished=unfinished)
+    batches, indices = buffer.sample_episodes(6, unfinished=unfinished)
+    assert sample.lengths is not None
+    assert sample.lengths.tolist() == [len(part) for part in indices]
+    assert sample.indices.tolist() == np.concatenate(indices).tolist()
+    assert sample.batch.obs.tolist() == np.concatenate([batch.obs for batch in batches]).tolist()
+
+
+def test_a_table_samples_n_step_returns_by_itself() -> None:
+    table = ReplayTable("replay", capacity=40, seed=3, n_step=3, gamma=0.5)
+    table.insert(episode(0, range(9)))
+    assert set(np.unique(table.sample(64).batch.returns)) == {1.0, 1.5, 1.75}
+    assert set(np.unique(table.sample(64, n_step=1).batch.returns)) == {1.0}
+
+
+def test_a_seed_is_for_one_sample_alone() -> None:
+    table, buffer = both("uniform")
+    first = table.sample(16, seed=9).indices.tolist()
+    assert table.sample(16, seed=9).indices.tolist() == first
+    assert table.sample(16).indices.tolist() == buffer.sample(16)[1].tolist()
+
+
+def test_an_exponent_is_for_one_sample_alone() -> None:
+    table, _ = both("prioritized")
+    table.update_weight(np.arange(40), np.arange(40) + 1.0)
+    weights = [table.sample(16, seed=1, beta=beta).weights for beta in (0.0, 1.0)]
+    assert weights[0] is not None
+    assert weights[1] is not None
+    assert (weights[0] == 1.0).all()
+    assert weights[1].min() < 0.5
+    np.testing.assert_array_equal(table.sample(16, seed=1).weights, table.sample(16, seed=1, beta=0.5).weights)
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized"])
+def test_the_distribution_is_that_of_the_local_buffer(name: str) -> None:
+    table, buffer = both(name)
+    priorities = np.arange(40) % 7 + 0.5
+    if name == "prioritized":
+        table.update_weight(np.arange(40), priorities)
+        buffer.update_weight(np.arange(40), priorities)
+    draws = 40_000
+    counts = [
+        np.bincount(table.sample(draws, seed=11).indices, minlength=40),
+        np.bincount(buffer.sample(draws)[1], minlength=40),
+    ]
+    # Two samples of one distribution: chi-square with 39 degrees of freedom, of which 99.9% lie below 72.1.
+    total = counts[0] + counts[1]
+    assert ((counts[0] - counts[1]) ** 2 / total).sum() < 72.1
+    expected = draws * (priorities**0.7 / (priorities**0.7).sum() if name == "prioritized" else np.full(40, 1 / 40))
+    assert ((counts[0] - expected) ** 2 / expected).sum() < 72.1
+
+
+# Priorities
+
+
+def test_priorities_of_steps_that_are_gone_are_dropped_and_not_counted() -> None:
+    table = ReplayTable("prio", kind="prioritized", capacity=4, alpha=1.0, beta=1.0, seed=0)
+    table.insert(episode(0, range(4)))
+    sample = table.sample(4)
+    table.insert(episode(1, range(2)))
+    there = sample.indices >= 2
+    assert table.update_weight(sample.indices, np.full(4, 9.0), sample.generations) == int(there.sum())
+
+
+def test_steps_are_inserted_with_priorities() -> None:
+    table = ReplayTable("prio", kind="prioritized", capacity=4, alpha=1.0, beta=1.0, seed=0)
+    table.insert(episode(0, range(4)), priorities=[1.0, 0.0, 0.0, 3.0])
+    counts = np.bincount(table.sample(4000).indices, minlength=4)
+    assert counts[1] == counts[2] == 0
+    assert abs(counts[3] - 3000) < 150
+
+
+def test_one_priority_is_that_of_all_steps() -> None:
+    table = ReplayTable("prio", kind="prioritized", capacity=8, alpha=1.0, beta=1.0, seed=0)
+    table.insert(episode(0, range(4)), priorities=3.0)
+    table.insert(episode(1, range(4)), priorities=1.0)
+    counts = np.bincount(table.sample(8000).indices, minlength=8)
+    assert abs(counts[:4].sum() - 6000) < 250
+
+
+# Streams
+
+
+def test_fragments_of_each_writer_lie_in_one_piece() -> None:
+    table = ReplayTable("replay", capacity=80, streams=4, seed=0)
+    for start in range(0, 8, 2):
+        for writer in ("a", "b"):
+            rows = concat_samples(
+                [
+                    episode(10 * (writer == "b") + env, range(start, start + 2), done=start == 6, env_id=env)
+                    for env in (0, 1)
+                ]
+            )
+            table.insert(rows, writer=writer)
+    sample = table.sample(64, mode="episodes")
+    assert sample.lengths is not None
+    assert set(sample.lengths.tolist()) == {8}
+    assert not sample.batch.truncated.any()
+
+
+def test_the_ring_of_the_oldest_stream_goes_to_a_new_one() -> None:
+    table = ReplayTable("replay", capacity=20, streams=2, seed=0)
+    for writer in ("a", "b", "a"):
+        table.insert(episode(0 if writer == "a" else 1, range(2), done=False), writer=writer)
+    assert table.insert(episode(2, range(2)), writer="c").indices.tolist() == [12, 13]
+    assert table.insert(episode(3, range(2)), writer="b").indices.tolist() == [4, 5]
+
+
+def test_fragments_of_several_agents_are_taken() -> None:
+    table = ReplayTable("replay", capacity=20, seed=0)
+    rows = MultiAgentBatch({"p": episode(0, range(3)), "q": episode(1, range(2))}, 3)
+    assert table.insert(rows).inserted == len(table) == 5
+
+
+# Steps that are sampled a number of times
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_no_step_is_sampled_more_often_than_allowed(kind: Any) -> None:
+    table = ReplayTable("once", kind=kind, capacity=50, max_times_sampled=3, seed=0)
+    table.insert(episode(0, range(40)))
+    counts = np.zeros(50, int)
+    for size in (50, 7, 40, 23):
+        counts += np.bincount(table.sample(size, timeout=0).indices, minlength=50)
+    assert counts.tolist() == [3] * 40 + [0] * 10
+    with pytest.raises(LimitTimeoutError, match="1 steps are asked for, and 0 may be sampled"):
+        table.sample(1, timeout=0)
+    table.insert(episode(1, range(2)))
+    assert sorted(table.sample(6, timeout=0).indices.tolist()) == [40, 40, 40, 41, 41, 41]
+
+
+def test_draws_that_are_left_are_as_likely_as_one_after_the_other() -> None:
+    first, last = np.zeros(4), np.zeros(4)
+    table = ReplayTable("once", capacity=4, max_times_sampled=1, seed=0)
+    for _ in range(1000):
+        table.insert(episode(0, range(4)))
+        drawn = table.sample(3).indices
+        assert len(set(drawn.tolist())) == 3
+        first[drawn[0]] += 1
+        last[drawn[2]] += 1
+    # Of chi-square with 3 degrees of freedom, 99.9% lie below 16.3.
+    assert ((first - 250) ** 2 / 250).sum() < 16.3
+    assert ((last - 250) ** 2 / 250).sum() < 16.3
+
+
+def test_weights_of_the_last_draw_are_those_of_the_priorities() -> None:
+    table = ReplayTable("once", kind="prioritized", capacity=2, max_times_sampled=1, alpha=1.0, beta=1.0, seed=0)
+    table.insert(episode(0, range(2)), priorities=[1.0, 4.0])
+    sample = table.sample(2)
+    assert sample.weights is not None
+    np.testing.assert_allclose(sample.weights[np.argsort(sample.indices)], [1.0, 0.25], rtol=1e-5)
+    assert table.update_weight(sample.indices, [5.0, 5.0], sample.generations) == 0
+    with pytest.raises(LimitTimeoutError):
+        table.sample(1, timeout=0)
+
+
+def test_sequences_count_the_steps_that_they_are_drawn_by() -> None:
+    table = ReplayTable("once", capacity=40, max_times_sampled=1, seed=0)
+    table.insert(episode(0, range(20)))
+    sample = table.sample(20, mode="sequences", length=3)
+    assert sorted(sample.indices[:, 0].tolist()) == list(range(20))
+
+
+def test_a_limit_of_times_can_change() -> None:
+    table = ReplayTable("once", kind="prioritized", capacity=10, max_times_sampled=1, seed=0)
+    table.insert(episode(0, range(10)))
+    table.sample(10)
+    table.set_limits(max_times_sampled=2)
+    assert sorted(table.sample(10, timeout=0).indices.tolist()) == list(range(10))
+    table.set_limits(max_times_sampled=0)
+    assert len(table.sample(100, timeout=0).indices) == 100
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"kind": "unform"}, ArgumentError, "kind must be one of .* did you mean 'uniform'"),
+        ({"capacity": 0}, ArgumentError, "capacity must be a whole number from 1, got 0"),
+        ({"streams": 0}, ArgumentError, "streams must be a whole number from 1"),
+        ({"remover": "lifo"}, ArgumentError, "writes over its oldest ones, and cannot remove by 'lifo'"),
+        ({"remover": "fifoo"}, ArgumentError, "remover must be one of .* did you mean 'fifo'"),
+        ({"items": "rows"}, ArgumentError, "items must be one of 'steps', 'fragments', got 'rows'"),
+        ({"kind": "lifo", "items": "steps"}, ArgumentError, "kind 'lifo' holds fragments"),
+        (
+            {"stack_nun": 2},
+            ArgumentError,
+            "tables of kind 'uniform' take no option 'stack_nun'; did you mean 'stack_num'",
+        ),
+        ({"alpha": 0.5}, ArgumentError, "tables of kind 'uniform' take no option 'alpha'"),
+        ({"kind": "prioritized", "alpha": -1.0}, PriorityError, "alpha must be a number from 0"),
+        ({"n_step": 0}, ArgumentError, "n_step must be a whole number from 1, got 0"),
+        ({"gamma": 2}, ArgumentError, "gamma must be a number from 0 to 1, got 2"),
+        ({"limiter": RateLimiter(11)}, ArgumentError, "min_size must be at most the capacity, 10 steps, got 11"),
+        (
+            {"limiter": RateLimiter(samples_per_insert=3), "max_times_sampled": 2},
+            ArgumentError,
+            "samples_per_insert must be at most max_times_sampled, 2, got 3",
+        ),
+        ({"sample_avail": True, "max_times_sampled": 2}, ArgumentError, "sample_avail draws only some"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ReplayTable("replay", **{"capacity": 10, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        ({"batch_size": 0}, ArgumentError, "batch_size must be a whole number from 1, got 0"),
+        ({"mode": "fragments"}, ArgumentError, "mode must be one of a table of steps, steps, sequences, episodes"),
+        ({"seed": -1}, ArgumentError, "seed must be a whole number from 0, got -1"),
+        ({"n_steps": 3}, ArgumentError, "samples of steps take no option 'n_steps'; did you mean 'n_step'"),
+        ({"n_step": 0}, ArgumentError, "n_step must be a whole number from 1"),
+        ({"beta": 0.5}, ArgumentError, "samples of steps take no option 'beta'"),
+        ({"mode": "sequences"}, ArgumentError, "length must be a whole number from 1, got None"),
+        ({"mode": "sequences", "length": 2, "burn_in": 2}, ArgumentError, "burn_in must leave a step of 2, got 2"),
+        ({"mode": "sequences", "length": 30, "padded": False}, EmptyBufferError, "an episode of 30 steps"),
+        ({"timeout": -1}, ArgumentError, "timeout must be a number above 0, got -1"),
+    ],
+)
+def test_samples_that_cannot_be_are_refused(request_: dict[str, Any], error: type[Exception], message: str) -> None:
+    table = ReplayTable("replay", capacity=20)
+    table.insert(episode(0, range(9)))
+    with pytest.raises(error, match=message):
+        table.sample(**{"batch_size": 4, **request_})
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "error", "message"),
+    [
+        (
+            "uniform",
+            {"rows": episode(0, range(21))},
+            CapacityError,
+            "at most 20 steps, the slots of a ring here, got 21",
+        ),
+        ("uniform", {"keys": "k"}, ArgumentError, "steps have no keys"),
+        ("uniform", {"priorities": 1.0}, PriorityError, "in tables of kind 'prioritized' only"),
+        ("prioritized", {"priorities": [1.0, 2.0]}, PriorityError, "must be one, or one for each of 9 steps, got 2"),
+        ("prioritized", {"rows": SampleBatch(obs=[1, 2], seq_lens=[2])}, SequenceError, "plain steps"),
+    ],
+)
+def test_inserts_that_cannot_be_are_refused(
+    kind: Any, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    table = ReplayTable("replay", kind=kind, capacity=20)
+    with pytest.raises(error, match=message):
+        table.insert(**{"rows": episode(0, range(9)), **arguments})
+    assert len(table) == table.info()["inserted"] == 0
+
+
+def test_counted_steps_refuse_modes_that_draw_otherwise() -> None:
+    table = ReplayTable("once", capacity=20, max_times_sampled=2)
+    for options in ({"mode": "episodes"}, {"mode": "sequences", "length": 2, "padded": False}):
+        with pytest.raises(ArgumentError, match="leave out max_times_sampled"):
+            table.sample(2, **options)
+    with pytest.raises(ArgumentError, match="batch_size must be at most 40 here"):
+        table.sample(41)
+
+
+def test_priorities_are_for_prioritized_tables_and_rows_that_are_there() -> None:
+    with pytest.raises(PriorityError, match="this one is 'uniform'"):
+        ReplayTable("replay", capacity=4).update_weight([0], [1.0])
+    table = ReplayTable("prio", kind="prioritized", capacity=4)
+    for indices, message in (([4], r"index 4 must lie in"), ([0], "its slot is empty")):
+        with pytest.raises(RowIndexError, match=message):
+            table.update_weight(indices, [1.0])
+
+
+def test_an_empty_fragment_is_not_inserted() -> None:
+    table = ReplayTable("replay", capacity=4)
+    assert table.insert(episode(0, range(3))[:0]).inserted == 0
+    assert len(table) == 0
+
+
+# Carrying on
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_table_carries_on_from_its_state(name: str) -> None:
+    options = {"max_times_sampled": 3} if "stacked" not in name else {}
+    table, _ = both(name, **options)
+    table.sample(8)
+    again = ReplayTable("replay", capacity=40, seed=99, **BUFFERS[name][0])
+    again.load_state_dict(table.state_dict())
+    assert {**again.info(), "nbytes": 0} == {**table.info(), "nbytes": 0}
+    more = episode(5, range(6, 9), env_id=1)
+    samples: list[Sample] = []
+    for one in (table, again):
+        one.insert(more, writer="w")
+        samples.append(one.sample(16))
+    assert samples[0].indices.tolist() == samples[1].indices.tolist()
+    assert_same(samples[0].batch, samples[1].batch)
+
+
+def test_a_reset_table_is_empty_and_counts_from_the_beginning() -> None:
+    table = ReplayTable("once", capacity=10, max_times_sampled=2, streams=2)
+    table.insert(episode(0, range(4)), writer="a")
+    table.sample(3)
+    table.reset()
+    assert (len(table), table.info()["inserted"], table.info()["sampled"]) == (0, 0, 0)
+    with pytest.raises(LimitTimeoutError, match="sampling needs 1 items, and there are 0"):
+        table.sample(1, timeout=0)
+    table.insert(episode(1, range(4)), writer="b")
+    assert len(table.sample(8, timeout=0).indices) == 8

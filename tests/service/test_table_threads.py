@@ -1,0 +1,230 @@
+"""Threads that share a table: held back by its limits, told why, woken, and never torn."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch.errors import LimitTimeoutError, TableClosedError
+from samplebatch.service import RateLimiter, ReplayTable
+from tests.service.table_rows import episode, fragment
+
+
+@contextmanager
+def running(*calls: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
+    """Run calls in threads, which a test that fails does not wait for."""
+
+    def run(call: Callable[[], Any], future: Future[Any]) -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+
+    futures = [Future[Any]() for _ in calls]
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in zip(calls, futures, strict=True)]
+    for thread in threads:
+        thread.start()
+    yield futures
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def wait_for_held(table: ReplayTable, count: int) -> list[dict[str, Any]]:
+    """Return those that a table holds back, once there are as many."""
+    for _ in range(2000):
+        held: list[dict[str, Any]] = table.info()["held_back"]
+        if len(held) == count:
+            return held
+        time.sleep(0.005)
+    raise AssertionError(f"{count} should be held back, there are {held}")
+
+
+def test_a_sample_waits_until_there_are_items_and_is_told_why() -> None:
+    table = ReplayTable("replay", capacity=10, limiter=RateLimiter(3))
+    begun = time.time()
+    with running(lambda: table.sample(2, reader="learner-0")) as (sampling,):
+        (held,) = wait_for_held(table, 1)
+        assert (held["who"], held["action"]) == ("learner-0", "sample")
+        assert held["why"] == "sampling needs 3 items, and there are 0"
+        assert begun <= held["since"] <= time.time()
+        table.insert(episode(0, range(2)))
+        assert wait_for_held(table, 1)[0]["why"] == "sampling needs 3 items, and there are 2"
+        table.insert(episode(1, range(2)))
+        sample = sampling.result(5)
+    assert len(sample.indices) == 2
+    assert sample.held_s > 0
+    assert table.info()["held_back"] == []
+
+
+def test_inserts_and_samples_take_turns_within_the_ratio() -> None:
+    table = ReplayTable("replay", capacity=100, limiter=RateLimiter(4, samples_per_insert=2.0, error_buffer=8.0))
+    furthest: list[float] = []
+
+    def insert() -> None:
+        for i in range(100):
+            table.insert(episode(i, range(3)), writer="w")
+
+    def sample() -> None:
+        for _ in range(74):
+            table.sample(8)
+            info = table.info()
+            furthest.append(info["sampled"] - 2.0 * (info["inserted"] - 4))
+
+    with running(insert, sample) as calls:
+        for call in calls:
+            call.result(30)
+    info = table.info()
+    assert (info["inserted"], info["sampled"]) == (300, 592)
+    # The buffer, and the rest of the request that went over it.
+    assert min(furthest) >= -8 - 2 * 3
+    assert max(furthest) <= 8 + 8
+
+
+def test_a_full_queue_holds_writers_back_until_it_is_read() -> None:
+    table = ReplayTable("queue", kind="fifo", capacity=2, max_times_sampled=1)
+
+    def insert() -> None:
+        for i in range(50):
+            table.insert(fragment(i), writer="worker")
+
+    with running(insert) as (inserting,):
+        (held,) = wait_for_held(table, 1)
+        assert held["why"] == "it is full with 2 fragments, and none is removed to make room"
+        assert [table.sample(1, timeout=5).indices.item() for _ in range(50)] == list(range(50))
+        inserting.result(5)
+
+
+def test_every_fragment_of_many_writers_is_read_once() -> None:
+    table = ReplayTable("queue", kind="fifo", capacity=3, max_times_sampled=1)
+    seen: list[int] = []
+
+    def write(start: int) -> None:
+        for i in range(start, start + 100):
+            table.insert(fragment(i), writer=str(start))
+
+    def read() -> None:
+        for _ in range(200):
+            seen.append(int(table.sample(1).batch["number"][0]))
+
+    with running(*(lambda start=start: write(start) for start in (0, 100, 200, 300)), read, read) as calls:
+        for call in calls:
+            call.result(60)
+    assert sorted(seen) == list(range(400))
+    assert (table.info()["inserted"], table.info()["sampled"]) == (400, 400)
+
+
+def test_writers_are_not_held_back_by_a_ratio_while_a_learner_lacks_items() -> None:
+    limiter = RateLimiter(1, samples_per_insert=1.0, error_buffer=1.0)
+    table = ReplayTable("once", capacity=40, max_times_sampled=1, limiter=limiter)
+
+    def insert() -> None:
+        for i in range(10):
+            table.insert(episode(i, range(2)), timeout=10)
+
+    with running(lambda: table.sample(20, timeout=10), lambda: table.sample(2, timeout=10), insert) as calls:
+        table.insert(episode(11, range(4)), timeout=10)
+        for call in calls:
+            call.result(15)
+
+
+def test_two_learners_that_lack_items_do_not_wake_each_other() -> None:
+    table = ReplayTable("once", capacity=40, max_times_sampled=1)
+    table.insert(episode(0, range(1)))
+    with running(lambda: table.sample(5), lambda: table.sample(5)) as calls:
+        wait_for_held(table, 2)
+        before = time.thread_time(), time.process_time()
+        time.sleep(0.3)
+        others = (time.process_time() - before[1]) - (time.thread_time() - before[0])
+        table.insert(episode(1, range(9)))
+        for call in calls:
+            call.result(5)
+    assert others < 0.15, "threads that wait are to sleep"
+
+
+def test_a_change_of_limits_wakes_those_who_wait() -> None:
+    table = ReplayTable("replay", capacity=10, limiter=RateLimiter(8))
+    table.insert(episode(0, range(4)))
+    with running(lambda: table.sample(2)) as (sampling,):
+        wait_for_held(table, 1)
+        table.set_limits(min_size=4)
+        assert len(sampling.result(5).indices) == 2
+    assert table.info()["limits"]["min_size"] == 4
+
+
+def test_closing_ends_those_who_wait_and_refuses_all_who_come() -> None:
+    table = ReplayTable("queue", kind="fifo", capacity=1, max_times_sampled=1)
+    other = ReplayTable("replay", capacity=4)
+    table.insert(fragment(0))
+    with running(lambda: table.insert(fragment(1)), lambda: other.sample(1)) as calls:
+        wait_for_held(table, 1)
+        wait_for_held(other, 1)
+        for one, call in zip((table, other), calls, strict=True):
+            one.close()
+            with pytest.raises(TableClosedError, match=f"table {one.name!r} is closed"):
+                call.result(5)
+    for refused in (lambda: table.insert(fragment(2)), lambda: table.sample(1)):
+        with pytest.raises(TableClosedError):
+            refused()
+    assert table.closed
+    assert table.info()["closed"]
+
+
+def test_a_time_that_is_over_is_told_with_the_reason_and_since_when() -> None:
+    table = ReplayTable("replay", capacity=10)
+    begun = time.time()
+    with pytest.raises(
+        LimitTimeoutError, match=r"table 'replay' held back the sample of 'l' for 0\.1 s: sampling"
+    ) as told:
+        table.sample(1, reader="l", timeout=0.1)
+    assert time.time() - begun >= 0.1
+    assert told.value.why == "sampling needs 1 items, and there are 0"
+    assert begun <= told.value.since <= time.time()
+    again = pickle.loads(pickle.dumps(told.value))
+    assert (str(again), again.why, again.since) == (str(told.value), told.value.why, told.value.since)
+
+
+def test_unknown_limits_and_limits_that_do_not_fit_change_nothing() -> None:
+    table = ReplayTable("replay", capacity=10, max_times_sampled=2)
+    before = table.info()
+    for limits, message in (
+        ({"min_sise": 2}, "a table has no limit 'min_sise'; did you mean 'min_size'"),
+        ({"min_size": 11}, "min_size must be at most the capacity, 10 steps, got 11"),
+        ({"min_size": 5, "samples_per_insert": 3.0}, "samples_per_insert must be at most max_times_sampled, 2, got 3"),
+        ({"max_times_sampled": -1, "min_size": 5}, "max_times_sampled must be a whole number from 0, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            table.set_limits(**limits)
+    assert table.info() == before
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_no_sample_is_torn_by_writers(kind: Any) -> None:
+    table = ReplayTable("replay", kind=kind, capacity=64, streams=2, seed=0)
+    stop = threading.Event()
+
+    def insert(writer: int) -> None:
+        for i in range(100_000):
+            table.insert(episode(2 * i + writer, range(5)), writer=str(writer))
+            if stop.is_set():
+                return
+
+    with running(lambda: insert(0), lambda: insert(1)):
+        try:
+            for _ in range(200):
+                sample = table.sample(32)
+                rows = sample.batch
+                np.testing.assert_array_equal(rows.obs, 100.0 * rows.eps_id + rows.t)
+                np.testing.assert_array_equal(rows.obs_next, rows.obs + 1)
+                if kind == "prioritized":
+                    table.update_weight(sample.indices, np.ones(32), sample.generations)
+        finally:
+            stop.set()
