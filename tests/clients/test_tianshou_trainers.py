@@ -11,7 +11,8 @@ import pytest
 import torch
 from gymnasium.wrappers import TransformObservation
 
-from samplebatch import Collector, ReplayBuffer, VectorReplayBuffer
+from samplebatch import Collector, MultiAgentCollector, MultiAgentReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from samplebatch.rollout import make_environment
 
 pytest.importorskip("tianshou.algorithm")
 
@@ -36,6 +37,7 @@ with warnings.catch_warnings():
         q_policy,
         soft_policy,
         state_values,
+        training,
     )
 
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore")]
@@ -192,6 +194,44 @@ def test_discrete_bcq_learns_from_a_buffer_that_a_collector_has_filled() -> None
         show_progress=False,
     )
     assert algorithm.run_training(params).best_reward > 100
+
+
+class Spaces:
+    """The spaces of environments of one kind of agent, as the setup of networks asks for them."""
+
+    def __init__(self, observation: Any, action: Any) -> None:
+        self.observation_space, self.action_space = [observation], [action]
+
+
+@pytest.mark.long
+def test_an_algorithm_for_each_policy_learns_in_an_environment_of_several_agents() -> None:
+    env = make_environment("mpe2/simple_speaker_listener_v4")
+    roles = {
+        name: Spaces(env.observation_space(f"{name}_0"), env.action_space(f"{name}_0"))
+        for name in ("speaker", "listener")
+    }
+    algorithms = {
+        name: DQN(policy=q_policy(role, network(role, HIDDEN)), optim=optimizer(), target_update_freq=50)
+        for name, role in roles.items()
+    }
+    buffer = MultiAgentReplayBuffer(20_000)
+    options: dict[str, Any] = {"policy_mapping": lambda agent: agent.rsplit("_", 1)[0], "num_envs": 4}
+
+    def mean_return(policy: Any) -> float:
+        with MultiAgentCollector("mpe2/simple_speaker_listener_v4", policy, seed=5, **options) as test:
+            return float(test.collect(n_episode=40).policies["listener"].returns.mean())
+
+    with MultiAgentCollector(
+        "mpe2/simple_speaker_listener_v4", algorithms, buffer, exploration_noise=True, seed=1, **options
+    ) as collector:
+        before = mean_return("random")
+        for _ in range(60):
+            collector.collect(n_step=100)
+            for name, algorithm in algorithms.items():
+                with training(algorithm):
+                    for _ in range(10):
+                        algorithm.update(buffer=buffer.buffers[name], sample_size=64)
+    assert mean_return(algorithms) > before + 5
 
 
 def test_a_policy_collects_in_evaluation_mode_and_is_told_of_training_steps() -> None:
