@@ -27,8 +27,7 @@ A policy returns a batch or dict with `act`, and what else it has to say (see `D
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -68,6 +67,7 @@ Decision = dict[str, Any]
 `policy`, to be stored with the step; `dist`; and the columns that RLlib's policies return, such as `action_logp`."""
 
 _WORDS = {"obs": "observations", "tensor": "tensors of observations", "batch": "a Batch"}
+_TOLD = "is_within_training_step"
 _ndarray = np.ndarray
 
 
@@ -286,9 +286,8 @@ def own_policy(policy: Any) -> Any:
     return policy.policy if isinstance(policy, PolicyAdapter) else wrap_peer(policy_of(policy))
 
 
-@contextmanager
-def evaluation_mode(policy: Any) -> Iterator[None]:
-    """Set policies that are told of training steps to torch's evaluation mode while they collect.
+class EvaluationMode:
+    """Torch's evaluation mode of policies that are told of training steps, for collectors to enter while they collect.
 
     Those are policies with a flag `is_within_training_step`, as Tianshou's have it: dropout and batch normalisation go
     by the mode, exploration by the flag. Any other module collects in the mode that it is in.
@@ -298,15 +297,21 @@ def evaluation_mode(policy: Any) -> Iterator[None]:
     policy
         A policy, or a mapping of policies.
     """
-    policies = policy.values() if isinstance(policy, Mapping) else (policy,)
-    told = [own for own in map(own_policy, policies) if hasattr(own, "is_within_training_step") and is_module(own)]
-    switched = [own for own in told if own.training]
-    for own in switched:
-        own.eval()
-    try:
-        yield
-    finally:
-        for own in switched:
+
+    def __init__(self, policy: Any) -> None:
+        policies = policy.values() if isinstance(policy, Mapping) else (policy,)
+        # Found once: a loop that collects step by step enters the mode for each.
+        self._told = [own for own in map(own_policy, policies) if hasattr(own, _TOLD) and is_module(own)]
+        self._switched: list[Any] = []
+
+    def __enter__(self) -> None:
+        if self._told:
+            self._switched = [own for own in self._told if own.training]
+            for own in self._switched:
+                own.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for own in self._switched:
             own.train()
 
 

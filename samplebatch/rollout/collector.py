@@ -20,7 +20,7 @@ from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, Actor, ActResult
-from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_space
+from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode, is_space
 from samplebatch.policy.peers import policy_of
 from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
@@ -147,6 +147,7 @@ class Collector(Resumable):
         self._environments = environments = as_environments(env, num_envs, env_kwargs)
         self.env = env if hasattr(env, "step") and not isinstance(env, type) else environments.env
         self.policy, self.buffer = policy_of(policy), buffer
+        self._evaluation_mode = EvaluationMode(self.policy)
         self.num_envs = environments.num_envs
         check_buffer(buffer, self.num_envs)
         self._hooks = check_hooks(hooks, (names.DEFAULT_POLICY_ID,), buffer=buffer)
@@ -322,7 +323,7 @@ class Collector(Resumable):
         elif self._closed:
             raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
         try:
-            with evaluation_mode(self.policy):
+            with self._evaluation_mode:
                 if n_step:
                     self._collect_steps(n_step, random=random, render=render)
                 else:

@@ -22,7 +22,7 @@ from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_n
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
-from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode
+from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
@@ -151,6 +151,7 @@ class MultiAgentCollector(Resumable):
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
         self._random = RandomAgents({number: seeds_at(random_seeds, number) for number in numbers})
         self.policy, self.buffer = policy, buffer
+        self._evaluation_mode = EvaluationMode(policy)
         self._noise = check_options("exploration_noise", exploration_noise, policy)
         self._map_action = check_options("map_action", map_action, policy)
         self._open = OpenReturns()
@@ -250,7 +251,7 @@ class MultiAgentCollector(Resumable):
         if self._closed:
             raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
         try:
-            with evaluation_mode(self.policy):
+            with self._evaluation_mode:
                 if n_step:
                     self._collect_steps(n_step)
                 else:
