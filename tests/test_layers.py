@@ -119,18 +119,25 @@ ONE_IMPORTER = {
         "samplebatch.service.step_items",
         "samplebatch.storage.dataset_writer",
         "samplebatch.transport.shared_queue",
+        "samplebatch.workers.ray_worker",
         "samplebatch.workers.resuming",
+        "samplebatch.workers.supervision",
     },
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",
         "samplebatch.cli.contact_sheet",
         "samplebatch.storage.buffer_folder.journal",
     },
-    "is a layer's door to the only layer above that needs it": {
+    "is a layer's door to the only layer above that needs it, or one of several behind such a door": {
         "samplebatch.env.async_vector",
         "samplebatch.env.multi_agent",
+        "samplebatch.workers.backends",
+        "samplebatch.workers.inline_backend",
+        "samplebatch.workers.process_backend",
+        "samplebatch.workers.ray_backend",
     },
     "runs in a process of its own, or in place of that": {
+        "samplebatch.workers.ray_actor",
         "samplebatch.workers.worker",
     },
     "is loaded on demand, as it loads an optional library or much of the package": {

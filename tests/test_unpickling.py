@@ -25,6 +25,7 @@ ALLOWED = {
         "column/unpickling.py": "the one place that decides",
         "transport/shared_pickling.py": "what multiprocessing itself unpickles, in two parts",
         "policy/source.py": "bytes that the parent process has pickled",
+        "workers/ray_objects.py": "what the actors and the learner of one run have pickled for each other",
         "env/environment_process.py": "requests of the parent process",
         "env/processes.py": "answers of the processes of the user's own environments",
     },
@@ -43,6 +44,8 @@ TRUSTED = {
     "column/interface.py": "whoever unpickles a column runs its pickle already",
     "batch/sample_batch.py": "whoever unpickles a batch runs its pickle already",
     "workers/supervision.py": "workers are processes of the user's own code",
+    "workers/ray_actor.py": "an actor runs what its learner has pickled",
+    "workers/ray_worker.py": "actors are processes of the user's own code",
     "workers/task.py": "a worker loads the state that its parent was allowed to",
 }
 """The only modules that allow unpickling themselves, in place of handing a permission down."""

@@ -27,6 +27,8 @@ class PickledPolicy:
     ----------
     policy
         What `RolloutWorkers` takes.
+    dumps
+        Pickles it.
 
     Raises
     ------
@@ -39,9 +41,9 @@ class PickledPolicy:
     {'walker': 'random'}
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> None:
         try:
-            self._bytes = pickle.dumps(policy)
+            self._bytes = dumps(policy)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise PolicySpecError(
                 "a policy goes to other processes, and must be 'random', a name, an importable function or an object "

@@ -30,6 +30,7 @@ _HOMES = {
     "episode_statistics": "samplebatch.rollout.statistics",
     "finished_episodes": "samplebatch.rollout.statistics",
     "RunningStatistics": "samplebatch.rollout.running_statistics",
+    "RayOptions": "samplebatch.workers.ray_options",
     "WorkerStats": "samplebatch.workers.statistics",
     "WorkerFailure": "samplebatch.workers.pool",
     "as_policy": "samplebatch.policy.as_policy",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from samplebatch.rollout.trajectories import Trajectory as Trajectory
     from samplebatch.rollout.vector_recorder import StepHook as StepHook
     from samplebatch.workers.pool import WorkerFailure as WorkerFailure
+    from samplebatch.workers.ray_options import RayOptions as RayOptions
     from samplebatch.workers.statistics import WorkerStats as WorkerStats
     from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from samplebatch.errors import SampleBatchError
+
 
 class WorkerExit(Exception):
     """A worker has failed, died or been found hanging; everything that it sent has been received.
@@ -21,3 +23,12 @@ class WorkerExit(Exception):
         self.how = how
         self.why = why
         self.details = details
+
+
+def word_failure(error: Exception) -> str:
+    """Word why a worker failed, for `WorkerExit.why`: errors of others are named by their class.
+
+    >>> word_failure(KeyError("obs"))
+    "KeyError: 'obs'"
+    """
+    return str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samplebatch.env.seeds import RESTART, seeds_at
 from samplebatch.errors import WorkerError
-from samplebatch.transport.peers import Poller
+from samplebatch.workers.backend import GRACE_S, Backend, Worker
 from samplebatch.workers.exits import WorkerExit
-from samplebatch.workers.local_worker import LocalWorker
 from samplebatch.workers.spec import Request, WorkerSpec
-from samplebatch.workers.supervision import GRACE_S, WorkerProcess
 from samplebatch.workers.task import Fragment
 
 _LOOK_S = 0.1
 """Seconds after which a request to stop, or a worker that hangs, is noticed at the latest."""
-
-Worker = WorkerProcess | LocalWorker
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,8 @@ class WorkerPool:
     ----------
     specs
         The environments and the policy of each.
-    start
-        Starts one of them.
+    backend
+        Starts them, and waits for them.
     max_restarts
         How many may be replaced.
     stall_timeout_s
@@ -86,7 +82,7 @@ class WorkerPool:
     def __init__(
         self,
         specs: Sequence[WorkerSpec],
-        start: Callable[[WorkerSpec], Worker],
+        backend: Backend,
         *,
         max_restarts: int,
         stall_timeout_s: float,
@@ -96,17 +92,15 @@ class WorkerPool:
         self.earlier_failures = 0
         self.waiting_s = 0.0
         self._stop_requested = False
-        self._start = start
+        self._backend = backend
         self._restarts_left = max_restarts
         self._stall_timeout_s = stall_timeout_s
         self._sent_before = 0
         self._left_at: float | None = None
         """When somebody was given a fragment who has not come back for the next."""
-        self._poller: Poller | None = Poller()
-        self._watched: dict[int, WorkerProcess] = {}
         try:
             for spec in specs:
-                self.workers.append(start(spec))
+                self.workers.append(backend.start(spec))
         except BaseException:
             self.close()
             raise
@@ -132,9 +126,7 @@ class WorkerPool:
     def ask(self, requests: Mapping[int, Request]) -> None:
         """Send requests to workers, by their places."""
         for place, request in requests.items():
-            worker = self.workers[place]
-            worker.ask(request)
-            self._watch(worker)
+            self.workers[place].ask(request)
 
     def receive(self) -> Iterator[tuple[Worker, Fragment]]:
         """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested.
@@ -187,37 +179,13 @@ class WorkerPool:
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.end()
-        self._watched.clear()
-        if self._poller is not None:
-            self._poller.close()
-            self._poller = None
 
     def _wait(self) -> Sequence[Worker]:
         """Wait for workers that have something to say."""
-        if self._poller is None or not self._watched:
-            return self.busy
         began = time.monotonic()
-        ready = self._poller.poll(_LOOK_S)
+        ready = self._backend.wait(self.busy, _LOOK_S)
         self.waiting_s += time.monotonic() - began
-        found = [self._watched[descriptor] for descriptor in ready]
-        for worker in found:
-            if worker.request is None:
-                # A process that ended without anything to do is looked at when it is asked again.
-                self._unwatch(worker)
-        return found
-
-    def _watch(self, worker: Worker) -> None:
-        if isinstance(worker, WorkerProcess) and self._poller is not None:
-            for descriptor in worker.waits_on:
-                if descriptor not in self._watched:
-                    self._watched[descriptor] = worker
-                    self._poller.register(descriptor)
-
-    def _unwatch(self, worker: Worker) -> None:
-        for descriptor in [own for own, other in self._watched.items() if other is worker]:
-            del self._watched[descriptor]
-            if self._poller is not None:
-                self._poller.unregister(descriptor)
+        return ready
 
     def _note_exit(self, worker: Worker, end: WorkerExit) -> None:
         """Note the failure of a worker, and replace it.
@@ -227,7 +195,7 @@ class WorkerPool:
         WorkerError
             If it cannot be replaced.
         """
-        self._unwatch(worker)
+        self._backend.forget(worker)
         spec, request = worker.spec, worker.request or Request()
         left = replace(
             request,
@@ -261,7 +229,7 @@ class WorkerPool:
         worker.end()
         seed = seeds_at(spec.seed, RESTART, self.earlier_failures + len(self.failures))
         place = self.workers.index(worker)
-        self.workers[place] = self._start(
+        self.workers[place] = self._backend.start(
             replace(spec, seed=seed, first_unroll_id=spec.first_unroll_id + worker.fragments)
         )
         self.ask({place: left})

@@ -11,8 +11,7 @@ from typing import Any
 from samplebatch.column.unpickling import require_permission
 from samplebatch.errors import ArgumentError, FormatError, WorkerError
 from samplebatch.rollout.resuming import Uncopied, has_pickles
-from samplebatch.transport.publisher import Publisher
-from samplebatch.transport.subscription import Subscription
+from samplebatch.workers.backend import Backend
 from samplebatch.workers.buffer_writer import BufferWriter
 from samplebatch.workers.pool import WorkerPool
 from samplebatch.workers.spec import StateRequest, WorkerSpec
@@ -28,6 +27,7 @@ class ResumableWorkers(Uncopied, ABC):
     """Workers whose run can be resumed, between calls of `collect`: the base of `RolloutWorkers`."""
 
     _specs: Sequence[WorkerSpec]
+    _backend: Backend
     _pool: WorkerPool | None
     _received: Received
     _writer: BufferWriter | None
@@ -35,10 +35,6 @@ class ResumableWorkers(Uncopied, ABC):
     _is_iterating: bool
     _one_version: threading.RLock
     _earlier_versions: int
-
-    @abstractmethod
-    def _broadcast(self) -> tuple[Publisher, Subscription]:
-        """Return the ends of the weights' broadcast."""
 
     @abstractmethod
     def _finish_collect(self) -> None:
@@ -92,7 +88,7 @@ class ResumableWorkers(Uncopied, ABC):
             self._idle("tell their state")
             told = self._exchange([StateRequest()] * len(self._specs))
             pool = self._started()
-            version = self._broadcast()[0].version
+            version = self._backend.weights.version
             for place, (worker, own) in enumerate(zip(pool.workers, told, strict=True)):
                 if "refused" in own:
                     raise WorkerError(f"worker {place} cannot tell its state: {own['refused']}")
@@ -103,7 +99,7 @@ class ResumableWorkers(Uncopied, ABC):
                 "num_envs": self._specs[0].num_envs,
                 "failures": pool.earlier_failures + len(pool.failures),
                 "version": self._earlier_versions + version,
-                "weights": self._broadcast()[1].latest().value if version else None,
+                "weights": self._backend.weights.latest().value if version else None,
                 "received": self._received.state_dict(),
                 "rings": None if self._writer is None else self._writer.state_dict(),
                 "fragments": [fragment.copy() for fragment in self._leftover],
@@ -149,8 +145,8 @@ class ResumableWorkers(Uncopied, ABC):
                     f"the state must be of {wanted[0]} workers with {wanted[1]} environments each, got one of "
                     f"{found[0]} with {found[1]}"
                 )
-            publisher, _ = self._broadcast()
-            if state["weights"] is None and publisher.version:
+            published = self._backend.weights.version
+            if state["weights"] is None and published:
                 raise ArgumentError("a state without weights must be loaded before any are published")
             collectors = [own["task"]["collector"] for own in state["workers"]]
             if any(map(has_pickles, collectors)):
@@ -158,7 +154,7 @@ class ResumableWorkers(Uncopied, ABC):
             # A worker that is still starting reads nothing: to send it much would be to wait without an end.
             for own, its in zip(self._exchange([StateRequest()] * len(self._specs)), collectors, strict=True):
                 _check_alike(own, its)
-            earlier_versions = state["version"] - publisher.version - (state["weights"] is not None)
+            earlier_versions = state["version"] - published - (state["weights"] is not None)
             self._exchange([StateRequest(state=own, earlier_versions=earlier_versions) for own in state["workers"]])
             self._load(state, earlier_versions)
 
@@ -175,7 +171,7 @@ class ResumableWorkers(Uncopied, ABC):
         pool.earlier_failures = state["failures"]
         self._earlier_versions = earlier_versions
         if state["weights"] is not None:
-            self._broadcast()[0].publish(state["weights"])
+            self._backend.weights.publish(state["weights"])
         self._received.load_state_dict(state["received"])
         if self._writer is not None and state["rings"] is not None:
             self._writer.load_state_dict(state["rings"])

@@ -15,7 +15,8 @@ from samplebatch.names import PolicyID
 from samplebatch.rollout.collect_statistics import CollectStats, report
 from samplebatch.rollout.running_statistics import EndedEpisodes, OpenReturns
 from samplebatch.rollout.statistics import EpisodeStatistics
-from samplebatch.workers.pool import Worker, WorkerFailure, WorkerPool
+from samplebatch.workers.backend import Worker
+from samplebatch.workers.pool import WorkerFailure, WorkerPool
 from samplebatch.workers.task import Fragment
 
 

@@ -23,32 +23,16 @@ from samplebatch.transport.channel import channel
 from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.subscription import Subscription
+from samplebatch.workers.backend import GRACE_S, Worker
 from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCounters
 from samplebatch.workers.exits import WorkerExit
 from samplebatch.workers.spec import Request, WorkerSpec
 from samplebatch.workers.task import Fragment
 from samplebatch.workers.worker import is_end, state_bytes, work
 
-GRACE_S = 2.0
-"""Seconds that workers have to close their environments when they are stopped."""
-_START_S = 60.0
-"""Seconds that a process has in any case to start, make its environments, and send its first fragment."""
 
-
-class WorkerProcess:
-    """A worker's process, and the consumer of its channel.
-
-    Attributes
-    ----------
-    spec
-        The worker's environments and policy.
-    request
-        The request that it works on; None if it has done all that it was asked for.
-    env_steps, episodes
-        Environment steps, and episodes that ended, that were received for that request.
-    fragments, total_steps
-        Messages and environment steps that were received from it at all.
-    """
+class WorkerProcess(Worker):
+    """A worker's process, and the consumer of its channel; see `Worker` for its attributes."""
 
     def __init__(
         self,
@@ -58,10 +42,8 @@ class WorkerProcess:
         subscription: Subscription,
         capacity_bytes: int,
     ) -> None:
-        self.spec = spec
-        self.request: Request | None = None
+        super().__init__(spec)
         self._told = b""
-        self.env_steps = self.episodes = self.fragments = self.total_steps = 0
         board.clear(spec.index)
         self._line = board.line(spec.index)
         producer, self._consumer = channel(capacity_bytes, allow_pickle=True)
@@ -83,15 +65,18 @@ class WorkerProcess:
         finally:
             producer.close()
             requests.close()
-        self.pid = self._process.pid or 0
-        self._progress = (0, 0)
-        self._heard_at = time.monotonic()
+        self._pid = self._process.pid or 0
         self._hang: WorkerExit | None = None
 
     @property
     def waits_on(self) -> list[int]:
         """Descriptors of which one is readable when there is something to receive."""
         return [self._consumer.fileno(), self._process.sentinel]
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._pid
 
     @property
     def num_envs(self) -> int:
@@ -111,7 +96,7 @@ class WorkerProcess:
 
     @property
     def lost_steps(self) -> int:
-        """Environment steps that it has made, and that were not received."""
+        """Environment steps that it has made, as it counts them in shared memory, and that were not received."""
         return max(0, int(self._line[MADE]) - self.total_steps)
 
     @property
@@ -127,10 +112,8 @@ class WorkerProcess:
 
     def ask(self, request: Request) -> None:
         """Send a request. That a process has died is told by `receive`."""
-        self.request = request
-        self.env_steps = self.episodes = 0
+        super().ask(request)
         self._told = b""
-        self._heard_at = time.monotonic()
         with contextlib.suppress(BrokenPipeError):
             self._requests.send(request)
 
@@ -177,19 +160,12 @@ class WorkerProcess:
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
-        progress, now = (self.num_envs, int(self._line[MADE])), time.monotonic()
-        if not self._line[FRAGMENTS]:
-            # The first fragment may need imports, pandas by pyarrow for one, and policies may be compiled.
-            stall_timeout_s = max(stall_timeout_s, _START_S)
-        if progress != self._progress:
-            self._progress, self._heard_at = progress, now
-        elif now - self._heard_at > stall_timeout_s and self._hang is None and not self._consumer.poll():
-            self._hang = WorkerExit(f"hangs (it made no step for {stall_timeout_s:g} s)")
+        hang = self._find_hang(
+            (self.num_envs, int(self._line[MADE])), stall_timeout_s, has_sent=bool(self._line[FRAGMENTS])
+        )
+        if hang is not None and self._hang is None and not self._consumer.poll():
+            self._hang = hang
             self._process.kill()
-
-    def extend_deadline(self, seconds: float) -> None:
-        """Do not count the time for which nobody wanted anything from the worker."""
-        self._heard_at += seconds
 
     def terminate(self) -> None:
         """Ask the worker to end."""

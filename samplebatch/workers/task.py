@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,24 @@ from samplebatch.policy.source import load_weights, make_policy
 from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import postprocess
-from samplebatch.transport.subscription import Subscription
+from samplebatch.transport.subscription import Publication
 from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
 
 Count = Callable[[int], None]
 """Called with the number of environment steps that were just made."""
 
 Fragment = SampleBatch | MultiAgentBatch
+
+
+class WeightsSource(Protocol):
+    """The end of a run's weights that a worker reads, such as a `Subscription`."""
+
+    @property
+    def version(self) -> int:
+        """Number of the newest weights, 0 if there are none yet."""
+
+    def latest(self) -> Publication:
+        """Copy the newest weights, of which there must be some."""
 
 
 class Task(ABC):
@@ -41,15 +52,15 @@ class Task(ABC):
     ----------
     spec
         The environments and the policy.
-    subscription
+    weights
         Where the policy's weights come from.
     """
 
     _collector: Collector | MultiAgentCollector
 
-    def __init__(self, spec: WorkerSpec, subscription: Subscription) -> None:
+    def __init__(self, spec: WorkerSpec, weights: WeightsSource) -> None:
         self._spec = spec
-        self._subscription = subscription
+        self._source = weights
         self._policy: Any = None
         self._version = 0
         self._request: Request | None = None
@@ -74,8 +85,8 @@ class Task(ABC):
         """
         if self._request is None:
             return None
-        if self._subscription.version > self._version:
-            newest = self._subscription.latest()
+        if self._source.version > self._version:
+            newest = self._source.latest()
             load_weights(self._policy, newest.value)
             self._version = newest.version
         self._collector.constants[names.WEIGHTS_VERSION] = self._spec.earlier_versions + self._version
@@ -109,8 +120,8 @@ class Task(ABC):
 class SingleAgentTask(Task):
     """The work of a worker that steps Gymnasium's environments."""
 
-    def __init__(self, spec: WorkerSpec, subscription: Subscription, count_steps: Count, first: Any) -> None:
-        super().__init__(spec, subscription)
+    def __init__(self, spec: WorkerSpec, weights: WeightsSource, count_steps: Count, first: Any) -> None:
+        super().__init__(spec, weights)
         self._environments = environments = _as_environments(spec, first)
         self._first_env_id = spec.index * environments.num_envs
         given = spec.policy()
@@ -187,8 +198,8 @@ class SingleAgentTask(Task):
 class MultiAgentTask(Task):
     """The work of a worker that steps environments of several agents."""
 
-    def __init__(self, spec: WorkerSpec, subscription: Subscription, count_steps: Count, first: Any) -> None:
-        super().__init__(spec, subscription)
+    def __init__(self, spec: WorkerSpec, weights: WeightsSource, count_steps: Count, first: Any) -> None:
+        super().__init__(spec, weights)
         environments = [first, *make_all(spec.envs[1:])]
         mapping = policy_by_kind(first) if spec.policy_mapping is None else spec.policy_mapping
         given = spec.policy()
@@ -235,14 +246,14 @@ class MultiAgentTask(Task):
         return self._collector.postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
 
-def make_task(spec: WorkerSpec, subscription: Subscription, count_steps: Count) -> Task:
+def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> Task:
     """Make the task of a worker, with its environments.
 
     Parameters
     ----------
     spec
         The environments and the policy.
-    subscription
+    weights
         Where the policy's weights come from.
     count_steps
         Called with the number of environment steps that were just made.
@@ -258,7 +269,7 @@ def make_task(spec: WorkerSpec, subscription: Subscription, count_steps: Count) 
     try:
         kind = environment_kind(first)
         task = SingleAgentTask if kind in ("gymnasium", "vector") else MultiAgentTask
-        return task(spec, subscription, count_steps, first)
+        return task(spec, weights, count_steps, first)
     except BaseException:
         with contextlib.suppress(Exception):
             first.close()

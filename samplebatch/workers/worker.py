@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-import random
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.seeds import PROCESS, seeds_at
 from samplebatch.errors import ChannelClosedError, PeerDiedError, SampleBatchError
 from samplebatch.transport.children import begin_child
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.region import Region
 from samplebatch.transport.subscription import Subscription
 from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCounters
+from samplebatch.workers.exits import word_failure
+from samplebatch.workers.serving import exchange_state, start_task
 from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
-from samplebatch.workers.task import Fragment, Task, answer, make_task
+from samplebatch.workers.task import Fragment, Task
 
 END = SampleBatch()
 """Sent once a request is done."""
@@ -60,9 +58,8 @@ def work(
                 # There is nobody to send anything to.
                 return
             except Exception as error:
-                reason = str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
                 with contextlib.suppress(SampleBatchError):
-                    producer.fail(reason, traceback.format_exc())
+                    producer.fail(word_failure(error), traceback.format_exc())
     finally:
         for task in tasks:
             with contextlib.suppress(Exception):
@@ -80,18 +77,15 @@ def _serve(
     def count_steps(steps: int) -> None:
         line[MADE] += steps
 
-    _seed(seeds_at(spec.seed, PROCESS, spec.index))
-    task = make_task(spec, subscription, count_steps)
+    # Torch has one thread: there is a process for each core already.
+    task = start_task(spec, subscription, count_steps)
     tasks.append(task)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        # There is a process for each core already.
-        torch.set_num_threads(1)
-        _seed(seeds_at(spec.seed, PROCESS, spec.index))
     line[READY] = task.num_envs
     for request in _receive_all(requests):
         if isinstance(request, StateRequest):
-            _exchange_state(producer, task, request)
+            pickled = exchange_state(task, request)
+            if pickled is not None:
+                producer.send(SampleBatch({_STATE: np.frombuffer(pickled, np.uint8)}), split=True)
         else:
             task.begin(request)
         while (fragment := task.next()) is not None:
@@ -106,50 +100,10 @@ def _serve(
         line[FRAGMENTS] = producer.sent
 
 
-def _exchange_state(producer: Producer, task: Task, request: StateRequest) -> None:
-    """Go on from the state in a request, or send the own, that of the process's generators included."""
-    told = answer(task, request)
-    if request.state is not None:
-        _load_generators(request.state["generators"])
-        return
-    try:
-        pickled = pickle.dumps(told if "refused" in told else {**told, "generators": _save_generators()})
-    except Exception as error:
-        pickled = pickle.dumps({"refused": f"{type(error).__name__}: {error}"})
-    producer.send(SampleBatch({_STATE: np.frombuffer(pickled, np.uint8)}), split=True)
-
-
 def _receive_all(requests: Connection) -> Iterator[Request]:
     with contextlib.suppress(EOFError):
         while True:
             yield requests.recv()
-
-
-def _seed(seeds: np.random.SeedSequence) -> None:
-    """Seed the process's own generators, which torch's distributions draw from: else all workers draw the same."""
-    words = seeds.generate_state(3).tolist()
-    random.seed(words[0])
-    np.random.seed(words[1])
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(words[2])
-
-
-def _save_generators() -> dict[str, Any]:
-    """Return the states of the process's own generators."""
-    torch = sys.modules.get("torch")
-    drawn = None if torch is None else torch.get_rng_state()
-    return {"random": random.getstate(), "numpy": np.random.get_state(), "torch": drawn}
-
-
-def _load_generators(state: Mapping[str, Any] | None) -> None:
-    """Let the process's own generators go on; a worker without a process leaves those of its caller alone."""
-    if state is None:
-        return
-    random.setstate(state["random"])
-    np.random.set_state(state["numpy"])
-    if state["torch"] is not None:
-        import_module("torch").set_rng_state(state["torch"])
 
 
 def _quit(*_: Any) -> None:

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import copy
-import multiprocessing
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 
-from samplebatch.arguments import choice, positive, whole
+from samplebatch.arguments import positive, whole
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.as_environments import bind_arguments, list_environments
 from samplebatch.env.registry import Environment
 from samplebatch.errors import ArgumentError, WorkerError
-from samplebatch.policy.source import RANDOM, PickledPolicy, check_policy, label_weights, weights_nbytes
+from samplebatch.policy.source import RANDOM, check_policy, label_weights
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.collector import check_buffer
 from samplebatch.rollout.fragments import join_streams
 from samplebatch.rollout.postprocessing import Hook, check_hooks
-from samplebatch.transport.broadcast import broadcast
-from samplebatch.transport.children import interrupts_blocked
-from samplebatch.transport.publisher import Publisher
-from samplebatch.transport.subscription import Subscription
+from samplebatch.workers.backend import BackendOptions, Worker
+from samplebatch.workers.backends import BackendName, make_backend
 from samplebatch.workers.buffer_writer import BufferWriter
-from samplebatch.workers.counters import WorkerCounters
-from samplebatch.workers.local_worker import LocalWorker
-from samplebatch.workers.pool import Worker, WorkerPool
+from samplebatch.workers.pool import WorkerPool
+from samplebatch.workers.ray_options import RayOptions
 from samplebatch.workers.resuming import NOT_STARTED, ResumableWorkers
 from samplebatch.workers.spec import Request, WorkerSpec, shares
 from samplebatch.workers.statistics import Received, StepCount, WorkerStats, weights_version
-from samplebatch.workers.supervision import WorkerProcess
 from samplebatch.workers.task import Fragment
-
-_ALL_ARENAS_NBYTES, _MIN_ARENA_NBYTES, _MAX_ARENA_NBYTES = 256 << 20, 8 << 20, 64 << 20
-
-Backend = Literal["process", "inline"]
 
 
 class RolloutWorkers(ResumableWorkers):
@@ -111,9 +101,10 @@ class RolloutWorkers(ResumableWorkers):
         What workers apply to every trajectory, to the part of it that a fragment has: see `postprocess`; only without a
         buffer.
     backend
-        `"process"`, or `"inline"` to do the same work in this process, one worker after the other, for debugging.
+        `"process"`; `"ray"`, where workers are actors on a cluster of Ray; or `"inline"` to do the same work in this
+        process, one worker after the other, for debugging.
     start_method
-        How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
+        How processes start: `"spawn"`, `"forkserver"` or `"fork"`. Actors of Ray start as Ray starts them.
     stall_timeout_s
         Seconds without a step or fragment after which a worker is taken to hang. Time in which nobody asks for
         fragments does not count; and a worker has a minute in any case to start and send its first one.
@@ -122,7 +113,10 @@ class RolloutWorkers(ResumableWorkers):
     capacity_bytes
         Size of the memory that a worker's fragments lie in; fragments above half of it arrive in parts.
         By default 64 MiB, less with more than four workers, 8 MiB at least. There is room for weights of this size too,
-        and always for those of 16 MiB or the size of the policy.
+        and always for those of 16 MiB or the size of the policy. With Ray, half of it is what may be held in the object
+        store of one worker's fragments, which arrive whole, and weights have no bound.
+    ray_options
+        The cluster of Ray, and the resources and placement of each worker; only with that backend.
 
     Raises
     ------
@@ -134,7 +128,10 @@ class RolloutWorkers(ResumableWorkers):
         If one of the `hooks` names a policy that is not among those of `policy`.
     ArgumentError
         If a number is not positive, `max_restarts` or `max_lag` is negative, both numbers of steps and episodes are
-        given, there is no such backend, there are both a buffer and `hooks`, or the buffer has too few rings.
+        given, there is no such backend, there are `ray_options` for another one than Ray, both a buffer and `hooks`, or
+        the buffer has too few rings.
+    MissingExtraError
+        If the backend is Ray, and it is not installed.
 
     Examples
     --------
@@ -166,11 +163,12 @@ class RolloutWorkers(ResumableWorkers):
         hooks: Sequence[Hook] = (),
         seed: int | None = None,
         infos: bool = True,
-        backend: Backend = "process",
+        backend: BackendName = "process",
         start_method: str = "spawn",
         stall_timeout_s: float = 300.0,
         max_restarts: int = 0,
         capacity_bytes: int | None = None,
+        ray_options: RayOptions | None = None,
     ) -> None:
         for name, value in (
             ("n_step", n_step),
@@ -190,10 +188,12 @@ class RolloutWorkers(ResumableWorkers):
         hooks = check_hooks(hooks, policy if isinstance(policy, Mapping) else None, buffer=buffer)
         if not isinstance(buffer, MultiAgentReplayBuffer):
             check_buffer(buffer, num_workers * envs_per_worker)
-        choice("backend", backend, get_args(Backend))
+        self._backend = make_backend(
+            backend, BackendOptions(num_workers, policy, start_method, capacity_bytes, ray_options)
+        )
         environments = list_environments(bind_arguments(env, env_kwargs), num_workers * envs_per_worker)
         check_policy(policy)
-        made: Callable[[], Any] = PickledPolicy(policy) if backend == "process" else partial(copy.deepcopy, policy)
+        made = self._backend.pack_policy(policy)
         steps, episodes = (shares(amount, num_workers, envs_per_worker) for amount in (n_step, n_episode))
         asked = [Request(*amounts, fragment_length) for amounts in zip(steps, episodes, strict=True)]
         self._stream = [request for request in asked if 0 not in (request.n_step, request.n_episode)]
@@ -216,14 +216,7 @@ class RolloutWorkers(ResumableWorkers):
         ]
         self.policy, self.buffer = policy, buffer
         self._writer = None if buffer is None else BufferWriter(buffer)
-        self._context = multiprocessing.get_context(start_method)
-        self._backend = backend
         self._stall_timeout_s = stall_timeout_s
-        least = max(_MIN_ARENA_NBYTES, min(_MAX_ARENA_NBYTES, _ALL_ARENAS_NBYTES // num_workers))
-        self._capacity_bytes = least if capacity_bytes is None else capacity_bytes
-        self._weights_nbytes = max(weights_nbytes(policy), capacity_bytes or 0)
-        self._ends: tuple[Publisher, Subscription] | None = None
-        self._board: WorkerCounters | None = None
         self._pool: WorkerPool | None = None
         self._received = Received()
         self._leftover: list[Fragment] = []
@@ -235,9 +228,12 @@ class RolloutWorkers(ResumableWorkers):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, in their order; empty unless processes have been started."""
+        """Process ids of the workers, in their order; empty unless processes have been started.
+
+        Actors of Ray are among them once they have answered. Their ids are those of their own machines.
+        """
         workers = [] if self._pool is None else self._pool.workers
-        return [worker.pid for worker in workers if isinstance(worker, WorkerProcess)]
+        return [worker.pid for worker in workers if worker.pid not in (0, os.getpid())]
 
     @property
     def stats(self) -> CollectStats[Any]:
@@ -276,19 +272,13 @@ class RolloutWorkers(ResumableWorkers):
             If the workers have been stopped.
         """
         with self._one_version:
-            return self._earlier_versions + self._broadcast()[0].publish(label_weights(self.policy, weights))
-
-    def _broadcast(self) -> tuple[Publisher, Subscription]:
-        if self._ends is None:
-            self._ends = broadcast(self._weights_nbytes)
-        return self._ends
+            return self._earlier_versions + self._backend.weights.publish(label_weights(self.policy, weights))
 
     def __enter__(self) -> Self:
         try:
-            self._broadcast()
-            self._board = WorkerCounters.create(len(self._specs))
+            self._backend.open(len(self._specs))
             self._pool = WorkerPool(
-                self._specs, self._start, max_restarts=self._max_restarts, stall_timeout_s=self._stall_timeout_s
+                self._specs, self._backend, max_restarts=self._max_restarts, stall_timeout_s=self._stall_timeout_s
             )
         except BaseException:
             self.stop()
@@ -297,14 +287,6 @@ class RolloutWorkers(ResumableWorkers):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _start(self, spec: WorkerSpec) -> Worker:
-        _, subscription = self._broadcast()
-        if self._backend == "inline":
-            return LocalWorker(spec, subscription)
-        assert self._board is not None
-        with interrupts_blocked():
-            return WorkerProcess(spec, self._context, self._board, subscription, self._capacity_bytes)
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None) -> CollectStats[Any]:
         """Let all workers collect their share with the newest weights, and report on the steps of all.
@@ -398,7 +380,7 @@ class RolloutWorkers(ResumableWorkers):
         """Count a fragment, and write it to the buffer; tell whether it is not stale."""
         ended = self._received.add(worker, fragment)
         if self._max_lag is not None:
-            lag = self._earlier_versions + self._broadcast()[0].version - weights_version(fragment)
+            lag = self._earlier_versions + self._backend.weights.version - weights_version(fragment)
             if lag > self._max_lag:
                 self._received.drop(fragment)
                 return False
@@ -432,7 +414,6 @@ class RolloutWorkers(ResumableWorkers):
                 (worker.spec.index, fragment) for worker, fragment in drained if self._take(worker, fragment, count)
             ]
         finally:
-            for own in (pool, self._board, *(self._ends or ())):
-                if own is not None:
-                    own.close()
-            self._board = None
+            if pool is not None:
+                pool.close()
+            self._backend.close()

@@ -1,40 +1,81 @@
-"""LocalWorker: a worker's work done in this process, for debugging."""
+"""InlineBackend: workers in this process, for debugging."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from samplebatch.errors import SampleBatchError
 from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.exits import WorkerExit
+from samplebatch.workers.backend import Backend, BackendOptions, Worker
+from samplebatch.workers.exits import WorkerExit, word_failure
+from samplebatch.workers.shared_weights import SharedWeights
 from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
 from samplebatch.workers.task import Fragment, Task, answer, make_task
 
 
-class LocalWorker:
-    """A worker without a process, with the interface of `WorkerProcess`: it collects when it is asked for a fragment.
+class InlineBackend(Backend):
+    """Workers in this process, which work one after the other; see `Backend`."""
 
-    Attributes
-    ----------
-    spec, request, env_steps, episodes, fragments, total_steps, answer
-        As of `WorkerProcess`.
-    """
+    def __init__(self, options: BackendOptions) -> None:
+        self._weights = SharedWeights(options)
+
+    def pack_policy(self, policy: Any) -> Callable[[], Any]:
+        """Copy a policy for each worker."""
+        return partial(copy.deepcopy, policy)
+
+    @property
+    def weights(self) -> SharedWeights:
+        """The newest weights."""
+        return self._weights
+
+    def open(self, workers: int) -> None:
+        """Reserve memory for weights."""
+        self._weights.open()
+
+    def start(self, spec: WorkerSpec) -> Worker:
+        """Make a worker."""
+        return LocalWorker(spec, self._weights.subscription)
+
+    def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
+        """Return all: each works when it is asked for a fragment."""
+        return busy
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self._weights.close()
+
+
+class LocalWorker(Worker):
+    """A worker without a process: it collects when it is asked for a fragment; see `Worker` for its attributes."""
 
     waiting = 0
 
     def __init__(self, spec: WorkerSpec, subscription: Subscription) -> None:
-        self.spec = spec
-        self.request: Request | None = None
-        self.pid = os.getpid()
-        self.env_steps = self.episodes = self.fragments = self.total_steps = 0
-        self.lost_steps = 0
+        super().__init__(spec)
         self._subscription = subscription
         self._task: Task | None = None
-        self.answer: Any = None
+        self._lost_steps = 0
+        self._answer: Any = None
+
+    @property
+    def pid(self) -> int:
+        """The id of this process."""
+        return os.getpid()
+
+    @property
+    def answer(self) -> Any:
+        """The state that it was asked for last."""
+        return self._answer
+
+    @property
+    def lost_steps(self) -> int:
+        """Environment steps of the fragment that it is making."""
+        return self._lost_steps
 
     @property
     def num_envs(self) -> int:
@@ -48,8 +89,7 @@ class LocalWorker:
 
     def ask(self, request: Request) -> None:
         """Take a request."""
-        self.request = request
-        self.env_steps = self.episodes = 0
+        super().ask(request)
         if self._task is not None and not isinstance(request, StateRequest):
             self._task.begin(request)
 
@@ -67,14 +107,13 @@ class LocalWorker:
                 if self.request is not None:
                     self.ask(self.request)
             if isinstance(self.request, StateRequest):
-                self.answer = answer(self._task, self.request)
+                self._answer = answer(self._task, self.request)
                 made = None
             else:
                 made = self._task.next()
         except Exception as error:
-            reason = str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
-            raise WorkerExit("failed", reason, traceback.format_exc()) from error
-        self.lost_steps = 0
+            raise WorkerExit("failed", word_failure(error), traceback.format_exc()) from error
+        self._lost_steps = 0
         if made is None:
             self.request = None
             return None
@@ -82,13 +121,10 @@ class LocalWorker:
         return made
 
     def _count(self, steps: int) -> None:
-        self.lost_steps += steps
+        self._lost_steps += steps
 
     def check_stall(self, stall_timeout_s: float) -> None:
         """Do nothing: a worker without a process cannot stall."""
-
-    def extend_deadline(self, seconds: float) -> None:
-        """Do nothing: there is no time that counts."""
 
     def terminate(self) -> None:
         """Do nothing: nothing is done unless it is asked for."""

@@ -1,0 +1,194 @@
+"""RayCollector: a worker as an actor of Ray, which collects a fragment with each call."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from samplebatch.column.unpickling import unpickle
+from samplebatch.errors import require
+from samplebatch.transport.subscription import Publication
+from samplebatch.workers.exits import word_failure
+from samplebatch.workers.ray_objects import Packed, pack
+from samplebatch.workers.ray_weights import read_weights
+from samplebatch.workers.serving import exchange_state, start_task
+from samplebatch.workers.spec import StateRequest
+from samplebatch.workers.task import Task
+
+Kind = Literal["progress", "fragment", "state", "end", "failed"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The progress of an actor, which comes with each of its answers: small enough to go past the object store.
+
+    Attributes
+    ----------
+    kind
+        The answer that it comes with.
+    pid, node
+        Its process id, and the id of its node.
+    num_envs
+        How many environments it has; 0 until they are made.
+    messages, sent, made
+        Answers given to requests that were not over, environment steps in them, and environment steps made that were
+        sent or may yet be.
+    why, details
+        Why it failed, and its traceback.
+    """
+
+    kind: Kind = "progress"
+    pid: int = 0
+    node: str = ""
+    num_envs: int = 0
+    messages: int = 0
+    sent: int = 0
+    made: int = 0
+    why: str = ""
+    details: str = ""
+
+
+class RayCollector:
+    """A worker in an actor of Ray; `RayWorker` calls it, and keeps a bounded number of calls under way.
+
+    The methods `report` and `stop` are called in a thread of their own, while another call collects.
+
+    Parameters
+    ----------
+    spec
+        The worker's `WorkerSpec`, pickled.
+    threads
+        How many threads torch may use.
+    """
+
+    def __init__(self, spec: bytes, threads: int) -> None:
+        self._spec = spec
+        self._threads = threads
+        self._weights = _NewestWeights()
+        self._task: Task | None = None
+        self._number = 0
+        self._state_request: StateRequest | None = None
+        self._messages = self._sent = self._made = 0
+        self._is_stopping = False
+        self._failure: tuple[str, str] | None = None
+        self._node = str(require("ray", "ray").get_runtime_context().get_node_id())
+
+    def next(
+        self, number: int, request: bytes | None, version: int, weights: list[Any]
+    ) -> tuple[Report, Packed | bytes | None]:
+        """Collect the next fragment of a request.
+
+        Parameters
+        ----------
+        number
+            The number of the request: one that is over is answered with its end.
+        request
+            The request, pickled, in the first call that belongs to it.
+        version, weights
+            The number of the newest weights, and the reference to them in the object store unless it was told before.
+
+        Returns
+        -------
+        tuple
+            The report, and the fragment, the state that was asked for or nothing.
+        """
+        if self._failure is None:
+            try:
+                return self._answer(number, request, version, weights)
+            except _Stop:
+                return self.report("end"), None
+            except Exception as error:
+                self._failure = word_failure(error), traceback.format_exc()
+        return self.report("failed"), None
+
+    def _answer(
+        self, number: int, request: bytes | None, version: int, weights: list[Any]
+    ) -> tuple[Report, Packed | bytes | None]:
+        self._weights.offer(version, weights)
+        if request is not None:
+            self._begin(number, request)
+        if number != self._number or self._is_stopping:
+            return self.report("end"), None
+        task = self._require_task()
+        if self._state_request is not None:
+            body: Packed | bytes | None = exchange_state(task, self._state_request)
+            self._state_request, self._number = None, 0
+            return self._reply("state"), body
+        fragment = task.next()
+        if fragment is None:
+            self._number = 0
+            return self._reply("end"), None
+        self._sent += fragment.env_steps()
+        # Steps that were left out are not lost.
+        self._made = self._sent
+        return self._reply("fragment"), pack(fragment)
+
+    def _reply(self, kind: Kind) -> Report:
+        self._messages += 1
+        return self.report(kind)
+
+    def _begin(self, number: int, pickled: bytes) -> None:
+        (request,) = unpickle([pickled], "a request", allow_pickle=True)
+        self._number = number
+        if isinstance(request, StateRequest):
+            self._state_request = request
+        else:
+            self._require_task().begin(request)
+
+    def _require_task(self) -> Task:
+        if self._task is None:
+            (spec,) = unpickle([self._spec], "the specification of a worker", allow_pickle=True)
+            self._task = start_task(spec, self._weights, self._count_steps, threads=self._threads)
+        return self._task
+
+    def _count_steps(self, steps: int) -> None:
+        self._made += steps
+        if self._is_stopping:
+            raise _Stop
+
+    def report(self, kind: Kind = "progress") -> Report:
+        """Tell how far the actor is."""
+        return Report(
+            kind,
+            os.getpid(),
+            self._node,
+            0 if self._task is None else self._task.num_envs,
+            self._messages,
+            self._sent,
+            self._made,
+            *(self._failure or ()),
+        )
+
+    def stop(self) -> None:
+        """Collect no more, and give up the fragment under way at its next step."""
+        self._is_stopping = True
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._task is not None:
+            with contextlib.suppress(Exception):
+                self._task.close()
+
+
+class _NewestWeights:
+    """The newest weights that an actor was told of, fetched when they are first loaded."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._reference: Any = None
+
+    def offer(self, version: int, references: list[Any]) -> None:
+        """Note weights, if there are newer ones."""
+        if references:
+            self.version, (self._reference,) = version, references
+
+    def latest(self) -> Publication:
+        """Copy the newest weights."""
+        return read_weights(require("ray", "ray"), self.version, self._reference)
+
+
+class _Stop(BaseException):
+    """Raised by a step, where nobody wants its fragment any more."""

@@ -1,0 +1,132 @@
+"""A cluster of raylets on this machine, and environments and policies that its actors import."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import gyms
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "rollout")])
+ENVIRONMENT = {"env_vars": {"PYTHONPATH": PATHS}}
+"""Lets the processes of Ray import this working tree."""
+
+
+@contextmanager
+def started_cluster(*nodes: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Start a head node without room for actors and some others, and connect this process; yield it and the others."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    # A node is taken for dead after two seconds, in place of many.
+    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    sizes = {"object_store_memory": 100 << 20}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": quick, **sizes},
+    )
+    try:
+        added = [cluster.add_node(**{"num_cpus": 4, **sizes, **node}) for node in nodes]
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", runtime_env=ENVIRONMENT)
+        yield cluster, added
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+class SlowLadder(gyms.Ladder):
+    """A ladder that takes its time."""
+
+    def __init__(self, pause_s: float = 0.001) -> None:
+        super().__init__(0, 7)
+        self._pause_s = pause_s
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._pause_s)
+        return super().step(action)
+
+
+class Breaking(gyms.Ladder):
+    """A ladder that raises in its thirtieth step."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 7)
+
+    def step(self, action: Any) -> Any:
+        if len(self.made) == 29:
+            raise RuntimeError("the rung broke")
+        return super().step(action)
+
+
+class Hanging(gyms.Ladder):
+    """A ladder that never comes back from its thirtieth step."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 7)
+
+    def step(self, action: Any) -> Any:
+        while len(self.made) == 29:
+            time.sleep(1)
+        return super().step(action)
+
+
+class Closing(SlowLadder):
+    """A ladder that makes a file when it is closed."""
+
+    def __init__(self, folder: str, pause_s: float = 0.0) -> None:
+        super().__init__(pause_s)
+        self._folder = folder
+
+    def close(self) -> None:
+        Path(self._folder, str(os.getpid())).touch()
+
+
+class Pictures(gymnasium.Env):
+    """Episodes of ten pictures, each of one brightness, which counts on."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def _observe(self) -> Any:
+        self._seen += 1
+        return np.full((84, 84, 4), self._seen % 256, np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._observe(), 1.0, self._seen % 10 == 0, False, {}
+
+
+def climb_here(obs: Any) -> dict[str, Any]:
+    """Act, and say in which process."""
+    return {"act": np.zeros(len(obs), np.int64), "policy": {"pid": np.full(len(obs), os.getpid())}}
+
+
+def tell_node(obs: Any) -> dict[str, Any]:
+    """Act, and say on which node, by the first digits of its id."""
+    import ray
+
+    node = int(ray.get_runtime_context().get_node_id()[:8], 16)
+    return {"act": np.zeros(len(obs), np.int64), "policy": {"node": np.full(len(obs), node)}}
+
+
+def node_number(node: Any) -> int:
+    """Return the number that `tell_node` says on a node of a cluster."""
+    return int(node.node_id[:8], 16)
+
+
+def draw(obs: Any) -> Any:
+    """Act by the process's own generator, as distributions of torch do."""
+    return np.random.randint(0, 2, len(obs))

@@ -1,0 +1,393 @@
+"""Workers as actors of Ray, on a real cluster of several raylets: they do as processes do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import actors
+import numpy as np
+import pytest
+
+from samplebatch import MultiAgentReplayBuffer, RolloutWorkers, SampleBatch, VectorReplayBuffer
+from samplebatch.errors import ArgumentError, ChannelClosedError, ColumnTypeError, MissingExtraError, WorkerError
+from samplebatch.policy.source import PickledPolicy
+from samplebatch.rollout import GAE, RayOptions
+from samplebatch.workers.ray_objects import StoredFragments, pack
+
+pytest.importorskip("ray.cluster_utils")
+
+from tests.workers import ray_worlds
+from tests.workers.ray_worlds import ENVIRONMENT, Pictures, SlowLadder, climb_here
+
+SPREAD = "mpe2/simple_spread_v3"
+TAG = "mpe2/simple_tag_v3"
+UNLIKE = {"eps_id", "unroll_id"}
+"""Columns whose values are unlike in any two runs."""
+
+on_ray = partial(RolloutWorkers, backend="ray")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Any]]:
+    with ray_worlds.started_cluster({}, {"resources": {"far": 8}}) as (_, nodes):
+        yield nodes
+
+
+@pytest.fixture(autouse=True)
+def _connected(nodes: list[Any]) -> None:
+    """Start the cluster before any test."""
+
+
+def check_alike(one: Any, other: Any) -> None:
+    """Check that two batches are the same, but for ids that no two runs share."""
+    ones, others = (batch.as_multi_agent().policy_batches for batch in (one, other))
+    assert ones.keys() == others.keys()
+    for policy, steps in ones.items():
+        wanted = others[policy]
+        assert steps.column_names == wanted.column_names
+        for name in set(steps.column_names) - UNLIKE:
+            assert np.asarray(steps[name]).dtype == np.asarray(wanted[name]).dtype, name
+            assert np.asarray(steps[name]).tolist() == np.asarray(wanted[name]).tolist(), name
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "backend"),
+    [
+        ("CartPole-v1", ray_worlds.draw, "process"),
+        ("CartPole-v1", "actors:constant", "inline"),
+        (SPREAD, "random", "inline"),
+        ("arena:Bazaar", "random", "inline"),
+    ],
+)
+def test_reports_and_batches_are_those_of_other_backends_seed_for_seed(env: str, policy: Any, backend: Any) -> None:
+    given: Any = {"envs_per_worker": 2, "seed": 3}
+    with on_ray(env, policy, **given) as workers, RolloutWorkers(env, policy, backend=backend, **given) as others:
+        for amount in ({"n_step": 101}, {"n_episode": 3}, {"n_step": 40}):
+            stats, wanted = workers.collect(**amount), others.collect(**amount)
+            check_alike(stats.batch, wanted.batch)
+            assert stats.n_collected_steps == wanted.n_collected_steps
+            assert stats.n_collected_episodes == wanted.n_collected_episodes
+            assert sorted(stats.returns) == sorted(wanted.returns)
+            assert sorted(stats.lens) == sorted(wanted.lens)
+        facts, other_facts = workers.worker_stats, others.worker_stats
+    for name in ("fragments", "nbytes", "sent_steps", "queue_depth", "lost_steps", "restarts", "versions"):
+        assert getattr(facts, name) == getattr(other_facts, name), name
+
+
+@pytest.mark.parametrize("amount", [{"n_step": 505}, {"n_episode": 11}])
+def test_an_iteration_has_the_steps_of_any_other(amount: Any) -> None:
+    found = []
+    for make in (on_ray, partial(RolloutWorkers, backend="inline")):
+        with make("CartPole-v1", envs_per_worker=2, fragment_length=40, seed=1, **amount) as workers:
+            fragments = sorted(workers, key=lambda fragment: fragment["unroll_id"][0])
+        found.append((fragments, workers.stats))
+    (ones, stats), (others, wanted) = found
+    assert stats.n_collected_steps == wanted.n_collected_steps
+    assert stats.n_collected_episodes == wanted.n_collected_episodes
+    for one, other in zip(ones, others, strict=True):
+        assert one["unroll_id"].tolist() == other["unroll_id"].tolist()
+        check_alike(one, other)
+
+
+def address_of(column: Any) -> int:
+    return int(column.ctypes.data)
+
+
+def mapping_at(address: int) -> str:
+    """Name the mapping of this process that an address lies in."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(part, 16) for part in line.split()[0].split("-"))
+        if first <= address < last:
+            return line.partition("/")[2]
+    return ""
+
+
+def test_fragments_are_read_where_they_lie() -> None:
+    import ray
+
+    batch = SampleBatch(obs=np.arange(400_000.0), terminateds=np.zeros(400_000, bool))
+    reference = ray.put(pack(batch))
+    one, other = (StoredFragments(1 << 30).open(ray.get(reference)) for _ in range(2))
+    assert one == batch
+    for name in batch:
+        assert address_of(one[name]) == address_of(other[name])
+        assert not one[name].flags.writeable
+
+
+def test_workers_fragments_lie_in_the_object_store_until_half_of_a_workers_memory_is_held() -> None:
+    given: Any = {"num_workers": 1, "n_step": 300, "fragment_length": 100, "capacity_bytes": 10 << 20}
+    with on_ray(Pictures, **given) as workers:
+        kept = list(workers)
+    lies = ["plasma" in mapping_at(address_of(fragment["obs"])) for fragment in kept]
+    # Each is 5.4 MiB with its next observations, of the 5 that may be held: only the first one is.
+    assert lies == [True, False, False]
+    seen = np.concatenate([fragment["obs"][:, 0, 0, 0] for fragment in kept])
+    assert len(np.unique(seen)) > 200
+
+
+def test_a_store_is_not_flooded_by_who_keeps_all_fragments() -> None:
+    given: Any = {"n_step": 2000, "fragment_length": 100, "seed": 2}
+    with on_ray(Pictures, **given) as workers:
+        kept = list(workers)
+    # 54 MiB of pictures a hundred megabytes of store have room for, and twice that they have not.
+    assert sum(fragment.size_bytes() for fragment in kept) > 100 << 20
+    lying = sum("plasma" in mapping_at(address_of(fragment["obs"])) for fragment in kept)
+    assert 2 <= lying <= 10
+    with RolloutWorkers(Pictures, backend="inline", **given) as workers:
+        wanted = sorted(workers, key=lambda fragment: fragment["unroll_id"][0])
+    for one, other in zip(sorted(kept, key=lambda fragment: fragment["unroll_id"][0]), wanted, strict=True):
+        assert (one["obs"] == other["obs"]).all()
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_slow_learner_has_a_bounded_number_of_fragments_waiting(in_flight: int) -> None:
+    options = RayOptions(in_flight=in_flight)
+    with RolloutWorkers(
+        "CartPole-v1", num_workers=2, fragment_length=10, backend="ray", ray_options=options, seed=1
+    ) as workers:
+        for number, _ in enumerate(workers):
+            if number in (20, 30):
+                time.sleep(0.5)
+                facts = workers.worker_stats
+                assert facts.queue_depth <= 2 * in_flight
+                assert facts.sent_steps == 10 * (number + 1 + facts.queue_depth)
+            if number == 30:
+                break
+        # While nobody came for them, both workers filled what they may.
+        assert facts.queue_depth == 2 * in_flight
+
+
+def test_weights_are_put_once_a_version_and_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    puts: list[Any] = []
+    put = ray.put
+    monkeypatch.setattr(ray, "put", lambda *given, **options: puts.append(given) or put(*given, **options))
+    with on_ray("CartPole-v1", "actors:Marked", num_workers=3, seed=1) as workers:
+        for version in range(3):
+            if version:
+                assert workers.publish({"mark": np.array([10.0 * version])}) == version
+            batch = workers.collect(n_step=60).batch
+            assert set(batch["weights_version"].tolist()) == {version}
+            assert set(batch["policy.mark"].tolist()) == {10.0 * version}
+        with pytest.raises(ColumnTypeError, match="must have strings for names"):
+            workers.publish({1: np.zeros(1)})
+    assert len(puts) == 2
+    with pytest.raises(ChannelClosedError, match="they have been stopped"):
+        workers.publish({"mark": np.zeros(1)})
+
+
+def test_weights_arrive_in_an_iteration_after_the_fragments_that_were_asked_for_before() -> None:
+    seen = []
+    with on_ray("CartPole-v1", "actors:Marked", num_workers=1, fragment_length=20, n_step=120, seed=1) as workers:
+        for number, fragment in enumerate(workers):
+            (version,) = set(fragment["weights_version"].tolist())
+            seen.append(version)
+            if number == 1:
+                workers.publish({"mark": np.array([10.0])})
+    assert seen == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(4, 2)
+    torch.nn.init.zeros_(net.weight)
+    net.bias.data = torch.tensor([1.0, 0.0])
+    with on_ray("CartPole-v1", net, num_workers=1) as workers:
+        net.bias.data = torch.tensor([0.0, 1.0])
+        assert set(workers.collect(n_step=20).batch["actions"].tolist()) == {0}
+        workers.publish(net.state_dict())
+        assert set(workers.collect(n_step=20).batch["actions"].tolist()) == {1}
+
+
+def test_policies_by_id_and_hooks_work_as_in_processes() -> None:
+    policies = {"adversary": "actors:Marked", "agent": "random"}
+    with on_ray(TAG, policies, num_workers=1, seed=1) as workers:
+        workers.publish({"adversary": {"mark": np.array([4.0])}})
+        batch = workers.collect(n_step=20).batch
+    assert set(batch["adversary"]["policy.mark"].tolist()) == {4.0}
+    hooks = [GAE(bootstrap=actors.first, gamma=0.9, lambda_=0.8)]
+    given: Any = {"seed": 3, "hooks": hooks}
+    with (
+        on_ray("CartPole-v1", "actors:Marked", **given) as workers,
+        RolloutWorkers("CartPole-v1", "actors:Marked", backend="inline", **given) as others,
+    ):
+        check_alike(workers.collect(n_step=50).batch, others.collect(n_step=50).batch)
+
+
+def test_functions_that_cannot_be_imported_go_to_actors_by_value() -> None:
+    with on_ray(lambda: SlowLadder(0.0), lambda obs: np.ones(len(obs), np.int64), num_workers=1) as workers:
+        assert set(workers.collect(n_step=10).batch["actions"].tolist()) == {1}
+
+
+@pytest.mark.parametrize("kind", ["rings", "several agents"])
+def test_buffers_are_filled_as_by_other_workers(kind: str) -> None:
+    env = "CartPole-v1" if kind == "rings" else TAG
+    buffers: list[Any] = [
+        VectorReplayBuffer(4000, 4) if kind == "rings" else MultiAgentReplayBuffer(1000) for _ in range(2)
+    ]
+    for buffer, make in zip(buffers, (on_ray, partial(RolloutWorkers, backend="inline")), strict=True):
+        with make(env, "random", buffer, num_workers=1, envs_per_worker=2, seed=3) as workers:
+            for _ in range(2):
+                assert workers.collect(n_step=40).batch is None
+    one, other = (buffer.sample(0) for buffer in buffers)
+    assert len(buffers[0]) == len(buffers[1]) > 0
+    if kind == "rings":
+        for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
+            assert (one[0][name] == other[0][name]).all(), name
+    else:
+        for policy, steps in one.items():
+            check_alike(steps, other[policy])
+
+
+def test_workers_go_on_from_a_state_of_processes_and_the_other_way_round() -> None:
+    given: Any = {"seed": 5, "envs_per_worker": 2}
+    local = partial(RolloutWorkers, "CartPole-v1", ray_worlds.draw, **given, backend="process")
+    remote = partial(on_ray, "CartPole-v1", ray_worlds.draw, **given)
+    with local() as first, remote() as second, remote() as third:
+        first.collect(n_step=50)
+        second.load_state_dict(first.state_dict(), allow_pickle=True)
+        check_alike(first.collect(n_step=60).batch, wanted := second.collect(n_step=60).batch)
+        assert len(wanted) == 60
+        third.load_state_dict(second.state_dict(), allow_pickle=True)
+        check_alike(first.collect(n_step=61).batch, third.collect(n_step=61).batch)
+        assert third.stats.n_collected_steps == first.stats.n_collected_steps
+
+
+def test_a_killed_actor_is_replaced_and_the_steps_are_made_again() -> None:
+    buffer = VectorReplayBuffer(4000, 2)
+    with on_ray(SlowLadder, climb_here, buffer, max_restarts=1, n_step=600, fragment_length=100, seed=1) as workers:
+        for number, _ in enumerate(workers):
+            if number == 1:
+                killed = workers.pids[0]
+                os.kill(killed, signal.SIGKILL)
+        facts = workers.worker_stats
+    (failure,) = facts.failures
+    assert (failure.index, failure.pid, failure.how, failure.replaced) == (0, killed, "died", True)
+    assert workers.stats.n_collected_steps == len(buffer) == 600
+    for ring in buffer.buffers:
+        rows = ring[:]
+        goes_on = (rows.obs[1:] == rows.obs_next[:-1]).all(1)
+        assert (goes_on | rows.done[:-1]).all()
+
+
+def test_lost_steps_are_counted_as_far_as_an_actor_has_told() -> None:
+    with on_ray(SlowLadder, max_restarts=1, seed=1) as workers:
+        workers.collect(n_step=2)
+        timer = threading.Timer(0.8, os.kill, [workers.pids[1], signal.SIGKILL])
+        timer.start()
+        stats = workers.collect(n_step=2000)
+        timer.join()
+        (failure,) = workers.worker_stats.failures
+    assert stats.n_collected_steps == 2000
+    assert failure.index == 1
+    # A step takes a millisecond or more, and actors are asked four times a second.
+    assert 50 < failure.lost_steps < 1000
+    assert workers.worker_stats.lost_steps == failure.lost_steps
+
+
+def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
+    words = r"worker 0 \(process \d+\) failed after sending 24 of 100 steps: RuntimeError: the rung broke"
+    with on_ray(ray_worlds.Breaking, n_step=100, num_workers=1, fragment_length=8) as workers:
+        fragments = iter(workers)
+        assert [len(next(fragments)) for _ in range(3)] == [8, 8, 8]
+        with pytest.raises(WorkerError, match=words) as caught:
+            next(fragments)
+    assert "ray_worlds.py" in caught.value.__notes__[0]
+
+
+def test_an_actor_that_hangs_is_ended_and_named() -> None:
+    with on_ray(ray_worlds.Hanging, n_step=100, num_workers=1, fragment_length=8, stall_timeout_s=1) as workers:
+        found = []
+        with pytest.raises(WorkerError, match=r"hangs \(it made no step for 1 s\) after sending 24 of 100"):
+            found += workers
+    assert workers.stats.n_collected_steps == 24
+
+
+def test_an_actor_that_no_node_has_room_for_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samplebatch.workers.backend._START_S", 1.0)
+    options = RayOptions(resources={"nowhere": 1})
+    with (
+        RolloutWorkers("CartPole-v1", num_workers=1, backend="ray", ray_options=options, stall_timeout_s=1) as workers,
+        pytest.raises(WorkerError, match=r"did not start after sending 0 .* no node may have the resources"),
+    ):
+        workers.collect(n_step=1)
+
+
+def test_stopping_closes_environments(tmp_path: Path) -> None:
+    with on_ray(ray_worlds.Closing, env_kwargs={"folder": str(tmp_path)}) as workers:
+        workers.collect(n_step=10)
+        pids = workers.pids
+    assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
+
+
+def test_leaving_early_gives_up_the_fragments_under_way_and_closes_environments(tmp_path: Path) -> None:
+    given: Any = {"env_kwargs": {"folder": str(tmp_path), "pause_s": 0.01}, "fragment_length": 10_000}
+    with on_ray(ray_worlds.Closing, **given) as workers:
+        workers.collect(n_step=10)
+        pids = workers.pids
+        threading.Timer(0.3, workers.request_stop).start()
+        assert list(workers) == []
+    assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
+
+
+def test_actors_run_where_their_resources_are(nodes: list[Any]) -> None:
+    options = RayOptions(num_cpus=0.5, resources={"far": 1}, runtime_env=ENVIRONMENT)
+    with RolloutWorkers("CartPole-v1", ray_worlds.tell_node, num_workers=2, backend="ray", ray_options=options) as far:
+        found = far.collect(n_step=20).batch["policy.node"]
+    assert set(found.tolist()) == {ray_worlds.node_number(nodes[1])}
+
+
+def test_actors_are_placed_by_a_scheduling_strategy(nodes: list[Any]) -> None:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    options = RayOptions(scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[0].node_id, soft=False))
+    with RolloutWorkers("CartPole-v1", ray_worlds.tell_node, num_workers=1, backend="ray", ray_options=options) as one:
+        found = one.collect(n_step=20).batch["policy.node"]
+    assert set(found.tolist()) == {ray_worlds.node_number(nodes[0])}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"address": "ray://head:10001"}, "address must be of a cluster that this machine is a node of"),
+        ({"num_cpus": -1}, "num_cpus must be a number from 0, got -1"),
+        ({"resources": {"far": float("nan")}}, "far must be a number from 0, got nan"),
+        ({"in_flight": 0}, "in_flight must be a whole number from 1, got 0"),
+        ({"memory": 0.5}, "memory must be a whole number from 1"),
+    ],
+)
+def test_options_that_stand_for_nothing_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        RayOptions(**given)
+
+
+def test_options_of_ray_are_for_ray_and_for_the_cluster_that_there_is() -> None:
+    with pytest.raises(ArgumentError, match="ray_options must be None unless backend is 'ray'"):
+        RolloutWorkers("CartPole-v1", ray_options=RayOptions())
+    with pytest.raises(ArgumentError, match="ray_options must be RayOptions, got a dict"):
+        RolloutWorkers("CartPole-v1", backend="ray", ray_options={"num_cpus": 1})
+    elsewhere = RolloutWorkers("CartPole-v1", backend="ray", ray_options=RayOptions(address="127.0.0.1:1"))
+    with pytest.raises(ArgumentError, match="address must be of the cluster that this process is connected to"):
+        elsewhere.__enter__()
+
+
+def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"samplebatch\[ray\]"):
+        RolloutWorkers("CartPole-v1", backend="ray")
+
+
+def test_policies_may_be_pickled_otherwise() -> None:
+    import ray
+
+    made = PickledPolicy(lambda obs: obs + 1, ray.cloudpickle.dumps)
+    assert made()(1) == 2
