@@ -70,6 +70,25 @@ _HOMES = {
     "initialize_orthogonally": "samplebatch.learn.heads",
     "DiscreteQLearningPolicy": "samplebatch.learn.dqn",
     "DQN": "samplebatch.learn.dqn",
+    "TwinCritics": "samplebatch.learn.twin_critics",
+    "ContinuousPolicyWithExplorationNoise": "samplebatch.learn.noisy_policy",
+    "ContinuousDeterministicPolicy": "samplebatch.learn.td3",
+    "TD3": "samplebatch.learn.td3",
+    "TD3TrainingStats": "samplebatch.learn.td3",
+    "SACPolicy": "samplebatch.learn.sac",
+    "SoftActorCritic": "samplebatch.learn.sac",
+    "SAC": "samplebatch.learn.sac",
+    "SACTrainingStats": "samplebatch.learn.sac",
+    "Alpha": "samplebatch.learn.temperature",
+    "FixedAlpha": "samplebatch.learn.temperature",
+    "AutoAlpha": "samplebatch.learn.temperature",
+    "CQL": "samplebatch.learn.cql",
+    "CQLTrainingStats": "samplebatch.learn.cql",
+    "ImitationPolicy": "samplebatch.learn.behaviour_cloning",
+    "BehaviourCloning": "samplebatch.learn.behaviour_cloning",
+    "DiscreteBCQPolicy": "samplebatch.learn.discrete_bcq",
+    "DiscreteBCQ": "samplebatch.learn.discrete_bcq",
+    "DiscreteBCQTrainingStats": "samplebatch.learn.discrete_bcq",
 }
 
 __all__ = [*_HOMES]
@@ -81,8 +100,15 @@ if TYPE_CHECKING:
     from samplebatch.learn.algorithm import OnPolicyAlgorithm as OnPolicyAlgorithm
     from samplebatch.learn.algorithm import SimpleLossTrainingStats as SimpleLossTrainingStats
     from samplebatch.learn.algorithm import TrainingStats as TrainingStats
+    from samplebatch.learn.behaviour_cloning import BehaviourCloning as BehaviourCloning
+    from samplebatch.learn.behaviour_cloning import ImitationPolicy as ImitationPolicy
     from samplebatch.learn.checkpoint import load_checkpoint as load_checkpoint
     from samplebatch.learn.checkpoint import save_checkpoint as save_checkpoint
+    from samplebatch.learn.cql import CQL as CQL
+    from samplebatch.learn.cql import CQLTrainingStats as CQLTrainingStats
+    from samplebatch.learn.discrete_bcq import DiscreteBCQ as DiscreteBCQ
+    from samplebatch.learn.discrete_bcq import DiscreteBCQPolicy as DiscreteBCQPolicy
+    from samplebatch.learn.discrete_bcq import DiscreteBCQTrainingStats as DiscreteBCQTrainingStats
     from samplebatch.learn.dqn import DQN as DQN
     from samplebatch.learn.dqn import DiscreteQLearningPolicy as DiscreteQLearningPolicy
     from samplebatch.learn.exploration import BaseNoise as BaseNoise
@@ -105,6 +131,9 @@ if TYPE_CHECKING:
     from samplebatch.learn.networks import Flatten as Flatten
     from samplebatch.learn.networks import Recurrent as Recurrent
     from samplebatch.learn.networks import ask as ask
+    from samplebatch.learn.noisy_policy import (
+        ContinuousPolicyWithExplorationNoise as ContinuousPolicyWithExplorationNoise,
+    )
     from samplebatch.learn.optimizer import AdamOptimizerFactory as AdamOptimizerFactory
     from samplebatch.learn.optimizer import LRSchedulerFactory as LRSchedulerFactory
     from samplebatch.learn.optimizer import LRSchedulerFactoryLinear as LRSchedulerFactoryLinear
@@ -115,6 +144,16 @@ if TYPE_CHECKING:
     from samplebatch.learn.policy import Policy as Policy
     from samplebatch.learn.policy import policy_within_training_step as policy_within_training_step
     from samplebatch.learn.policy import torch_train_mode as torch_train_mode
+    from samplebatch.learn.sac import SAC as SAC
+    from samplebatch.learn.sac import SACPolicy as SACPolicy
+    from samplebatch.learn.sac import SACTrainingStats as SACTrainingStats
+    from samplebatch.learn.sac import SoftActorCritic as SoftActorCritic
+    from samplebatch.learn.td3 import TD3 as TD3
+    from samplebatch.learn.td3 import ContinuousDeterministicPolicy as ContinuousDeterministicPolicy
+    from samplebatch.learn.td3 import TD3TrainingStats as TD3TrainingStats
+    from samplebatch.learn.temperature import Alpha as Alpha
+    from samplebatch.learn.temperature import AutoAlpha as AutoAlpha
+    from samplebatch.learn.temperature import FixedAlpha as FixedAlpha
     from samplebatch.learn.trainer import OfflineTrainer as OfflineTrainer
     from samplebatch.learn.trainer import OffPolicyTrainer as OffPolicyTrainer
     from samplebatch.learn.trainer import OnlineTrainer as OnlineTrainer
@@ -128,5 +167,6 @@ if TYPE_CHECKING:
     from samplebatch.learn.trainer_stats import InfoStats as InfoStats
     from samplebatch.learn.trainer_stats import TimingStats as TimingStats
     from samplebatch.learn.training_loop import Trainer as Trainer
+    from samplebatch.learn.twin_critics import TwinCritics as TwinCritics
 
 __getattr__, __dir__ = exports(__name__, _HOMES)

@@ -1,6 +1,18 @@
-"""Let the tests of the learning side share modules."""
+"""Let the tests of the learning side share modules, and keep torch to one thread: networks of tests are small."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+import torch
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

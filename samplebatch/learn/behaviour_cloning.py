@@ -1,0 +1,99 @@
+"""Behaviour cloning: a policy learns to act as the data do (Pomerleau, Neural Computation 3, 1991)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.errors import PolicySpecError
+from samplebatch.learn.algorithm import OfflineAlgorithm, SimpleLossTrainingStats
+from samplebatch.learn.networks import ask
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.policy import Policy
+
+
+class ImitationPolicy(Policy):
+    """A policy that does as its network says, without chance, for behaviour cloning.
+
+    Parameters
+    ----------
+    actor
+        From observations to the logits of discrete actions, or to continuous actions themselves.
+    action_space, observation_space, action_scaling, action_bound_method
+        As `Policy` takes them. Continuous actions are learned as they are stored: in [-1, 1], to be scaled, where the
+        policy that collected them was scaled; else in the units of the space, with an `action_bound_method` of None.
+
+    Raises
+    ------
+    PolicySpecError
+        If actions are neither Discrete nor a Box.
+
+    Examples
+    --------
+    >>> policy = ImitationPolicy(actor=nn.Identity(), action_space=spaces.Discrete(3))
+    >>> policy.compute_action([0.1, 0.5, 0.2])
+    1
+    """
+
+    def __init__(
+        self,
+        *,
+        actor: nn.Module,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        action_scaling: bool = False,
+        action_bound_method: Literal["clip", "tanh"] | None = "clip",
+    ) -> None:
+        if not isinstance(action_space, spaces.Discrete | spaces.Box):
+            raise PolicySpecError(
+                f"action_space must be a Discrete space or a Box, got a {type(action_space).__name__}"
+            )
+        super().__init__(action_space, observation_space, action_scaling, action_bound_method)
+        self.actor = actor
+
+    def forward(self, batch: Batch, state: Any = None) -> Batch:
+        """Return the actions as `act`, the network's output as `logits`, and the state.
+
+        Discrete actions that a mask forbids have logits below all others.
+        """
+        obs, mask = self.observations(batch)
+        logits, state = ask(self.actor, obs, state)
+        if self.action_type == "continuous":
+            return Batch(act=logits, logits=logits, state=state)
+        if mask is not None:
+            logits = torch.where(mask, logits, logits.min() - 1.0)
+        return Batch(act=logits.argmax(-1), logits=logits, state=state)
+
+
+class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
+    """Behaviour cloning, for discrete and continuous actions; Tianshou's `OfflineImitationLearning`.
+
+    Discrete actions are classified, and the loss is their cross entropy. Continuous ones are regressed on, and the loss
+    is the mean squared error. Rows need `obs` and `act` only.
+
+    Parameters
+    ----------
+    policy
+        The policy that is trained.
+    optim
+        The maker of the optimizer.
+    """
+
+    def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory) -> None:
+        super().__init__(policy=policy)
+        self.optim = self._create_optimizer(policy, optim)
+
+    def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
+        found = self.policy(batch).logits
+        if self.policy.action_type == "continuous":
+            loss = mse_loss(found, batch.act)
+        else:
+            loss = cross_entropy(found, batch.act.long())
+        self.optim.step(loss)
+        return SimpleLossTrainingStats(loss=loss.item())

@@ -1,0 +1,155 @@
+"""Discrete BCQ: Q-learning among the actions that the data would have taken (Fujimoto et al., arXiv:1910.01708)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, smooth_l1_loss
+
+from samplebatch.arguments import fraction, whole
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.errors import ArgumentError
+from samplebatch.learn.algorithm import OfflineAlgorithm, SimpleLossTrainingStats
+from samplebatch.learn.dqn import DiscreteQLearningPolicy
+from samplebatch.learn.networks import ask
+from samplebatch.learn.optimizer import OptimizerFactory
+
+
+class DiscreteBCQPolicy(DiscreteQLearningPolicy):
+    """A policy that takes the action of the highest value among those that the data are likely to have taken.
+
+    Parameters
+    ----------
+    model
+        From observations to the value of each action.
+    imitator
+        From observations to the logits of the actions in the data.
+    unlikely_action_threshold
+        How likely an action must be, in parts of the likeliest one, from 0 (all are) to below 1.
+    action_space, observation_space
+        The spaces of one environment; actions are Discrete.
+    eps_inference
+        The probability of a random action outside of training steps.
+
+    Raises
+    ------
+    ArgumentError
+        If the threshold is out of its range.
+    PolicySpecError
+        If actions are not Discrete.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        imitator: nn.Module,
+        unlikely_action_threshold: float = 0.3,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        eps_inference: float = 0.0,
+    ) -> None:
+        super().__init__(
+            model=model, action_space=action_space, observation_space=observation_space, eps_inference=eps_inference
+        )
+        if fraction("unlikely_action_threshold", unlikely_action_threshold) == 1.0:
+            raise ArgumentError("unlikely_action_threshold must be below 1, got 1")
+        self.imitator = imitator
+        self._log_threshold = math.log(unlikely_action_threshold) if unlikely_action_threshold else -math.inf
+
+    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
+        """Return the actions as `act`, values as `q_value`, and the imitator's output as `imitation_logits`.
+
+        Parameters
+        ----------
+        batch, state
+            As `Policy.forward` takes them.
+        model
+            The network of values to ask; None for the policy's own.
+        """
+        found = super().forward(batch, state, model)
+        obs, mask = self.observations(batch)
+        said, _ = ask(self.imitator, obs)
+        allowed = said if mask is None else said.masked_fill(~mask, -math.inf)
+        # Equation 17, in logarithms: the softmax's sum cancels out.
+        unlikely = allowed - allowed.max(-1, keepdim=True).values < self._log_threshold
+        act = found.logits.masked_fill(unlikely, -math.inf).argmax(-1)
+        return Batch(act=act, q_value=found.logits, imitation_logits=said, logits=said, state=found.state)
+
+
+@dataclass(kw_only=True)
+class DiscreteBCQTrainingStats(SimpleLossTrainingStats):
+    """Losses of an update of discrete BCQ: the sum, and its parts of values, imitation and size of logits."""
+
+    q_loss: float
+    i_loss: float
+    reg_loss: float
+
+
+class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
+    """Discrete batch-constrained Q-learning, for discrete actions.
+
+    It is double Q-learning among actions that the data are likely to have taken, so that no target is of an action that
+    nothing is known about. An imitator learns beside it which these are.
+
+    Parameters
+    ----------
+    policy
+        The policy that is trained.
+    optim
+        The maker of the optimizer of both networks.
+    gamma, n_step_return_horizon
+        The discount of a step, and the most steps whose rewards are summed before the estimate.
+    target_update_freq
+        Updates between copies to the target network.
+    imitation_logits_penalty
+        The weight of the mean square of the imitator's logits.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: DiscreteBCQPolicy,
+        optim: OptimizerFactory,
+        gamma: float = 0.99,
+        n_step_return_horizon: int = 1,
+        target_update_freq: int = 8000,
+        imitation_logits_penalty: float = 1e-2,
+    ) -> None:
+        super().__init__(policy=policy)
+        self.gamma, self.n_step = fraction("gamma", gamma), whole("n_step_return_horizon", n_step_return_horizon, 1)
+        self.target_update_freq = whole("target_update_freq", target_update_freq, 1)
+        self.imitation_logits_penalty = imitation_logits_penalty
+        self.optim = self._create_optimizer(policy, optim)
+        self.model_old = self._add_lagged_network(policy.model)
+
+    @torch.no_grad()
+    def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
+        after = Batch(obs=batch.obs_next)
+        chosen = self.policy(after).act
+        values = self.policy(after, model=self.model_old).q_value.gather(-1, chosen[:, None])[:, 0]
+        batch.returns = batch.returns + batch.discount * values
+        return batch
+
+    def _update_with_batch(self, batch: Batch) -> DiscreteBCQTrainingStats:
+        if self.updates % self.target_update_freq == 0:
+            self._update_lagged_network_weights()
+        found, act = self.policy(batch), batch.act.long()
+        q_loss = smooth_l1_loss(found.q_value.gather(-1, act[:, None])[:, 0], batch.returns)
+        i_loss = cross_entropy(found.imitation_logits, act)
+        reg_loss = found.imitation_logits.square().mean()
+        loss = q_loss + i_loss + self.imitation_logits_penalty * reg_loss
+        self.optim.step(loss)
+        return DiscreteBCQTrainingStats(
+            loss=loss.item(), q_loss=q_loss.item(), i_loss=i_loss.item(), reg_loss=reg_loss.item()
+        )

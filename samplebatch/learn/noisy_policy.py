@@ -1,0 +1,52 @@
+"""Policies of continuous actions that explore by noise: the base of those of TD3 and SAC."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.errors import PolicySpecError
+from samplebatch.learn.exploration import BaseNoise, GaussianNoise
+from samplebatch.learn.policy import Policy
+
+
+class ContinuousPolicyWithExplorationNoise(Policy):
+    """Base of policies of continuous actions, which collectors may be told to explore with noise.
+
+    Parameters
+    ----------
+    exploration_noise
+        Makes noise of a shape; `"default"` for normal noise with a standard deviation of 0.1; None for none.
+    action_space, observation_space, action_scaling, action_bound_method
+        As `Policy` takes them.
+
+    Raises
+    ------
+    PolicySpecError
+        If the action space is no Box, or has no bounds to scale to.
+    """
+
+    def __init__(
+        self,
+        *,
+        exploration_noise: BaseNoise | Literal["default"] | None = None,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        action_scaling: bool = True,
+        action_bound_method: Literal["clip", "tanh"] | None = "clip",
+    ) -> None:
+        if not isinstance(action_space, spaces.Box):
+            raise PolicySpecError(f"action_space must be a Box, got a {type(action_space).__name__}")
+        super().__init__(action_space, observation_space, action_scaling, action_bound_method)
+        self.exploration_noise = GaussianNoise(sigma=0.1) if exploration_noise == "default" else exploration_noise
+
+    def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
+        """Add noise to actions, in their dtype, if the policy has some."""
+        if self.exploration_noise is None:
+            return act
+        noisy = np.asarray(act) + self.exploration_noise(act.shape)
+        return noisy.astype(act.dtype, copy=False)

@@ -1,0 +1,168 @@
+"""SAC: a stochastic policy that is rewarded for its entropy as well (Haarnoja et al., arXiv:1812.05905)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from torch import nn
+from torch.distributions import Independent, Normal
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
+from samplebatch.learn.exploration import BaseNoise
+from samplebatch.learn.networks import ask
+from samplebatch.learn.noisy_policy import ContinuousPolicyWithExplorationNoise
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.temperature import Alpha, FixedAlpha
+from samplebatch.learn.twin_critics import TwinCritics
+
+_TINY = torch.finfo(torch.float32).eps
+"""Keeps the logarithm of tanh's slope finite where an action is at its bound."""
+
+
+class SACPolicy(ContinuousPolicyWithExplorationNoise):
+    """A policy of normal distributions squashed by tanh, for SAC and CQL.
+
+    Parameters
+    ----------
+    actor
+        From observations to a pair of means and standard deviations, and the state: `((loc, scale), state)`.
+    exploration_noise, action_space, observation_space, action_scaling
+        As `ContinuousPolicyWithExplorationNoise` takes them. The policy explores without noise, too.
+    deterministic_eval
+        Whether the most likely action before squashing is taken outside of training steps, where others are drawn.
+
+    Raises
+    ------
+    PolicySpecError
+        If actions are no Box.
+    """
+
+    def __init__(
+        self,
+        *,
+        actor: nn.Module,
+        exploration_noise: BaseNoise | Literal["default"] | None = None,
+        deterministic_eval: bool = True,
+        action_scaling: bool = True,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            exploration_noise=exploration_noise,
+            action_space=action_space,
+            observation_space=observation_space,
+            action_scaling=action_scaling,
+        )
+        self.actor, self.deterministic_eval = actor, deterministic_eval
+
+    def forward(self, batch: Batch, state: Any = None) -> Batch:
+        """Return actions in [-1, 1] as `act`, their log-densities as `log_prob`, shape (n, 1), and the state.
+
+        A log-density is that of the normal distribution less the logarithm of tanh's slope (arXiv:1801.01290, equation
+        21).
+        """
+        obs, _ = self.observations(batch)
+        (loc, scale), state = ask(self.actor, obs, state)
+        dist = Independent(Normal(loc, scale), 1)
+        raw = dist.mode if self.deterministic_eval and not self.is_within_training_step else dist.rsample()
+        act = torch.tanh(raw)
+        slope = torch.log(1 - act.square() + _TINY).sum(-1, keepdim=True)
+        log_prob = dist.log_prob(raw)[:, None] - slope  # type: ignore[no-untyped-call]
+        return Batch(act=act, log_prob=log_prob, logits=(loc, scale), dist=dist, state=state)
+
+
+@dataclass(kw_only=True)
+class SACTrainingStats(TrainingStats):
+    """Losses of an update of SAC, and the temperature after it; None for the loss of a fixed one."""
+
+    actor_loss: float
+    critic1_loss: float
+    critic2_loss: float
+    alpha: float
+    alpha_loss: float | None = None
+
+
+class SoftActorCritic(TwinCritics[SACPolicy]):
+    """Base of actor-critics that count entropy as a reward, for SAC and CQL.
+
+    Parameters
+    ----------
+    policy, policy_optim, critic, critic_optim, critic2, critic2_optim, tau, gamma, n_step_return_horizon, max_grad_norm
+        As `TwinCritics` takes them.
+    alpha
+        The temperature: the weight of entropy beside rewards, fixed or an `AutoAlpha` that learns it.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of its range.
+    PolicySpecError
+        If the policy's actions are no Box.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: SACPolicy,
+        policy_optim: OptimizerFactory,
+        critic: nn.Module,
+        critic_optim: OptimizerFactory,
+        critic2: nn.Module | None = None,
+        critic2_optim: OptimizerFactory | None = None,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        alpha: float | Alpha = 0.2,
+        n_step_return_horizon: int = 1,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(
+            policy=policy,
+            policy_optim=policy_optim,
+            critic=critic,
+            critic_optim=critic_optim,
+            critic2=critic2,
+            critic2_optim=critic2_optim,
+            tau=tau,
+            gamma=gamma,
+            n_step_return_horizon=n_step_return_horizon,
+            max_grad_norm=max_grad_norm,
+        )
+        self.alpha = alpha if isinstance(alpha, Alpha) else FixedAlpha(alpha)
+        self.alpha_optim = None if self.alpha.optim is None else self._create_optimizer(self.alpha, self.alpha.optim)
+
+    def _target_q(self, batch: Batch) -> torch.Tensor:
+        # Equation 3, for one action of the policy.
+        drawn = self.policy(Batch(obs=batch.obs_next))
+        entropy: torch.Tensor = -drawn.log_prob.flatten()
+        return self._smaller_target(batch.obs_next, drawn.act) + self.alpha.value * entropy
+
+    def _update_actor(self, batch: Batch) -> dict[str, Any]:
+        """Move the policy to actions of high value and entropy, and a learned temperature to its target.
+
+        The policy's loss is that of equation 9, with the smaller of both critics; that of the temperature, equation 18.
+        """
+        drawn = self.policy(batch)
+        log_prob = drawn.log_prob.flatten()
+        values = torch.min(self.critic(batch.obs, drawn.act), self.critic2(batch.obs, drawn.act)).flatten()
+        loss = (self.alpha.value * log_prob - values).mean()
+        self.policy_optim.step(loss)
+        found = {"actor_loss": loss.item()}
+        if self.alpha_optim is not None:
+            alpha_loss = self.alpha.loss(-log_prob.detach())
+            self.alpha_optim.step(alpha_loss)
+            found["alpha_loss"] = alpha_loss.item()
+        return found | {"alpha": self.alpha.value}
+
+
+class SAC(SoftActorCritic, OffPolicyAlgorithm[SACPolicy]):
+    """Soft actor-critic, for continuous actions; its parameters are those of `SoftActorCritic`."""
+
+    def _update_with_batch(self, batch: Batch) -> SACTrainingStats:
+        critic1_loss, critic2_loss = self._update_critics(batch)
+        figures = self._update_actor(batch)
+        self._update_lagged_network_weights(self.tau)
+        return SACTrainingStats(critic1_loss=critic1_loss, critic2_loss=critic2_loss, **figures)

@@ -1,0 +1,157 @@
+"""TD3: a deterministic policy that climbs one of two critics (Fujimoto et al., arXiv:1802.09477)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from torch import nn
+
+from samplebatch.arguments import whole
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
+from samplebatch.learn.exploration import BaseNoise
+from samplebatch.learn.networks import ask
+from samplebatch.learn.noisy_policy import ContinuousPolicyWithExplorationNoise
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.twin_critics import TwinCritics
+
+
+class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
+    """A policy of the continuous actions that its network returns, for TD3.
+
+    Parameters
+    ----------
+    actor
+        From observations to actions, in [-1, 1] if they are to be scaled to the space.
+    exploration_noise, action_space, observation_space, action_scaling, action_bound_method
+        As `ContinuousPolicyWithExplorationNoise` takes them.
+
+    Raises
+    ------
+    PolicySpecError
+        If actions are no Box.
+
+    Examples
+    --------
+    >>> policy = ContinuousDeterministicPolicy(actor=nn.Tanh(), action_space=gymnasium.spaces.Box(-2.0, 2.0, (1,)))
+    >>> policy.compute_action([100.0])
+    array([2.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        *,
+        actor: nn.Module,
+        exploration_noise: BaseNoise | Literal["default"] | None = None,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        action_scaling: bool = True,
+        action_bound_method: Literal["clip"] | None = "clip",
+    ) -> None:
+        super().__init__(
+            exploration_noise=exploration_noise,
+            action_space=action_space,
+            observation_space=observation_space,
+            action_scaling=action_scaling,
+            action_bound_method=action_bound_method,
+        )
+        self.actor = actor
+
+    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
+        """Return the actions as `act`, and the state.
+
+        Parameters
+        ----------
+        batch, state
+            As `Policy.forward` takes them.
+        model
+            The network to ask; None for the policy's own.
+        """
+        obs, _ = self.observations(batch)
+        act, state = ask(self.actor if model is None else model, obs, state)
+        return Batch(act=act, state=state)
+
+
+@dataclass(kw_only=True)
+class TD3TrainingStats(TrainingStats):
+    """Losses of an update of TD3; None for the actor's where the policy was left as it was."""
+
+    actor_loss: float | None
+    critic1_loss: float
+    critic2_loss: float
+
+
+class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
+    """Twin delayed deterministic policy gradients, for continuous actions.
+
+    Targets are of the lagged policy's action with clipped noise on it, which makes the critics smooth around it
+    (section 5.3). Once in `update_actor_freq` updates the policy climbs the gradient of the first critic, and all
+    lagged networks follow (section 5.2).
+
+    Parameters
+    ----------
+    policy, policy_optim, critic, critic_optim, critic2, critic2_optim, tau, gamma, n_step_return_horizon
+        As `TwinCritics` takes them.
+    policy_noise, noise_clip
+        The standard deviation of the noise on the actions of targets, and its largest value; 0 for no bound.
+    update_actor_freq
+        Updates of the critics for one of the policy.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of its range.
+    PolicySpecError
+        If the policy's actions are no Box.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: ContinuousDeterministicPolicy,
+        policy_optim: OptimizerFactory,
+        critic: nn.Module,
+        critic_optim: OptimizerFactory,
+        critic2: nn.Module | None = None,
+        critic2_optim: OptimizerFactory | None = None,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        policy_noise: float = 0.2,
+        update_actor_freq: int = 2,
+        noise_clip: float = 0.5,
+        n_step_return_horizon: int = 1,
+    ) -> None:
+        super().__init__(
+            policy=policy,
+            policy_optim=policy_optim,
+            critic=critic,
+            critic_optim=critic_optim,
+            critic2=critic2,
+            critic2_optim=critic2_optim,
+            tau=tau,
+            gamma=gamma,
+            n_step_return_horizon=n_step_return_horizon,
+        )
+        self.actor_old = self._add_lagged_network(policy.actor)
+        self.policy_noise, self.noise_clip = policy_noise, noise_clip
+        self.update_actor_freq = whole("update_actor_freq", update_actor_freq, 1)
+
+    def _target_q(self, batch: Batch) -> torch.Tensor:
+        act = self.policy(Batch(obs=batch.obs_next), model=self.actor_old).act
+        noise = torch.randn_like(act) * self.policy_noise
+        if self.noise_clip > 0:
+            noise = noise.clamp(-self.noise_clip, self.noise_clip)
+        return self._smaller_target(batch.obs_next, act + noise)
+
+    def _update_with_batch(self, batch: Batch) -> TD3TrainingStats:
+        critic1_loss, critic2_loss = self._update_critics(batch)
+        actor_loss = None
+        if self.updates % self.update_actor_freq == 0:
+            loss = -self.critic(batch.obs, self.policy(batch).act).mean()
+            self.policy_optim.step(loss)
+            self._update_lagged_network_weights(self.tau)
+            actor_loss = loss.item()
+        return TD3TrainingStats(actor_loss=actor_loss, critic1_loss=critic1_loss, critic2_loss=critic2_loss)

@@ -1,0 +1,112 @@
+"""The part that TD3, SAC and CQL share: two critics, lagged copies of them, and the smaller estimate as target."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from samplebatch.arguments import fraction, whole
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.errors import PolicySpecError
+from samplebatch.learn.algorithm import Algorithm
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.policy import Policy
+
+PolicyT = TypeVar("PolicyT", bound=Policy)
+
+
+class TwinCritics(Algorithm[PolicyT]):
+    r"""Base of actor-critics with two critics, for TD3, SAC and CQL.
+
+    One critic alone comes to overestimate the actions that the policy prefers; the smaller of two does so less (clipped
+    double Q-learning, Fujimoto et al., arXiv:1802.09477, equation 10). Both critics learn from the targets
+
+    .. math:: y = \sum_{i<k} \gamma^i r_i + \gamma^k (1 - d_k) \min(Q_1'(s_k, a'), Q_2'(s_k, a'))
+
+    with up to `n_step_return_horizon` steps, k of them, d_k for termination, lagged critics Q' and an action a' of the
+    algorithm's choice. Rewards and s_k are those of the sampled rows: a hindsight buffer exchanges the goals in both.
+
+    Parameters
+    ----------
+    policy, policy_optim
+        The policy, and the maker of its optimizer.
+    critic, critic_optim
+        A network of observations and actions to values, shape (n, 1), and the maker of its optimizer.
+    critic2, critic2_optim
+        The second of each; None for a copy of the first, and for the same maker.
+    tau
+        How far lagged networks move towards their sources at a time, from 0 to 1.
+    gamma, n_step_return_horizon
+        The discount of a step, and the most steps whose rewards are summed before the estimate.
+    max_grad_norm
+        The largest L2 norm of a critic's gradients; None for no bound.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of its range.
+    PolicySpecError
+        If the policy's actions are no Box.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: PolicyT,
+        policy_optim: OptimizerFactory,
+        critic: nn.Module,
+        critic_optim: OptimizerFactory,
+        critic2: nn.Module | None = None,
+        critic2_optim: OptimizerFactory | None = None,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        n_step_return_horizon: int = 1,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(policy=policy)
+        if policy.action_type != "continuous":
+            raise PolicySpecError(
+                f"{type(self).__name__} must have a policy of a Box of actions, got one of {policy.action_space}"
+            )
+        self.tau, self.gamma = fraction("tau", tau), fraction("gamma", gamma)
+        self.n_step = whole("n_step_return_horizon", n_step_return_horizon, 1)
+        self.critic, self.critic2 = critic, deepcopy(critic) if critic2 is None else critic2
+        self.critic_old = self._add_lagged_network(self.critic)
+        self.critic2_old = self._add_lagged_network(self.critic2)
+        self.policy_optim = self._create_optimizer(policy, policy_optim)
+        self.critic_optim = self._create_optimizer(self.critic, critic_optim, max_grad_norm)
+        self.critic2_optim = self._create_optimizer(self.critic2, critic2_optim or critic_optim, max_grad_norm)
+
+    def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
+        """Turn the sums of rewards in `returns` into the targets of the critics, shape (n,)."""
+        with torch.no_grad():
+            batch.returns = batch.returns + batch.discount * self._target_q(batch)
+        return batch
+
+    def _target_q(self, batch: Batch) -> torch.Tensor:
+        """Estimate the values of the observations after the last steps of windows, shape (n,)."""
+        raise NotImplementedError
+
+    def _smaller_target(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
+        """Return the smaller estimate of the lagged critics, shape (n,)."""
+        smaller: torch.Tensor = torch.min(self.critic_old(obs, act), self.critic2_old(obs, act))
+        return smaller.flatten()
+
+    def _update_critics(self, batch: Batch) -> tuple[float, float]:
+        """Move both critics towards the targets, and leave the mean of their errors in the batch, as `weight`.
+
+        Errors of rows that were drawn by priority count by the weights that they came with.
+        """
+        weight = batch.get("weight")
+        errors, losses = [], []
+        for critic, optim in ((self.critic, self.critic_optim), (self.critic2, self.critic2_optim)):
+            error = critic(batch.obs, batch.act).flatten() - batch.returns
+            loss = (error.square() if weight is None else error.square() * weight).mean()
+            optim.step(loss)
+            errors.append(error.detach())
+            losses.append(loss.item())
+        batch.weight = ((errors[0] + errors[1]) / 2).abs()
+        return losses[0], losses[1]

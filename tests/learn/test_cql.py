@@ -1,0 +1,173 @@
+"""CQL holds values of unknown actions down, as its papers and Tianshou have it."""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+
+from samplebatch import ReplayBuffer
+from samplebatch.errors import ArgumentError, ColumnNotFoundError
+from samplebatch.learn import (
+    CQL,
+    MLP,
+    AdamOptimizerFactory,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    SACPolicy,
+    policy_within_training_step,
+)
+from tests.learn.learning import MEASURES, OBS, assert_goes_on, filled
+
+NETWORKS = ["policy.actor", "critic", "critic2", "critic_old.module", "critic2_old.module"]
+
+
+def make(seed: int = 0, **options: Any) -> CQL:
+    torch.manual_seed(seed)
+    return CQL(
+        policy=SACPolicy(
+            actor=ContinuousActorProbabilistic(MLP(OBS, [16]), MEASURES, conditioned_sigma=True), action_space=MEASURES
+        ),
+        policy_optim=AdamOptimizerFactory(),
+        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        critic_optim=AdamOptimizerFactory(),
+        **options,
+    )
+
+
+def update(algorithm: Any) -> Any:
+    return algorithm.update(filled(actions=MEASURES), 0)
+
+
+@pytest.mark.parametrize("with_lagrange", [True, False])
+def test_learns_the_same_as_tianshous(with_lagrange: bool) -> None:
+    """Tianshou's sums over one action of each kind at a time, and draws uniform ones from `-min_action` on."""
+    from tests.learn import peers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tianshou.algorithm.imitation.cql import CQL as TheirCQL
+        from tianshou.algorithm.modelfree.sac import SACPolicy as TheirPolicy
+    actor = peers.gaussian_actor()
+    options = {
+        "num_repeat_actions": 1,
+        "with_lagrange": with_lagrange,
+        "lagrange_threshold": 5.0,
+        "calibrated": False,
+        "cql_weight": 2.0,
+        "temperature": 0.5,
+        "cql_alpha_lr": 0.01,
+    }
+    ours = CQL(
+        policy=SACPolicy(actor=deepcopy(actor), action_space=MEASURES), **options, **peers.of_two_critics(peers.OURS)
+    )
+    theirs = TheirCQL(
+        policy=TheirPolicy(actor=actor, action_space=MEASURES),
+        min_action=1.0,
+        **options,
+        **peers.of_two_critics(peers.THEIRS),
+    )
+    # Where a step is truncated, Tianshou's targets are of no value after it.
+    peers.assert_learn_the_same(ours, theirs, *peers.buffers(MEASURES, truncates=False), NETWORKS)
+
+
+def test_the_soft_maximum_is_over_all_actions_of_a_row() -> None:
+    algorithm = make(num_repeat_actions=4, temperature=0.5, calibrated=False, min_action=-2.0, max_action=1.0)
+    batch, _ = algorithm._sample_batch(filled(actions=MEASURES), 6)
+    with torch.no_grad(), policy_within_training_step(algorithm.policy):
+        contrasts = algorithm._draw_contrasts(batch)
+        found = algorithm._soft_maximum(algorithm.critic, batch, contrasts)
+        scores = []
+        for actions, log_density, _ in contrasts:
+            assert actions.shape == (24, 2)
+            for row in range(6):
+                for one in range(4):
+                    value = algorithm.critic(batch.obs[row : row + 1], actions[[4 * row + one]]).item()
+                    scores.append((value - log_density[row, one].item()) / 0.5)
+    by_row = np.array(scores).reshape(3, 6, 4).transpose(1, 0, 2).reshape(6, 12)
+    np.testing.assert_allclose(found.numpy(), 0.5 * logsumexp(by_row, 1), rtol=1e-5)
+    uniform, density, of_policy = contrasts[0]
+    assert not of_policy
+    assert ((uniform >= -2.0) & (uniform <= 1.0)).all()
+    torch.testing.assert_close(density, torch.full((6, 4), -2 * np.log(3.0), dtype=torch.float32))
+
+
+def test_values_of_the_policys_actions_are_bounded_by_the_returns_of_the_data() -> None:
+    algorithm = make(num_repeat_actions=3)
+    buffer = algorithm.process_buffer(filled(actions=MEASURES))
+    batch, _ = algorithm._sample_batch(buffer, 5)
+    batch.calibration_returns = torch.full((5,), 100.0)
+    with torch.no_grad(), policy_within_training_step(algorithm.policy):
+        contrasts = algorithm._draw_contrasts(batch)
+        found = algorithm._soft_maximum(algorithm.critic, batch, contrasts)
+    densities = torch.cat([density for _, density, _ in contrasts[1:]], 1)
+    torch.testing.assert_close(found, 100.0 + torch.logsumexp(-densities, 1), rtol=1e-5, atol=1e-4)
+
+
+def test_returns_for_calibration_are_discounted_to_the_end_of_each_episode() -> None:
+    buffer = ReplayBuffer(8)
+    for i in range(6):
+        buffer.add(
+            {"obs": np.zeros(3), "act": np.zeros(2), "rew": 1.0, "terminated": i == 2, "truncated": i == 4}
+            | {"obs_next": np.zeros(3)}
+        )
+    found = make(gamma=0.5).process_buffer(buffer)
+    assert found is buffer
+    np.testing.assert_allclose(buffer[:].calibration_returns, [1.75, 1.5, 1.0, 1.5, 1.0, 1.0])
+
+
+def test_values_of_actions_that_the_data_lack_are_held_down() -> None:
+    """The first action number of the data is always 0.5; a critic that is held down ranks it above others."""
+    buffer = filled(actions=MEASURES)
+    buffer.act[:] = [0.5, 0.0]
+    margins = []
+    for weight in (0.0, 5.0):
+        algorithm = make(cql_weight=weight, with_lagrange=False, calibrated=False, num_repeat_actions=4)
+        torch.manual_seed(2)
+        for _ in range(150):
+            algorithm.update(buffer, 0)
+        rows = torch.as_tensor(buffer.obs[:40])
+        with torch.no_grad():
+            known, unknown = (
+                algorithm.critic(rows, torch.tensor([[a, 0.0]]).expand(40, 2)).mean().item() for a in (0.5, -0.9)
+            )
+        margins.append(known - unknown)
+    assert margins[1] > margins[0] + 0.5
+
+
+def test_rows_without_returns_are_refused_for_calibration() -> None:
+    with pytest.raises(ColumnNotFoundError, match="must have column 'calibration_returns'; call process_buffer"):
+        update(make())
+
+
+def test_continues_from_its_state_with_the_multiplier_and_its_optimizer() -> None:
+    options = {"calibrated": False, "num_repeat_actions": 2, "cql_alpha_lr": 0.1}
+    algorithm, fresh = make(**options), make(seed=1, **options)
+    update(algorithm)
+    assert_goes_on(algorithm, fresh, update)
+    assert algorithm.multiplier is not None
+    assert algorithm.multiplier().item() != 1.0
+
+
+def test_the_multiplier_stays_within_its_bounds() -> None:
+    algorithm = make(calibrated=False, cql_alpha_lr=10.0, alpha_max=3.0, lagrange_threshold=-1e3)
+    update(algorithm)
+    assert update(algorithm).cql_alpha == 3.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature"),
+        ({"num_repeat_actions": 0}, "num_repeat_actions"),
+        ({"min_action": 1.0}, "min_action must be below max_action, got 1.0 and 1.0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make(**options)

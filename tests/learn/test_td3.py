@@ -1,0 +1,162 @@
+"""TD3 learns as its paper and Tianshou have it, and continues from its state."""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import Batch
+from samplebatch.errors import ArgumentError, PolicySpecError
+from samplebatch.learn import (
+    MLP,
+    TD3,
+    AdamOptimizerFactory,
+    ContinuousActorDeterministic,
+    ContinuousCritic,
+    ContinuousDeterministicPolicy,
+    GaussianNoise,
+    ImitationPolicy,
+)
+from tests.learn.learning import CHOICES, MEASURES, OBS, assert_goes_on, filled, parameters_of, seeded
+
+NETWORKS = ["policy.actor", "critic", "critic2", "actor_old.module", "critic_old.module", "critic2_old.module"]
+
+
+def make(seed: int = 0, **options: Any) -> TD3:
+    torch.manual_seed(seed)
+    return TD3(
+        policy=ContinuousDeterministicPolicy(
+            actor=ContinuousActorDeterministic(MLP(OBS, [16]), MEASURES), action_space=MEASURES
+        ),
+        policy_optim=AdamOptimizerFactory(),
+        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        critic_optim=AdamOptimizerFactory(),
+        **options,
+    )
+
+
+def update(algorithm: Any, rows: int = 0) -> Any:
+    return algorithm.update(filled(actions=MEASURES), rows)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_learns_the_same_as_tianshous(n_step: int) -> None:
+    from tests.learn import peers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy as TheirPolicy
+        from tianshou.algorithm.modelfree.td3 import TD3 as TheirTD3
+    actor = peers.deterministic_actor()
+    ours = TD3(
+        policy=ContinuousDeterministicPolicy(actor=deepcopy(actor), action_space=MEASURES),
+        n_step_return_horizon=n_step,
+        **peers.of_two_critics(peers.OURS),
+    )
+    theirs = TheirTD3(
+        policy=TheirPolicy(actor=actor, action_space=MEASURES),
+        n_step_return_horizon=n_step,
+        **peers.of_two_critics(peers.THEIRS),
+    )
+    peers.assert_learn_the_same(ours, theirs, *peers.buffers(MEASURES), NETWORKS)
+
+
+def test_the_policy_and_all_lagged_networks_move_with_every_second_update() -> None:
+    algorithm = make(update_actor_freq=2)
+    slow = [algorithm.policy, algorithm.actor_old, algorithm.critic_old, algorithm.critic2_old]
+    moved = []
+    for _ in range(4):
+        before = [parameters_of(network) for network in slow]
+        critic = parameters_of(algorithm.critic)
+        stats = update(algorithm)
+        pairs = zip(before, [parameters_of(network) for network in slow], strict=True)
+        moved.append([any(not torch.equal(*pair) for pair in zip(*both, strict=True)) for both in pairs])
+        assert any(not torch.equal(*pair) for pair in zip(critic, parameters_of(algorithm.critic), strict=True))
+        assert (stats.actor_loss is not None) == all(moved[-1])
+    assert moved == [[True] * 4, [False] * 4, [True] * 4, [False] * 4]
+
+
+def test_a_second_critic_is_a_copy_that_learns_by_itself() -> None:
+    algorithm = make()
+    for one, two in zip(algorithm.critic.parameters(), algorithm.critic2.parameters(), strict=True):
+        assert torch.equal(one, two)
+        assert one is not two
+    assert len(algorithm.state_dict()["_extra_state"]["optimizers"]) == 3
+
+
+def test_noise_of_targets_is_clipped() -> None:
+    """With a wide spread all noise lies at the bounds, so targets are of the four corners about the action."""
+    algorithm = make(policy_noise=1e6, noise_clip=0.25)
+    asked: list[torch.Tensor] = []
+    algorithm._smaller_target = lambda obs, act: asked.append(act) or torch.zeros(len(act))  # type: ignore[method-assign, func-returns-value]
+    batch, _ = algorithm._sample_batch(filled(actions=MEASURES), 0)
+    algorithm._target_q(batch)
+    plain = algorithm.policy(Batch(obs=batch.obs_next)).act
+    torch.testing.assert_close((asked[0] - plain).abs(), torch.full_like(plain, 0.25))
+
+
+def test_continues_from_its_state_between_updates_of_the_policy() -> None:
+    algorithm = make()
+    update(algorithm)
+    assert_goes_on(algorithm, make(seed=1), update)
+
+
+def test_priorities_are_mean_errors_and_weights_count() -> None:
+    buffer = filled(actions=MEASURES, alpha=1.0, beta=1.0)
+    buffer.update_weight(np.arange(80), np.linspace(1.0, 5.0, 80))
+    algorithm = make()
+    batch, indices = algorithm._sample_batch(buffer, 0)
+    batch = algorithm._preprocess_batch(batch, buffer, indices)
+    # Both critics are the same before the first step.
+    error = (algorithm.critic(batch.obs, batch.act).flatten() - batch.returns).detach()
+    expected = (batch.weight * error.square()).mean().item()
+    assert expected != pytest.approx(error.square().mean().item(), rel=1e-3)
+    assert algorithm._update_critics(batch) == pytest.approx((expected, expected))
+    torch.testing.assert_close(batch.weight, error.abs())
+
+
+def test_exploration_noise_keeps_the_dtype_of_actions() -> None:
+    space = gymnasium.spaces.Box(-2.0, 2.0, (2,), np.float32)
+    policy = ContinuousDeterministicPolicy(
+        actor=seeded(0, 3, 2), action_space=space, exploration_noise=GaussianNoise(sigma=0.5)
+    )
+    act = np.zeros((4, 2), np.float32)
+    noisy = policy.add_exploration_noise(act, Batch(obs=np.zeros((4, 3))))
+    assert noisy.dtype == np.float32
+    assert (noisy != 0).all()
+    assert not act.any()
+    plain = ContinuousDeterministicPolicy(actor=seeded(0, 3, 2), action_space=space)
+    assert plain.add_exploration_noise(act, Batch()) is act
+    assert isinstance(
+        ContinuousDeterministicPolicy(
+            actor=seeded(0, 3, 2), action_space=space, exploration_noise="default"
+        ).exploration_noise,
+        GaussianNoise,
+    )
+
+
+def test_discrete_actions_are_refused() -> None:
+    with pytest.raises(PolicySpecError, match="action_space must be a Box, got a Discrete"):
+        ContinuousDeterministicPolicy(actor=seeded(0, 3, 2), action_space=CHOICES)
+    with pytest.raises(PolicySpecError, match="TD3 must have a policy of a Box of actions"):
+        TD3(
+            policy=ImitationPolicy(actor=seeded(0, 3, 4), action_space=CHOICES),  # type: ignore[arg-type]
+            policy_optim=AdamOptimizerFactory(),
+            critic=ContinuousCritic(OBS, MEASURES),
+            critic_optim=AdamOptimizerFactory(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("tau", 1.5), ("gamma", -0.1), ("n_step_return_horizon", 0), ("update_actor_freq", 0)],
+)
+def test_numbers_out_of_range_are_refused(option: str, value: float) -> None:
+    with pytest.raises(ArgumentError, match=option):
+        make(**{option: value})
