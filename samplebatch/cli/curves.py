@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT = 60, 10
-_POINTS = 24
+_POINTS = 12
 _MAX_PANELS = 8
 _MEAN, _STD = "returns_stat/mean", "returns_stat/std"
 _RETURNS = (f"test/{_MEAN}", f"training/{_MEAN}")
@@ -32,22 +32,22 @@ Curves = Mapping[str, LearningCurve]
 
 def show_curves(log: SampleBatch) -> None:
     """Print the curve of returns as a drawing, and every other one as a line of a table."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     curves = learning_curves(newest_figures(log))
     for name in [name for name in _RETURNS if name in curves][:1]:
         for line in draw_text(name, curves[name]):
             say(line)
-    table = Table(title=f"{len(curves)} learning curves", title_justify="left", title_style="bold")
-    table.add_column("figure")
-    for heading in ("over", "last step", "first", "last", "min", "max"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for name, (unit, steps, values) in curves.items():
+    table = Table(title=f"{len(curves)} learning curves", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.add_column("figure", no_wrap=True)
+    for heading in ("step", "first", "last", "largest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, (_, steps, values) in curves.items():
         finite = values[np.isfinite(values)]
-        ends = (values[0], values[-1], *((finite.min(), finite.max()) if len(finite) else (np.nan, np.nan)))
-        cells = [number(float(value)) for value in ends]
-        table.add_row(name, unit, str(int(steps[-1])), *cells, blocks(values))
+        cells = [number(float(value)) for value in (values[0], values[-1], finite.max() if len(finite) else np.nan)]
+        table.add_row(name, str(int(steps[-1])), *cells, blocks(values))
     console().print(table)
 
 
