@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.checkpoint import Draws
+from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.rollouts import Rollouts, rollouts_of
 from samplebatch.learn.trainer_params import (
     OfflineTrainerParams,
@@ -15,7 +16,7 @@ from samplebatch.learn.trainer_params import (
     OnlineTrainerParams,
     OnPolicyTrainerParams,
 )
-from samplebatch.learn.training_loop import Trainer, TrainingStep, within_training_step
+from samplebatch.learn.training_loop import Trainer, TrainingStep
 from samplebatch.rollout.collect_statistics import CollectStats
 
 OnlineParamsT = TypeVar("OnlineParamsT", bound=OnlineTrainerParams)
@@ -48,7 +49,7 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
         """Test at once, if the episodes that ended are good enough; tell whether the test is as well."""
         if not stats.n_collected_episodes or not self._is_enough(self._score(stats)):
             return False
-        with within_training_step(self.algorithm.policy, enabled=False):
+        with policy_within_training_step(self.algorithm.policy, enabled=False):
             self._test(f"after {self.counters.env_step} steps")
         return self._is_enough(self.counters.best_score)
 

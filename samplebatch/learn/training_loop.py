@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.checkpoint import generators_state, load_generators, save_checkpoint
 from samplebatch.learn.display import make_display, short
+from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.rollouts import rollouts_of
 from samplebatch.learn.trainer_params import TrainerParams
 from samplebatch.learn.trainer_stats import EpochStats, InfoStats, SmoothedLosses, TrainingCounters, figures_of
@@ -153,7 +153,7 @@ class Trainer(ABC, Generic[ParamsT]):
         """Take one training step, and count it."""
         counters = self.counters
         counters.update_step += 1
-        with within_training_step(self.algorithm.policy):
+        with policy_within_training_step(self.algorithm.policy):
             step = self._training_step()
         counters.env_step += step.env_steps
         counters.is_stopped = step.is_done
@@ -327,14 +327,3 @@ class Trainer(ABC, Generic[ParamsT]):
         load_generators(state["generators"])
         self._is_resumed = True
         self._seen_s = time.monotonic()
-
-
-@contextmanager
-def within_training_step(policy: Any, enabled: bool = True) -> Iterator[None]:
-    """Tell a policy that it acts or learns within a training step, or, for a test in it, that it does not."""
-    before = policy.is_within_training_step
-    policy.is_within_training_step = enabled
-    try:
-        yield
-    finally:
-        policy.is_within_training_step = before

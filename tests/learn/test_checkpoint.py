@@ -1,0 +1,246 @@
+"""Checkpoints: a training that was killed goes on as one that was not, and nothing is unpickled unasked."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from counting import Counting
+from resumed_run import run
+
+from samplebatch import Batch, Collector, ReplayBuffer, VectorReplayBuffer
+from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError, UntrustedPickleError
+from samplebatch.learn import (
+    OffPolicyTrainer,
+    OffPolicyTrainerParams,
+    OnPolicyTrainer,
+    OnPolicyTrainerParams,
+    load_checkpoint,
+    read_log,
+    save_checkpoint,
+)
+from samplebatch.learn.checkpoint import FILE, read_checkpoint
+
+
+def figures(folder: Path) -> list[tuple[str, int, float]]:
+    """Read all figures of a training's log but those of time."""
+    log = read_log(folder / "log")
+    rows = zip(log["name"].tolist(), log["step"].tolist(), log["value"].tolist(), strict=True)
+    return [row for row in rows if not any(word in row[0] for word in ("time", "speed"))]
+
+
+def parameters(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(folder / "final.pt", weights_only=True)
+    return found
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert_same(value, other[name])
+    elif isinstance(one, list | tuple):
+        for value, its in zip(one, other, strict=True):
+            assert_same(value, its)
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.fixture(scope="module", params=["dqn", "on policy", "offline"])
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A training that nobody kills."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert run(request.param, folder) == 0
+    return request.param, folder
+
+
+@pytest.mark.parametrize("kill", ["in an epoch", "while saving"])
+def test_a_killed_training_goes_on_with_the_figures_of_one_that_was_not(
+    uninterrupted: tuple[str, Path], kill: str, tmp_path: Path
+) -> None:
+    kind, whole = uninterrupted
+    # Offline, a test is the only hook, and gradient steps of 16 rows are counted.
+    died = run(kind, tmp_path, die_at=960 if kind == "offline" else 300) if kill == "in an epoch" else None
+    assert died or run(kind, tmp_path, die_saving=3) == -signal.SIGKILL
+    assert died in (None, -signal.SIGKILL)
+    assert run(kind, tmp_path) == 0
+    assert (tmp_path / "resumed.txt").read_text() == "in epoch 2, reset: None"
+    assert figures(tmp_path) == figures(whole)
+    assert_same(parameters(tmp_path), parameters(whole))
+
+
+def test_environments_that_cannot_be_saved_are_reset_and_the_reason_is_told(tmp_path: Path) -> None:
+    assert run("unpicklable", tmp_path, die_at=300) == -signal.SIGKILL
+    assert run("unpicklable", tmp_path) == 0
+    said = (tmp_path / "resumed.txt").read_text()
+    assert said == "in epoch 2, reset: TypeError: cannot pickle 'generator' object"
+
+
+def trainer(folder: Path | None = None, **options: Any) -> OffPolicyTrainer:
+    algorithm = Counting()
+    collector = Collector(algorithm.policy, "CartPole-v1", VectorReplayBuffer(100, 2), num_envs=2, seed=1)
+    params = OffPolicyTrainerParams(
+        training_collector=collector,
+        checkpoint_dir=folder,
+        max_epochs=2,
+        epoch_num_steps=20,
+        collection_step_num_env_steps=10,
+        verbose=False,
+        show_progress=False,
+        **options,
+    )
+    return OffPolicyTrainer(algorithm, params)
+
+
+def test_environments_are_unpickled_only_if_that_is_allowed(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    fresh = trainer()
+    with pytest.raises(UntrustedPickleError, match="pass allow_pickle=True if you trust"):
+        load_checkpoint(fresh, tmp_path)
+    assert fresh.counters.epoch == 0
+    assert load_checkpoint(fresh, tmp_path, allow_pickle=True) is None
+    assert (fresh.counters.epoch, fresh.is_done) == (2, True)
+
+
+class Loud:
+    """An object whose unpickling would be noticed."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+class Holding:
+    """Something with a state."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trainer": "Holding", "parts": {"value": self.value}, "why_reset": None}
+
+    def load_state_dict(self, state: Any, *, allow_pickle: bool = False) -> None:
+        self.value = state["parts"]["value"]
+
+
+def test_objects_are_not_unpickled_unasked(tmp_path: Path) -> None:
+    save_checkpoint(Holding(Loud()), tmp_path)
+    with pytest.raises(UntrustedPickleError):
+        load_checkpoint(Holding(), tmp_path)
+    with pytest.raises(SystemExit, match="unpickled"):
+        load_checkpoint(Holding(), tmp_path, allow_pickle=True)
+
+
+def test_a_file_of_another_writer_is_not_unpickled(tmp_path: Path) -> None:
+    torch.save(Loud(), tmp_path / FILE)
+    with pytest.raises(FormatError, match=r"must be a checkpoint of a trainer, and cannot be read"):
+        load_checkpoint(Holding(), tmp_path, allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6, dtype=np.uint32).reshape(2, 3)[:, ::-1],
+        np.zeros((0, 3), np.float16),
+        np.array(["a", "bc"]),
+        np.array(2.5),
+        np.datetime64("2026-01-01", "s"),
+        np.float32(0.1),
+        np.bool_(True),
+        2**100,
+        b"bytes",
+        (1, [None, {"a": 1.5, 3: "x"}]),
+    ],
+    ids=repr,
+)
+def test_values_come_back_with_their_types_and_without_permission(value: Any, tmp_path: Path) -> None:
+    save_checkpoint(Holding(value), tmp_path)
+    loaded = Holding()
+    load_checkpoint(loaded, tmp_path)
+    assert type(loaded.value) is type(value)
+    if isinstance(value, np.ndarray):
+        assert loaded.value.dtype == value.dtype
+        np.testing.assert_array_equal(loaded.value, value)
+        assert loaded.value.flags.writeable
+    else:
+        assert loaded.value == value
+
+
+def test_seeds_come_back_with_their_children(tmp_path: Path) -> None:
+    seeds = np.random.SeedSequence(7, spawn_key=(3,))
+    seeds.spawn(2)
+    save_checkpoint(Holding(seeds), tmp_path)
+    loaded = Holding()
+    load_checkpoint(loaded, tmp_path)
+    assert loaded.value.spawn(1)[0].generate_state(4).tolist() == seeds.spawn(1)[0].generate_state(4).tolist()
+
+
+def test_what_cannot_be_pickled_is_refused_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
+    save_checkpoint(Holding(1), tmp_path)
+    with pytest.raises(ColumnTypeError, match="a checkpoint cannot hold a generator, as it cannot be pickled"):
+        save_checkpoint(Holding(number for number in range(3)), tmp_path)
+    assert read_checkpoint(tmp_path)["parts"] == {"value": 1}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_folder_without_a_checkpoint_is_said_to_have_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="No checkpoint"):
+        load_checkpoint(Holding(), tmp_path)
+
+
+@pytest.mark.parametrize("state", [[1], {"trainer": "x"}, {"samplebatch.kind": "array"}], ids=repr)
+def test_another_state_is_no_checkpoint(state: Any, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / FILE)
+    with pytest.raises(FormatError, match="must be a checkpoint of a trainer"):
+        load_checkpoint(Holding(), tmp_path)
+
+
+def test_a_checkpoint_of_another_kind_of_trainer_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    algorithm = Counting()
+    collector = Collector(algorithm.policy, "CartPole-v1", VectorReplayBuffer(100, 2), num_envs=2)
+    other = OnPolicyTrainer(algorithm, OnPolicyTrainerParams(training_collector=collector))
+    with pytest.raises(ArgumentError, match="must be of a OnPolicyTrainer, got one of a OffPolicyTrainer"):
+        load_checkpoint(other, tmp_path, allow_pickle=True)
+
+
+def test_a_training_that_was_stopped_in_an_epoch_goes_on_in_it(tmp_path: Path) -> None:
+    def stop(_: int, steps: int) -> None:
+        if steps == 20:
+            stopped.request_stop()
+
+    stopped = trainer(tmp_path, training_fn=stop)
+    assert stopped.run().train_step == 30
+    resumed = trainer()
+    load_checkpoint(resumed, tmp_path, allow_pickle=True)
+    assert (resumed.counters.epoch, resumed.counters.epoch_steps) == (2, 10)
+    assert (resumed.run().train_step, resumed.is_done) == (40, True)
+
+
+def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def look(epoch: int, *_: int) -> None:
+        seen.append(read_checkpoint(tmp_path, allow_pickle=True)["parts"]["counters"]["epoch"] if epoch > 2 else 0)
+
+    own = trainer(tmp_path, checkpoint_interval=2, save_checkpoint_fn=look)
+    own.params.max_epochs = 5
+    own.run()
+    assert seen == [0, 0, 2, 2, 4]
+    assert read_checkpoint(tmp_path, allow_pickle=True)["parts"]["counters"]["epoch"] == 5
+
+
+def test_rows_that_do_not_change_are_no_part_of_offline_checkpoints(tmp_path: Path) -> None:
+    from samplebatch.learn import OfflineTrainer, OfflineTrainerParams
+
+    rows = ReplayBuffer(10)
+    rows.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, obs_next=1, info={}))
+    params = OfflineTrainerParams(buffer=rows, verbose=False, show_progress=False)
+    save_checkpoint(OfflineTrainer(Counting(), params), tmp_path)
+    assert set(read_checkpoint(tmp_path)["parts"]["buffer"]) == {"bit_generator", "state", "has_uint32", "uinteger"}
