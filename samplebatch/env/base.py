@@ -145,6 +145,10 @@ class Environments(ABC):
         steps
             All raw steps since the last chunk was finished; not empty.
         """
+        if len(steps) == 1:
+            leaves, reward, terminated, truncated, info, *_ = steps[0]
+            told = {0: info} if any(info) else {}
+            return StepResult([(leaf,) for leaf in leaves], (reward,), (terminated,), (truncated,), told, None, None)
         new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
         spoken = {place: said for place, said in enumerate(infos) if any(said)}
         return StepResult(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)

@@ -183,7 +183,9 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         >>> stats.collect_speed, stats.returns_stat.mean, stats.lens_stat.max
         (3.0, 2.0, 3.0)
         """
-        return cls(
+        stats = cls.__new__(cls)
+        # All at once: a frozen dataclass sets field by field, which loops that collect step by step notice.
+        stats.__dict__.update(
             n_collected_episodes=len(lens) if episodes is None else episodes,
             n_collected_steps=steps,
             collect_time=time_s,
@@ -195,6 +197,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
             batch=batch,
             policies=policies or {},
         )
+        return stats
 
 
 def check_amounts(n_step: int | None, n_episode: int | None) -> None:
