@@ -146,15 +146,41 @@ class SharedQueueMemory:
         for array in arrays:
             spans.append((end, array.nbytes))
             end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+
+        def copy(memory: npt.NDArray[np.uint8]) -> None:
+            copy_all([memory[start : start + nbytes] for start, nbytes in spans], arrays, end)
+
+        address = self._fill(end, copy)
+        return None if address is None else (address, spans)
+
+    def write(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> tuple[Address, Span] | None:
+        """Let a function write a parcel's only buffer.
+
+        Parameters
+        ----------
+        nbytes
+            The size of the buffer.
+        write
+            Called with the memory, shape (nbytes,). If it raises, the parcel is not sent.
+
+        Returns
+        -------
+        As `send` does.
+        """
+        span = _HEAD_NBYTES, nbytes
+        address = self._fill(sum(span), lambda memory: write(memory[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]))
+        return None if address is None else (address, span)
+
+    def _fill(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> Address | None:
+        """Find a parcel, let a function write to its memory, and mark it as sent."""
         with self._lock:
-            found = self._find(end)
+            found = self._find(nbytes)
             if found is None:
                 return None
             self._filling.add(threading.get_ident())
         try:
             parcel = found()
-            memory = parcel.region.array
-            copy_all([memory[start : start + nbytes] for start, nbytes in spans], arrays, end)
+            write(parcel.region.array)
             address = parcel.seal(by_path=self._by_path)
         except (SharedMemoryError, OSError):
             return None
@@ -163,7 +189,7 @@ class SharedQueueMemory:
                 self._filling.discard(threading.get_ident())
         with self._lock:
             self._sent.append(parcel)
-        return address, spans
+        return address
 
     def keep(self, nbytes: int) -> None:
         """Set how much memory may be kept for reuse, and free the rest."""
@@ -177,6 +203,13 @@ class SharedQueueMemory:
         """Bytes of all regions, on their way and kept."""
         with self._lock:
             return sum(parcel.nbytes for parcel in (*self._sent, *self._kept))
+
+    @property
+    def lent_nbytes(self) -> int:
+        """Bytes of the regions that are on their way, or with receivers that run."""
+        with self._lock:
+            self._take_back(MAX_PARCELS)
+            return sum(parcel.nbytes for parcel in self._sent)
 
     @property
     def unreceived(self) -> int:
