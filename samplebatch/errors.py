@@ -34,6 +34,9 @@
     ├── WorkerError           (RuntimeError) a rollout worker failed or died
     ├── LimitTimeoutError     (TimeoutError) a replay table that held back an insert or a sample for the time given
     ├── TableClosedError      (RuntimeError) a replay table that is closed
+    ├── AbandonedError        (RuntimeError) a request to a replay table that nobody waits for any more
+    ├── ServiceError          (ConnectionError) a replay service that cannot be reached, is closed, or fails
+    ├── AccessError           (PermissionError) a replay service that wants another token
     └── MissingExtraError     (ImportError)  an optional dependency is not installed
 
 Every message is one sentence: what must hold, what was found, what to do. It names the column and never shows data.
@@ -190,6 +193,18 @@ class LimitTimeoutError(SampleBatchError, TimeoutError):
 
 class TableClosedError(SampleBatchError, RuntimeError):
     """A replay table is closed, and takes and gives nothing any more."""
+
+
+class AbandonedError(SampleBatchError, RuntimeError):
+    """A request that a replay table held back has nobody any more who waits for its answer."""
+
+
+class ServiceError(SampleBatchError, ConnectionError):
+    """A replay service cannot be reached, has been closed, or fails for a reason that it does not tell."""
+
+
+class AccessError(SampleBatchError, PermissionError):
+    """A replay service refuses a client that has not its token."""
 
 
 class MissingExtraError(SampleBatchError, ImportError):

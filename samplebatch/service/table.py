@@ -16,7 +16,7 @@ from samplebatch.service.items import Items, Mode, Request, Sample, take_options
 from samplebatch.service.limiter import RateLimiter
 from samplebatch.service.selectors import REMOVERS
 from samplebatch.service.step_items import StepItems
-from samplebatch.service.waiting import Hold, WaitingRoom
+from samplebatch.service.waiting import Gone, Hold, WaitingRoom
 
 Kind = Literal["uniform", "prioritized", "fifo", "lifo", "key"]
 Unit = Literal["steps", "fragments"]
@@ -191,6 +191,7 @@ class ReplayTable:
         priorities: Any = None,
         keys: str | None = None,
         timeout: float | None = None,
+        gone: Gone | None = None,
     ) -> InsertResult:
         """Insert a fragment: its steps one after the other, or as a whole.
 
@@ -210,6 +211,9 @@ class ReplayTable:
             The fragment's key in a table by key.
         timeout
             Seconds to wait while a limit holds it back; None for any number, 0 for not at all.
+        gone
+            Tells whether nobody waits for the answer any more: who is held back for somebody else is asked now and
+            then. AbandonedError is raised then, and nothing inserted.
 
         Raises
         ------
@@ -230,7 +234,7 @@ class ReplayTable:
         with self._lock:
             if not count:
                 return InsertResult(0, np.zeros(0, np.int64), len(self._items), 0.0)
-            held_s = self._room.admit(writer, "insert", lambda: self._hold_insert(count), _seconds(timeout))
+            held_s = self._room.admit(writer, "insert", lambda: self._hold_insert(count), _seconds(timeout), gone)
             indices = self._items.insert(ready, writer)
             self._limiter.count_inserts(count)
             self._room.wake()
@@ -249,6 +253,7 @@ class ReplayTable:
         timeout: float | None = None,
         seed: int | None = None,
         reader: str = "",
+        gone: Gone | None = None,
         **options: Any,
     ) -> Sample:
         """Sample steps, sequences, episodes or fragments.
@@ -269,6 +274,8 @@ class ReplayTable:
             Of a generator for this sample alone; None for the table's own.
         reader
             Who samples, for `info`.
+        gone
+            As for `insert`; nothing is sampled then.
         **options
             Of steps `n_step` and `gamma`, as `ReplayBuffer.sample` takes them; of sequences `length`, `burn_in` and
             `padded`, as `ReplayBuffer.sample_sequences` does; of episodes `unfinished`, as
@@ -291,7 +298,7 @@ class ReplayTable:
         """
         request = self._request(batch_size, mode, seed, options)
         with self._lock:
-            held_s = self._room.admit(reader, "sample", lambda: self._hold_sample(request), _seconds(timeout))
+            held_s = self._room.admit(reader, "sample", lambda: self._hold_sample(request), _seconds(timeout), gone)
             drawn, count = self._items.draw(request)
             self._limiter.count_samples(count)
             self._room.wake()

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from samplebatch.errors import LimitTimeoutError, TableClosedError
+from samplebatch.errors import AbandonedError, LimitTimeoutError, TableClosedError
 
 if TYPE_CHECKING:
     from _thread import RLock
 
 Action = Literal["insert", "sample"]
+Gone = Callable[[], bool]
+
+_LOOK_S = 0.2
+"""Seconds after which it is looked whether anybody waits for an answer."""
 
 
 class Hold(NamedTuple):
@@ -57,7 +61,9 @@ class WaitingRoom:
         """Whether a sample waits for items, and for nothing else."""
         return any(waiting.needs_items for waiting in self._waiting.values())
 
-    def admit(self, who: str, action: Action, hold: Callable[[], Hold | None], timeout: float | None) -> float:
+    def admit(
+        self, who: str, action: Action, hold: Callable[[], Hold | None], timeout: float | None, gone: Gone | None = None
+    ) -> float:
         """Wait until nothing holds a request back; the lock must be held.
 
         Parameters
@@ -70,6 +76,8 @@ class WaitingRoom:
             Says why the request is held back as things stand, None if it is not.
         timeout
             Seconds to wait at the most; None for any number, 0 for not at all.
+        gone
+            Tells whether nobody waits for the answer any more; None where somebody always does.
 
         Returns
         -------
@@ -81,6 +89,8 @@ class WaitingRoom:
             If it still is after that time.
         TableClosedError
             If the table is closed, or is meanwhile.
+        AbandonedError
+            If nobody waits for the answer any more.
         """
         self._check_open()
         found = hold()
@@ -104,8 +114,10 @@ class WaitingRoom:
                     # Inserts that a ratio held back are admitted now. Once only: two who wait would wake each other.
                     self.wake()
                 waiting.needs_items = found.needs_items
-                self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+                self._changed.wait(_shortest(left, None if gone is None else _LOOK_S))
                 self._check_open()
+                if gone is not None and gone():
+                    raise AbandonedError(f"table {self._name!r} held back a request that nobody waits for any more")
                 found = hold()
         finally:
             del self._waiting[id(waiting)]
@@ -136,3 +148,9 @@ class WaitingRoom:
             if hold is not None:
                 found.append({"who": one.who, "action": one.action, "why": hold.why, "since": one.since})
         return found
+
+
+def _shortest(*seconds: float | None) -> float | None:
+    """Return the shortest time to wait; None for any."""
+    known = [min(one, threading.TIMEOUT_MAX) for one in seconds if one is not None]
+    return min(known, default=None)
