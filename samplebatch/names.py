@@ -53,6 +53,7 @@ DISCOUNT: Final = "discount"
 BATCH_INDEXES: Final = "batch_indexes"
 WEIGHT: Final = "weight"
 GENERATION: Final = "generation"
+PRIORITY: Final = "priority"
 MASK: Final = "mask"
 BURN_IN: Final = "burn_in"
 

@@ -78,6 +78,8 @@ HAND_OVERS = {
     ("samplebatch.cli.application", "application.collect_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.inspecting"},
     ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.verifying"},
+    ("samplebatch.service.remote_table", "_connect"): {"samplebatch.service.link"},
+    ("samplebatch.service.server", "_listen"): {"samplebatch.service.endpoint"},
     ("samplebatch.learn.algorithm", "create_trainer"): {"samplebatch.learn.trainer"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
@@ -100,7 +102,6 @@ ONE_IMPORTER = {
         "samplebatch.buffer.saved_rows",
         "samplebatch.buffer.shown_rows",
         "samplebatch.buffer.stored_batch",
-        "samplebatch.buffer.sampling",
         "samplebatch.buffer.sequence_sampling",
         "samplebatch.column.decoding",
         "samplebatch.column.growing",
@@ -114,11 +115,11 @@ ONE_IMPORTER = {
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",
+        "samplebatch.service.remote_table",
         "samplebatch.service.draws_left",
         "samplebatch.service.fragment_items",
         "samplebatch.service.step_items",
         "samplebatch.storage.dataset_writer",
-        "samplebatch.transport.shared_queue",
         "samplebatch.workers.ray_worker",
         "samplebatch.workers.resuming",
         "samplebatch.workers.supervision",
@@ -144,6 +145,7 @@ ONE_IMPORTER = {
         "samplebatch.cli.collecting",
         "samplebatch.cli.inspecting",
         "samplebatch.cli.verifying",
+        "samplebatch.service.endpoint",
         "samplebatch.storage.multi_agent_state",
     },
     "is a file format of its own": {
@@ -157,7 +159,11 @@ ONE_IMPORTER = {
 EAGER = {"numpy", "pyarrow"}
 """What importing a module may load; every other package is imported inside the function that needs it."""
 
-ON_DEMAND = {"samplebatch.kernels": {"numba"}}
+ON_DEMAND = {
+    "samplebatch.kernels": {"numba"},
+    "samplebatch.service.endpoint": {"pyarrow"},
+    "samplebatch.service.link": {"pyarrow"},
+}
 """Modules that load more, and are therefore imported inside functions only."""
 
 LEARNING = {"learn": {"torch", "gymnasium"}}

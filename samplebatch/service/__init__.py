@@ -10,8 +10,11 @@ from samplebatch.exports import exports
 _HOMES = {
     "InsertResult": "samplebatch.service.table",
     "RateLimiter": "samplebatch.service.limiter",
+    "ReplayClient": "samplebatch.service.client",
+    "ReplayServer": "samplebatch.service.server",
     "ReplayTable": "samplebatch.service.table",
     "Sample": "samplebatch.service.items",
+    "WriteCounts": "samplebatch.service.writing",
 }
 
 __all__ = [*_HOMES]

@@ -1,0 +1,177 @@
+"""SampleSession: a learner's stream of samples, some of which are asked for ahead."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.errors import SampleBatchError
+from samplebatch.service.local_memory import take
+from samplebatch.service.protocol import Draw, LostError, read_error, read_json, write_json
+from samplebatch.service.samples import Drawn, read_stream, unpack, with_batch_text
+from samplebatch.service.writing import close_quietly
+
+if TYPE_CHECKING:
+    from samplebatch.service.link import Link
+
+_UPDATES: Final = pa.schema(
+    [
+        pa.field(names.BATCH_INDEXES, pa.int64(), nullable=False),
+        pa.field(names.PRIORITY, pa.float64(), nullable=False),
+        pa.field(names.GENERATION, pa.int64(), nullable=False),
+    ]
+)
+
+
+class SampleSession:
+    """A learner's stream of samples of one kind, some of which are asked for ahead, and of the priorities that go back.
+
+    The service answers in order. With samples ahead, a thread reads the answers, so that they come while the learner
+    computes.
+
+    Parameters
+    ----------
+    link
+        The connection.
+    draw
+        The samples.
+    ahead
+        How many are asked for beyond the one that is handed out.
+    nonce
+        The secret by which the service knows that samples can be mapped; None to be sent them.
+    """
+
+    def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
+        self._link = link
+        self._writer, self._reader = link.exchange(replace(draw, nonce=nonce))
+        self._ahead = ahead
+        self._asked = 0
+        """Samples that were asked for and not handed out."""
+        self._updates = 0
+        """Updates that were sent and not answered."""
+        self._has_begun = False
+        self._found: deque[Drawn | SampleBatchError] = deque()
+        """Samples, or the errors in their place, that came before they were asked for."""
+        self._answers: queue.Queue[Any] | None = None
+        if ahead:
+            self._answers = queue.Queue(ahead + 1)
+            self._reading = threading.Thread(target=self._read_ahead, name="samplebatch-read", daemon=True)
+            self._closed = threading.Event()
+            self._reading.start()
+
+    def next(self) -> Drawn:
+        """Return the next sample, and ask for those ahead.
+
+        Raises
+        ------
+        LostError
+            If the connection is gone.
+        SampleBatchError
+            If the service refuses the draw; the session goes on.
+        """
+        self._ask(1)
+        while not self._found:
+            self._take_answer()
+        found = self._found.popleft()
+        self._asked -= 1
+        if isinstance(found, SampleBatchError):
+            raise found
+        self._ask(self._ahead)
+        return found
+
+    def _ask(self, count: int) -> None:
+        with self._link.errors():
+            while self._asked < count:
+                self._writer.write_metadata(b"{}")
+                self._asked += 1
+
+    def update(self, indices: Any, priorities: Any, generations: Any) -> None:
+        """Send new priorities of rows, shape (n,) each; generations may be None. `settle` tells how it went.
+
+        Raises
+        ------
+        LostError
+            If the connection is gone.
+        """
+        known = np.zeros(len(indices), np.int64) if generations is None else generations
+        rows = pa.RecordBatch.from_arrays([pa.array(own) for own in (indices, priorities, known)], schema=_UPDATES)
+        with self._link.errors():
+            if not self._has_begun:
+                self._writer.begin(_UPDATES)
+                self._has_begun = True
+            self._writer.write_with_metadata(rows, write_json({"any_generation": generations is None}))
+        self._updates += 1
+
+    def settle(self) -> None:
+        """Wait until all updates have been carried out; raises as `next` does."""
+        while self._updates:
+            self._take_answer()
+
+    def _take_answer(self) -> None:
+        """Take the next answer."""
+        if self._answers is None:
+            answer = self._read()
+        else:
+            answer = self._answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+        if isinstance(answer, Drawn):
+            self._found.append(answer)
+            return
+        if "updated" in answer:
+            self._updates -= 1
+        elif answer.get("of") == "update":
+            self._updates -= 1
+            raise read_error(answer)
+        else:
+            self._found.append(read_error(answer))
+
+    def _read(self) -> Drawn | dict[str, Any]:
+        """Read an answer: a sample, or words about an update or an error."""
+        try:
+            with self._link.errors():
+                chunk = self._reader.read_chunk()
+        except StopIteration:
+            raise LostError("the service has ended the session") from None
+        raw = b"" if chunk.app_metadata is None else bytes(chunk.app_metadata)
+        head, _, stream = raw.partition(b"\n")
+        told = read_json(head, "an answer")
+        rows = chunk.data
+        if rows is None:
+            if "error" in told or "updated" in told:
+                return told
+            rows = take(told["at"]) if "at" in told else read_stream(stream)
+        return unpack(with_batch_text(rows, told.get("batch")), told)
+
+    def _read_ahead(self) -> None:
+        """Read answers until the session is closed, or the connection is gone."""
+        answers = self._answers
+        assert answers is not None
+        while not self._closed.is_set():
+            answer: Any
+            try:
+                answer = self._read()
+            except Exception as error:
+                answer = error
+            while not self._closed.is_set():
+                try:
+                    answers.put(answer, timeout=0.2)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(answer, BaseException):
+                return
+
+    def close(self) -> None:
+        """End the session."""
+        if self._answers is not None:
+            self._closed.set()
+        self._reader.cancel()
+        close_quietly(self._writer)

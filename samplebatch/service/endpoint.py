@@ -1,0 +1,286 @@
+"""Endpoint: the Arrow Flight server in front of a replay service. It loads `pyarrow.flight`."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from samplebatch.errors import AccessError, FormatError, SampleBatchError, ServiceError
+from samplebatch.service.local_memory import SampleMemory, Secret
+from samplebatch.service.protocol import (
+    ACTIONS,
+    Draw,
+    Fragment,
+    describe_error,
+    header,
+    read_json,
+    write_error,
+    write_json,
+)
+from samplebatch.service.samples import Packed, batch_text, have_same_columns, write_stream
+from samplebatch.service.service import Service
+
+_AHEAD_NBYTES: Final = 1 << 18
+"""Bytes from which a sample is sent by another thread, while the next one is drawn."""
+
+_log = logging.getLogger(__name__)
+
+
+class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
+    """The Flight server of a replay service, for `ReplayServer`.
+
+    Each call of a client has a thread of its own, and memory for two samples or one fragment at the most: who reads
+    slowly waits by itself, and holds back nobody else.
+
+    Parameters
+    ----------
+    service
+        What it serves.
+    location
+        The address, as a URI.
+    token
+        The token that every call must bring; None for no such condition.
+    tls
+        Certificate and private key, in PEM; None to serve in plain text.
+    """
+
+    def __init__(
+        self, service: Service, location: str, token: str | None = None, tls: tuple[bytes, bytes] | None = None
+    ) -> None:
+        options: dict[str, Any] = {} if tls is None else {"tls_certificates": [tls]}
+        if token is not None:
+            options["middleware"] = {"token": _Guard(token)}
+        self._service = service
+        self._secret = Secret()
+        super().__init__(location, **options)
+
+    def close(self) -> None:
+        """Free the memory that is shared with clients."""
+        self._secret.close()
+
+    # Fragments
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Insert the fragments of a writer, and acknowledge each one."""
+        with _flight_errors():
+            place = self._place(descriptor)
+            while (chunk := _next(reader)) is not None:
+                fragment = Fragment.read(chunk.app_metadata)
+                try:
+                    told = self._service.insert(*place, chunk.data, fragment, context.is_cancelled)
+                except (SampleBatchError, pa.ArrowException) as error:
+                    refusal = _ours(error)
+                    refusal.fragment = fragment.number  # type: ignore[attr-defined]
+                    raise refusal from None
+                # Nothing of a fragment is kept while the next one is waited for.
+                del chunk
+                writer.write(pa.py_buffer(write_json(told)))
+
+    def _place(self, descriptor: Any) -> tuple[Any, str, str]:
+        """Return the table, the writer and the number of that writer's stream that the path of a descriptor names."""
+        path = [part.decode(errors="replace") for part in descriptor.path or ()]
+        if not 1 <= len(path) <= 3:
+            raise FormatError(f"a path must be a table, or a table, a writer and a stream, got {len(path)} parts")
+        return self._service.table(path[0]), path[1] if path[1:] else "", path[2] if path[2:] else ""
+
+    # Samples
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Stream samples, one record batch each."""
+        with _flight_errors():
+            draw = Draw.read(ticket.ticket, "the ticket")
+            first = self._service.draw(draw, context.peer(), context.is_cancelled)
+            return flight.GeneratorStream(first.batch.schema, self._samples(draw, first, context))
+
+    def _samples(self, draw: Draw, first: Packed, context: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        """Yield samples, of which a large one is drawn while the one before is sent."""
+        left = draw.count
+        with _flight_errors(), ThreadPoolExecutor(1, "samplebatch-draw") as pool:
+            sample = first
+            while True:
+                left = None if left is None else left - 1
+                ahead = (
+                    pool.submit(self._service.draw, draw, context.peer(), context.is_cancelled) if left != 0 else None
+                )
+                schema = sample.batch.schema
+                if not have_same_columns(schema, first.batch.schema):
+                    raise FormatError("the columns of the table have changed; open another stream")
+                metadata = {**sample.metadata, "batch": batch_text(schema, first.batch.schema)}
+                yield sample.batch, pa.py_buffer(write_json(metadata))
+                if ahead is None:
+                    return
+                sample = ahead.result()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Answer the requests of a learner, in their order: draws, and batches of priorities."""
+        with _flight_errors():
+            draw = Draw.read(descriptor.command or b"", "the command")
+            memory = self._secret.open(draw.nonce, self._service.bounds.shared_nbytes) if draw.nonce else None
+            with _Session(self._service, draw, writer, memory, context) as session:
+                while (chunk := _next(reader)) is not None:
+                    session.answer(chunk)
+
+    # Actions
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        """Carry out an action."""
+        with _flight_errors():
+            body = pa.py_buffer(b"") if action.body is None else action.body
+            if action.type == "attach":
+                return [pa.py_buffer(write_json(self._secret.address()))]
+            return [pa.py_buffer(result) for result in self._service.act(action.type, body)]
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """List the actions."""
+        return list(ACTIONS.items())
+
+    # Descriptions
+
+    def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
+        """Describe all tables."""
+        with _flight_errors():
+            return iter([self._describe(name) for name in self._service.tables])
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        """Describe the table that a descriptor names."""
+        with _flight_errors():
+            return self._describe(self._place(descriptor)[0].name)
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        """Return the schema of the fragments of a table; it is empty until there is one."""
+        with _flight_errors():
+            return flight.SchemaResult(self._service.schema(self._place(descriptor)[0].name))
+
+    def _describe(self, name: str) -> Any:
+        table = self._service.table(name)
+        ticket = flight.Ticket(Draw(name).write())
+        return flight.FlightInfo(
+            self._service.schema(name),
+            flight.FlightDescriptor.for_path(name),
+            [flight.FlightEndpoint(ticket, [])],
+            len(table),
+            -1,
+        )
+
+
+class _Session:
+    """The requests of one learner, which are answered in their order.
+
+    A large sample is sent by another thread, so that the next one is drawn meanwhile; there is never more than one
+    on its way and one that waits for it.
+    """
+
+    def __init__(self, service: Service, draw: Draw, writer: Any, memory: SampleMemory | None, context: Any) -> None:
+        self._service, self._draw, self._writer, self._memory, self._context = service, draw, writer, memory, context
+        self._table = service.table(draw.table)
+        self._schema: pa.Schema | None = None
+        self._pool = ThreadPoolExecutor(1, "samplebatch-send")
+        self._sending: Future[None] | None = None
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        if self._memory is not None:
+            self._memory.close()
+
+    def answer(self, chunk: Any) -> None:
+        """Answer one request. An error is an answer, too; the session goes on after it."""
+        of = "sample" if chunk.data is None else "update"
+        try:
+            if chunk.data is None:
+                self._send(self._service.draw(self._draw, self._context.peer(), self._context.is_cancelled))
+            else:
+                told = read_json(chunk.app_metadata or b"{}", "the metadata of an update")
+                anyhow = told.get("any_generation") is True
+                self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
+        except (SampleBatchError, pa.ArrowInvalid) as error:
+            if isinstance(error, flight.FlightError):
+                raise
+            self._tell({**describe_error(_ours(error)), "of": of})
+
+    def _send(self, sample: Packed) -> None:
+        place = None if self._memory is None else self._memory.put(sample.batch)
+        if place is not None:
+            self._tell({**sample.metadata, "at": place})
+            return
+        self._wait()
+        schema, metadata = sample.batch.schema, dict(sample.metadata)
+        if self._schema is None:
+            self._schema = schema
+            self._writer.begin(schema)
+        if not have_same_columns(schema, self._schema):
+            self._tell(metadata, b"\n" + write_stream(sample.batch))
+            return
+        metadata["batch"] = batch_text(schema, self._schema)
+        message = sample.batch, pa.py_buffer(write_json(metadata))
+        if sample.batch.nbytes < _AHEAD_NBYTES:
+            self._writer.write_with_metadata(*message)
+        else:
+            self._sending = self._pool.submit(self._writer.write_with_metadata, *message)
+
+    def _tell(self, answer: Mapping[str, Any], after: bytes = b"") -> None:
+        self._wait()
+        self._writer.write_metadata(pa.py_buffer(write_json(answer) + after))
+
+    def _wait(self) -> None:
+        """Wait until the sample on its way has been sent; raises if it could not be."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.result()
+
+
+class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without the token."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._wanted = header(token).encode()
+
+    def start_call(self, info: Any, headers: Mapping[str, Any]) -> None:
+        given: Any = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
+        if not given or not hmac.compare_digest(str(given[0]).encode(), self._wanted):
+            refusal = AccessError(
+                "the service wants a token, and the call has not brought it; give the client its token"
+            )
+            raise flight.FlightUnauthenticatedError(str(refusal), write_error(refusal))
+
+
+def _next(reader: Any) -> Any:
+    """Read the next message of a stream; None once the client has closed its side."""
+    try:
+        return reader.read_chunk()
+    except StopIteration:
+        return None
+
+
+@contextmanager
+def _flight_errors() -> Iterator[None]:
+    """Turn the errors of a call into Flight's, which tell the client our class and sentence, and nothing else."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except (SampleBatchError, pa.ArrowException) as error:
+        told = _ours(error)
+        kind = flight.FlightTimedOutError if isinstance(told, TimeoutError) else flight.FlightServerError
+        raise kind(str(told), write_error(told)) from None
+    except Exception as error:
+        _log.exception("a call of a client failed")
+        failure = ServiceError(f"the service failed with a {type(error).__name__}; its log says where")
+        raise flight.FlightInternalError(str(failure), write_error(failure)) from None
+
+
+def _ours(error: Exception) -> SampleBatchError:
+    """Return an error as one of ours: bytes that Arrow refuses are no batch."""
+    if isinstance(error, SampleBatchError):
+        return error
+    return FormatError(f"the message must be whole Arrow data, it is not: {str(error).splitlines()[0]}")

@@ -1,0 +1,142 @@
+"""Link: the connection of a client to the one address of a service. It loads `pyarrow.flight`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from samplebatch.errors import SampleBatchError, ServiceError
+from samplebatch.service.protocol import Draw, LostError, header, read_error, read_json
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_OPTIONS: Final = [
+    # Of its own, so that another client's waiting does not make this one wait.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+class Link:
+    """The connection of a client to the one address of a service.
+
+    Parameters
+    ----------
+    uri
+        The address.
+    token
+        The word that the service wants; None for none.
+    tls_root_certs
+        Certificates in PEM that the service's is checked by; None for those of the system.
+    reconnect_s
+        Seconds for which to try again where the service cannot be reached.
+    """
+
+    def __init__(self, uri: str, token: str | None, tls_root_certs: bytes | None, reconnect_s: float) -> None:
+        self.uri = uri
+        self._reconnect_s = reconnect_s
+        headers = [] if token is None else [(b"authorization", header(token).encode())]
+        self._call = flight.FlightCallOptions(headers=headers)
+        self._arguments: dict[str, Any] = {"generic_options": _OPTIONS}
+        if tls_root_certs is not None:
+            self._arguments["tls_root_certs"] = tls_root_certs
+        self._client = self._connect()
+
+    def _connect(self) -> Any:
+        with self.errors():
+            return flight.connect(self.uri, **self._arguments)
+
+    def retry(self, call: Callable[[], T]) -> T:
+        """Make a call, again and again while the service cannot be reached.
+
+        Raises
+        ------
+        ServiceError
+            If it cannot for `reconnect_s` seconds.
+        SampleBatchError
+            As the call does.
+        """
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except LostError as error:
+                waited_s = time.monotonic() - began
+                if waited_s >= self._reconnect_s:
+                    raise ServiceError(
+                        f"the replay service at {self.uri} must be reachable, it has not been for {waited_s:.0f} s: "
+                        f"{error}"
+                    ) from error
+                time.sleep(min(pause_s, self._reconnect_s - waited_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._client.close()
+                self._client = self._connect()
+
+    def act(self, action: str, body: Any = b"") -> list[Any]:
+        """Carry out an action, and return the bodies of its results.
+
+        Raises
+        ------
+        LostError
+            If the connection is gone.
+        SampleBatchError
+            As the service does.
+        """
+        with self.errors():
+            return [result.body for result in self._client.do_action(flight.Action(action, body), self._call)]
+
+    def put(self, path: tuple[str, ...], schema: pa.Schema) -> tuple[Any, Any]:
+        """Open a stream of fragments; return its writer, and the reader of acknowledgements."""
+        with self.errors():
+            found: tuple[Any, Any] = self._client.do_put(flight.FlightDescriptor.for_path(*path), schema, self._call)
+            return found
+
+    def exchange(self, draw: Draw) -> tuple[Any, Any]:
+        """Open a session of a learner; return its writer and its reader."""
+        with self.errors():
+            descriptor = flight.FlightDescriptor.for_command(draw.write())
+            found: tuple[Any, Any] = self._client.do_exchange(descriptor, self._call)
+            return found
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise the errors that a service tells as those of ours that they are.
+
+        Raises
+        ------
+        LostError
+            If the call failed on its way.
+        SampleBatchError
+            If the service refused it.
+        """
+        try:
+            yield
+        except flight.FlightError as error:
+            told = error.extra_info
+            if told:
+                raise read_error(_read(told, error)) from None
+            raise LostError(_sentence(error)) from error
+        except pa.ArrowException as error:
+            raise LostError(_sentence(error)) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+def _read(told: bytes, error: Exception) -> dict[str, Any]:
+    try:
+        return read_json(told, "an error")
+    except SampleBatchError:
+        return {"message": _sentence(error)}
+
+
+def _sentence(error: Exception) -> str:
+    return str(error).split(". gRPC client debug context", 1)[0].splitlines()[0]

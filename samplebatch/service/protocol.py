@@ -1,0 +1,343 @@
+"""Protocol: the requests of the replay service, as JSON, and how each is checked before anything is done.
+
+Experience, indices and priorities go as Arrow record batches; all else is small and stands in JSON. The page "The
+replay service" describes the wire as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from samplebatch import errors, names
+from samplebatch.arguments import choice, fraction, positive, whole
+from samplebatch.errors import ArgumentError, CapacityError, FormatError, SampleBatchError, near_names
+
+MAX_REQUEST_NBYTES: Final = 1 << 20
+"""Bytes of JSON in a request."""
+
+MODES: Final = ("steps", "sequences", "episodes", "fragments")
+
+ACTIONS: Final = {
+    "info": "Return the state of the service, or of one table.",
+    "checkpoint": "Write all tables to the disk.",
+    "reset": "Empty a table.",
+    "limits": "Change the limits of a table.",
+    "update_weight": "Give rows of a table new priorities.",
+    "publish": "Take weights, as an Arrow stream, and return their version.",
+    "latest": "Return the newest weights, as an Arrow stream.",
+    "acknowledged": "Return the number of the last fragment that was taken from a writer.",
+    "attach": "Return where a client on the same machine finds a secret that proves so.",
+}
+"""Actions, by their names."""
+
+SAMPLE_KEY: Final = b"samplebatch.sample"
+"""Key of a sample's description in the metadata of its schema."""
+
+WEIGHTS_KEY: Final = b"samplebatch.weights"
+"""Key of the description of weights in the metadata of their schema."""
+
+ROW_COLUMNS: Final = (names.BATCH_INDEXES, names.GENERATION)
+"""Columns of a sample that name its rows, beside those of the rows."""
+
+
+class LostError(errors.ServiceError):
+    """The connection to a service is gone, and nobody knows how far a call got: a link makes another one."""
+
+
+def write_json(values: Mapping[str, Any]) -> bytes:
+    """Write a request or an answer.
+
+    >>> write_json({"table": "replay"})
+    b'{"table":"replay"}'
+    """
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def read_json(raw: Any, about: str) -> dict[str, Any]:
+    """Read a request or an answer.
+
+    Parameters
+    ----------
+    raw
+        Its bytes, or anything with the buffer protocol.
+    about
+        The request, for errors: `"the ticket"`.
+
+    Raises
+    ------
+    CapacityError
+        If there are more bytes than a request may have.
+    FormatError
+        If it is no JSON object.
+
+    Examples
+    --------
+    >>> read_json(b"[]", "the ticket")
+    Traceback (most recent call last):
+    samplebatch.errors.FormatError: the ticket must be a JSON object, it is not
+    """
+    held = memoryview(raw)
+    if held.nbytes > MAX_REQUEST_NBYTES:
+        raise CapacityError(f"{about} must have at most {MAX_REQUEST_NBYTES} bytes, got {held.nbytes}")
+    try:
+        found = json.loads(bytes(held))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{about} must be a JSON object, it is not") from error
+    if not isinstance(found, dict):
+        raise FormatError(f"{about} must be a JSON object, it is not")
+    return found
+
+
+def header(token: str) -> str:
+    """Return the header by which a call brings a token.
+
+    Raises
+    ------
+    ArgumentError
+        If the token is empty or has other characters than visible ASCII ones, which no header can hold.
+
+    Examples
+    --------
+    >>> header("sesame")
+    'Bearer sesame'
+    """
+    if not text("token", token) or not all("!" <= letter <= "~" for letter in token):
+        raise ArgumentError("token must be a word of visible ASCII characters, it is not")
+    return f"Bearer {token}"
+
+
+def check_names(request: Mapping[str, Any], known: Collection[str], about: str) -> None:
+    """Refuse a request with entries that it cannot have.
+
+    Raises
+    ------
+    FormatError
+        If there is one; names it, and the near ones.
+    """
+    for name in request:
+        if name not in known:
+            raise FormatError(f"{about} must have no entry {name!r}; {near_names(name, known)}")
+
+
+def text(name: str, value: object) -> str:
+    """Return a string of a request.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none.
+    """
+    if not isinstance(value, str):
+        raise ArgumentError(f"{name} must be a string, got a {type(value).__name__}")
+    return value
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A request for samples of one kind, as a ticket of DoGet or as the command of a DoExchange.
+
+    Attributes
+    ----------
+    table
+        The table's name.
+    batch_size
+        Steps, sequences, episodes or fragments of a sample.
+    mode
+        Which of these; None for the usual mode of the table.
+    count
+        Samples of a DoGet; None for as many as are read.
+    timeout_s
+        Seconds that the table's limits may hold a sample back; None for as long as they do.
+    seed
+        Seed of the draw; None for the table's own generator.
+    n_step, gamma, length, burn_in, padded
+        As `ReplayBuffer.sample` and `ReplayBuffer.sample_sequences` take them.
+    unfinished
+        As `ReplayBuffer.sample_episodes` takes it.
+    beta
+        The exponent of importance weights; None for the table's own.
+    key
+        The key of a fragment, of a table that is read by key.
+    nonce
+        The secret that proves that client and service share memory; None to be sent all samples.
+
+    Examples
+    --------
+    >>> draw = Draw("replay", 256, n_step=3)
+    >>> Draw.read(draw.write(), "the ticket") == draw
+    True
+    >>> Draw.read(b'{"table": "replay", "batchsize": 2}', "the ticket")
+    Traceback (most recent call last):
+    samplebatch.errors.FormatError: the ticket must have no entry 'batchsize'; did you mean 'batch_size'?
+    """
+
+    table: str
+    batch_size: int = 1
+    mode: str | None = None
+    count: int | None = None
+    timeout_s: float | None = None
+    seed: int | None = None
+    n_step: int | None = None
+    gamma: float | None = None
+    length: int | None = None
+    burn_in: int | None = None
+    padded: bool | None = None
+    unfinished: bool | None = None
+    beta: float | None = None
+    key: str | None = None
+    nonce: str | None = None
+
+    def write(self) -> bytes:
+        """Write the request; what is None is left out."""
+        return write_json({name: value for name, value in asdict(self).items() if value is not None})
+
+    @classmethod
+    def read(cls, raw: Any, about: str) -> Draw:
+        """Read a request.
+
+        Raises
+        ------
+        CapacityError, FormatError
+            As `read_json` does; or if it has other entries than a request.
+        ArgumentError
+            If an entry is outside of the values that it may have; names it.
+        """
+        request = read_json(raw, about)
+        check_names(request, [field.name for field in fields(cls)], about)
+        if "table" not in request:
+            raise FormatError(f"{about} must name a table, it does not")
+        for name, value in request.items():
+            if value is not None or name in ("table", "batch_size"):
+                _CHECKS[name](name, value)
+        draw = cls(**request)
+        if draw.mode == "sequences" and draw.length is None:
+            raise ArgumentError("length must be given for sequences, it is not")
+        return draw
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `ReplayTable.sample` that are given."""
+        given = {name: getattr(self, name) for name in _OPTIONS}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} must be true or false, got a {type(value).__name__}")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentError(f"{name} must be a number, got a {type(value).__name__}")
+    return float(value)
+
+
+_OPTIONS: Final = ("n_step", "gamma", "length", "burn_in", "padded", "unfinished", "beta", "key")
+
+_CHECKS: Final[dict[str, Any]] = {
+    "table": text,
+    "batch_size": lambda name, value: whole(name, value, 1),
+    "mode": lambda name, value: choice(name, value, MODES),
+    "count": lambda name, value: whole(name, value, 1),
+    "timeout_s": positive,
+    "seed": whole,
+    "n_step": lambda name, value: whole(name, value, 1),
+    "gamma": fraction,
+    "length": lambda name, value: whole(name, value, 1),
+    "burn_in": whole,
+    "padded": _flag,
+    "unfinished": _flag,
+    "beta": _number,
+    "key": text,
+    "nonce": text,
+    "number": whole,
+    "priority": _number,
+    "batch": text,
+}
+"""How each entry of a `Draw` and of a `Fragment` is checked."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """The metadata of a fragment that a writer puts, beside its rows.
+
+    Attributes
+    ----------
+    number
+        Its number among the writer's, from 1 on. A fragment whose number is not above that of the last one taken was
+        sent again, and is only acknowledged; 0 for none.
+    timeout_s
+        Seconds that the table's limits may hold it back; None for as long as they do.
+    key
+        Its key, for a table that is read by key.
+    priority
+        Its priority, for a table of fragments that looks at priorities.
+    batch
+        The description of the batch that stands in the schema's metadata, where it is another than at the stream's
+        beginning; None where it is the same.
+
+    Examples
+    --------
+    >>> Fragment.read(Fragment(3, key="level 1").write()).key
+    'level 1'
+    """
+
+    number: int = 0
+    timeout_s: float | None = None
+    key: str | None = None
+    priority: float | None = None
+    batch: str | None = None
+
+    def write(self) -> bytes:
+        """Write the metadata; what is None is left out."""
+        return write_json({name: value for name, value in asdict(self).items() if value is not None})
+
+    @classmethod
+    def read(cls, raw: Any) -> Fragment:
+        """Read the metadata; None stands for empty ones.
+
+        Raises
+        ------
+        CapacityError, FormatError, ArgumentError
+            As `Draw.read` does.
+        """
+        if raw is None:
+            return cls()
+        request = read_json(raw, "the metadata of a fragment")
+        check_names(request, [field.name for field in fields(cls)], "the metadata of a fragment")
+        for name, value in request.items():
+            if value is not None or name == "number":
+                _CHECKS[name](name, value)
+        return cls(**request)
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Describe an error for the other side: its class, its sentence, and its attributes that are plain."""
+    plain = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float)}
+    return {"error": type(error).__name__, "message": str(error), "attributes": plain}
+
+
+def write_error(error: BaseException) -> bytes:
+    """Write the description of an error."""
+    return write_json(describe_error(error))
+
+
+def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
+    """Make the error that the other side has written, of the same class where the library has it.
+
+    >>> read_error({"error": "EmptyBufferError", "message": "a buffer must have rows"})
+    EmptyBufferError('a buffer must have rows')
+    """
+    found = vars(errors).get(str(answer.get("error")))
+    if not (isinstance(found, type) and issubclass(found, SampleBatchError)):
+        found = errors.ServiceError
+    # Not called: some have arguments of their own, which stand among the attributes.
+    error: SampleBatchError = found.__new__(found)
+    error.args = (str(answer.get("message")),)
+    attributes = answer.get("attributes")
+    vars(error).update(attributes if isinstance(attributes, dict) else {})
+    return error

@@ -1,0 +1,269 @@
+"""RemoteTable: a client's connection to one table of one service: its streams, and all that is no row of the table."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from samplebatch.arguments import positive, whole
+from samplebatch.errors import ArgumentError, ServiceError
+from samplebatch.service.drawing import SampleSession
+from samplebatch.service.local_memory import read_secret
+from samplebatch.service.protocol import Draw, LostError, read_json, write_json
+from samplebatch.service.weights import pack_weights, unpack_weights
+from samplebatch.service.writing import FragmentWriter, new_name
+from samplebatch.transport.subscription import Publication
+
+if TYPE_CHECKING:
+    from samplebatch.service.link import Link
+
+T = TypeVar("T")
+
+_MAX_SESSIONS: Final = 4
+"""Kinds of samples that a client has streams of at once."""
+
+
+class RemoteTable:
+    """The methods of `ReplayClient` that neither send nor draw rows: its connection, the table's state, and weights."""
+
+    def __init__(
+        self,
+        uri: str,
+        table: str,
+        *,
+        token: str | None = None,
+        tls_root_certs: str | os.PathLike[str] | None = None,
+        writer: str | None = None,
+        prefetch: int = 0,
+        max_unacknowledged: int = 8,
+        timeout_s: float | None = None,
+        reconnect_s: float = 60.0,
+        shared_memory: bool = True,
+    ) -> None:
+        self.uri, self.table = uri, table
+        self.writer = new_name() if writer is None else writer
+        self._prefetch = whole("prefetch", prefetch)
+        self._max_unacknowledged = whole("max_unacknowledged", max_unacknowledged, 1)
+        self._timeout_s = None if timeout_s is None else positive("timeout_s", timeout_s)
+        self._reconnect_s = positive("reconnect_s", reconnect_s)
+        self._shared_memory = shared_memory
+        self._token, self._tls_root_certs = token, tls_root_certs
+        self._lock = threading.RLock()
+        self._closed = False
+        self._process = os.getpid()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Begin with a connection of this process's own, which opens when it is first used."""
+        from samplebatch.service.link import Link
+
+        certificates = None
+        if self._tls_root_certs is not None:
+            with open(self._tls_root_certs, "rb") as file:
+                certificates = file.read()
+        self._link: Link = Link(self.uri, self._token, certificates, self._reconnect_s)
+        self._writer = FragmentWriter(self._link, self.table, self.writer, self._max_unacknowledged)
+        self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
+        self._nonce: str | None = None
+        self._has_asked = not self._shared_memory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close() if kind is None else self._end()
+
+    def close(self) -> None:
+        """Wait until all fragments are acknowledged, and close the connection. Closing again does nothing.
+
+        Raises
+        ------
+        SampleBatchError
+            As `flush` does; the connection is closed then, too.
+        """
+        try:
+            if not self._closed:
+                self.flush()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Close the connection, and forget what is not acknowledged."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._writer.close()
+            while self._sessions:
+                self._sessions.popitem()[1].close()
+            self._link.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r}, {self.table!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {
+            "token": self._token,
+            "tls_root_certs": self._tls_root_certs,
+            "writer": self.writer,
+            "prefetch": self._prefetch,
+            "max_unacknowledged": self._max_unacknowledged,
+            "timeout_s": self._timeout_s,
+            "reconnect_s": self._reconnect_s,
+            "shared_memory": self._shared_memory,
+        }
+        return _restore, (type(self), self.uri, self.table, options)
+
+    # Streams
+
+    def flush(self) -> None:
+        """Wait until the service has acknowledged all fragments of this client; raises as `extend` does."""
+        with self._lock:
+            self._open()
+            self._writer.flush()
+
+    def _with_session(self, draw: Draw, use: Callable[[SampleSession], T]) -> T:
+        """Use the stream of a kind of samples; a stream whose connection is gone is dropped."""
+        self._writer.flush()
+        session = self._sessions.pop(draw, None)
+        try:
+            for other in self._sessions.values():
+                other.settle()
+            if session is None:
+                session = self._new_session(draw, self._prefetch)
+            while len(self._sessions) >= _MAX_SESSIONS:
+                oldest = self._sessions.pop(next(iter(self._sessions)))
+                oldest.close()
+            self._sessions[draw] = session
+            return use(session)
+        except LostError:
+            while self._sessions:
+                self._sessions.popitem()[1].close()
+            raise
+
+    def _new_session(self, draw: Draw, ahead: int) -> SampleSession:
+        return SampleSession(self._link, draw, ahead, self._find_nonce())
+
+    def _find_nonce(self) -> str | None:
+        """Return the secret by which the service knows that this process is on its machine, if it is."""
+        if not self._has_asked:
+            self._nonce = read_secret(self._answer("attach"))
+            self._has_asked = True
+        return self._nonce
+
+    def _settle(self) -> None:
+        """Wait until all fragments and updates of this client have been carried out."""
+        with self._lock:
+            self._open()
+            self._writer.flush()
+            for session in self._sessions.values():
+                session.settle()
+
+    def _answer(self, action: str, body: Any = b"") -> dict[str, Any]:
+        """Carry out an action with one result, and return it."""
+        with self._lock:
+            self._open()
+            (raw,) = self._link.retry(lambda: self._link.act(action, body))
+        return read_json(raw, "an answer")
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ServiceError("the client must be open to be used, it has been closed")
+        if self._process != os.getpid():
+            # A forked child has a copy of the connection, which is its parent's.
+            self._process = os.getpid()
+            self._connect()
+
+    # Weights
+
+    def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
+        """Publish weights for all clients of the service, in place of those before.
+
+        Parameters
+        ----------
+        weights
+            A dict of arrays and tensors, flat or nested, such as a `state_dict()`; they are copied.
+        name
+            The name to publish them under, where there are several models.
+
+        Returns
+        -------
+        Their version: 1 for the first of this name.
+
+        Raises
+        ------
+        ColumnTypeError, CapacityError, ServiceError
+            If they are no such dict, too large, or the service cannot be reached.
+        """
+        return int(self._answer("publish", pack_weights(weights, name))["version"])
+
+    def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
+        """Return the newest weights.
+
+        Parameters
+        ----------
+        newer_than
+            The version that is known already.
+        name
+            The name that they are published under.
+
+        Returns
+        -------
+        Their `version` and `value`; None if there are none that are newer.
+
+        Raises
+        ------
+        ServiceError
+            If the service cannot be reached.
+        """
+        with self._lock:
+            self._open()
+            request = write_json({"name": name, "newer_than": whole("newer_than", newer_than)})
+            answer, *weights = self._link.retry(lambda: self._link.act("latest", request))
+        version = int(read_json(answer, "an answer")["version"])
+        return Publication(version, unpack_weights(weights[0])[1]) if weights else None
+
+    # The table
+
+    def __len__(self) -> int:
+        return int(self.info()["size"])
+
+    def info(self) -> dict[str, Any]:
+        """Return how things stand, as `ReplayTable.info` does, once the fragments of this client are in the table."""
+        self._settle()
+        return self._answer("info", write_json({"table": self.table}))
+
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Empty the table. `keep_statistics` must be false: episodes under way do not go on."""
+        if keep_statistics:
+            raise ArgumentError("keep_statistics must be false for a table of a service, whose writers may be many")
+        self._settle()
+        self._answer("reset", write_json({"table": self.table}))
+
+    def set_limits(self, **limits: Any) -> dict[str, Any]:
+        """Change limits of the table while it is used, as `ReplayTable.set_limits` does, and return `info`."""
+        return self._answer("limits", write_json({"table": self.table, **limits}))
+
+    def checkpoint(self) -> str:
+        """Let the service write all tables to the disk, and return where it did.
+
+        Raises
+        ------
+        ArgumentError
+            If the service has no folder for checkpoints.
+        """
+        self._settle()
+        return str(self._answer("checkpoint")["path"])
+
+    @property
+    def buffer_num(self) -> int:
+        """The rings of the table: environments whose steps go to a ring of their own."""
+        return int(self._answer("info", write_json({"table": self.table})).get("streams", 1))
+
+
+def _restore(kind: type[RemoteTable], uri: str, table: str, options: dict[str, Any]) -> RemoteTable:
+    """Make a client of a pickled one."""
+    return kind(uri, table, **options)

@@ -1,0 +1,183 @@
+"""ReplayServer: replay tables behind Arrow Flight, for writers and learners on any machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from samplebatch.arguments import whole
+from samplebatch.errors import ArgumentError, SampleBatchError, ServiceError
+from samplebatch.service.service import Bounds, Service
+from samplebatch.service.table import ReplayTable
+
+if TYPE_CHECKING:
+    from samplebatch.service.endpoint import Endpoint
+
+_GRACE_S: Final = 0.25
+"""Seconds that clients have to end their calls once the server closes."""
+_DESCRIPTORS: Final = "/proc/self/fd"
+
+
+class ReplayServer:
+    """Replay tables behind Arrow Flight, for writers and learners on any machine.
+
+    As a context manager it serves from threads of its own; `serve` does so in the foreground. Only this machine can
+    reach it unless `host` says otherwise, and without a token and TLS anybody who can reach it may read and write.
+
+    Parameters
+    ----------
+    tables
+        The tables; they are closed with the server.
+    host, port
+        The address to listen at; port 0 for any that is free.
+    token
+        A word that clients must bring; None to serve everybody.
+    tls
+        The paths of a certificate and of its private key, in PEM; None to serve in plain text.
+    checkpoint
+        Writes all tables to the disk and returns where, for clients that ask for it; None where there is nowhere to.
+    max_message_nbytes
+        Bytes of a fragment, of a sample or of weights; larger ones are refused.
+    max_shared_nbytes
+        Bytes of shared memory that samples for one client on this machine may lie in; those beyond are sent.
+
+    Raises
+    ------
+    ArgumentError
+        If two tables have one name, or a number is not of its values.
+    ServiceError
+        If it cannot listen at the address.
+    OSError
+        If a file of `tls` cannot be read.
+
+    Attributes
+    ----------
+    tables
+        The tables, by their names.
+    host, port
+        The address.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+    >>> with ReplayServer([ReplayTable("replay", capacity=1000)]) as server:
+    ...     with ReplayClient(server.uri, "replay") as buffer:
+    ...         buffer.extend(SampleBatch(obs=[1, 2], actions=[0, 1], rewards=[0.0, 1.0], terminateds=[False, True]))
+    ...         batch, indices = buffer.sample(32)
+    >>> batch.rew.shape
+    (32,)
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[ReplayTable],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        tls: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
+        checkpoint: Callable[[], Any] | None = None,
+        max_message_nbytes: int = Bounds.message_nbytes,
+        max_shared_nbytes: int = Bounds.shared_nbytes,
+    ) -> None:
+        bounds = Bounds(
+            whole("max_message_nbytes", max_message_nbytes, 1), whole("max_shared_nbytes", max_shared_nbytes)
+        )
+        self.tables: Mapping[str, ReplayTable] = _by_name(tables)
+        self.host = host
+        self._scheme = "grpc" if tls is None else "grpc+tls"
+        pem = None if tls is None else _read_pem(tls)
+        self._service = Service(self.tables, bounds, checkpoint)
+        self._endpoint = _listen(self._service, f"{self._scheme}://{_in_uri(host)}:{whole('port', port)}", token, pem)
+        self.port: int = self._endpoint.port
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Lock()
+        self._closed = False
+
+    @property
+    def uri(self) -> str:
+        """The address for clients."""
+        return f"{self._scheme}://{_in_uri(self.host)}:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._endpoint.serve, name="samplebatch-serve", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def serve(self) -> None:
+        """Serve until `close` is called by another thread, or a signal ends the process."""
+        self._endpoint.serve()
+
+    def close(self) -> None:
+        """Close the tables, end all calls, and stop to listen. Calling it again does nothing."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._service.close()
+            stopping = threading.Thread(target=self._endpoint.shutdown, name="samplebatch-stop", daemon=True)
+            stopping.start()
+            stopping.join(_GRACE_S)
+            while stopping.is_alive():
+                # Flight waits for every open stream, and a client may keep one for as long as it lives.
+                _cut_connections(self.port)
+                stopping.join(_GRACE_S)
+            if self._thread is not None:
+                self._thread.join()
+            self._endpoint.close()
+
+
+def _by_name(tables: Iterable[ReplayTable]) -> dict[str, ReplayTable]:
+    found: dict[str, ReplayTable] = {}
+    for table in tables:
+        if found.setdefault(table.name, table) is not table:
+            raise ArgumentError(f"tables must have names of their own, and two are named {table.name!r}")
+    if not found:
+        raise ArgumentError("a replay server must have a table, it has none")
+    return found
+
+
+def _read_pem(paths: tuple[str | os.PathLike[str], str | os.PathLike[str]]) -> tuple[bytes, bytes]:
+    certificate, key = paths
+    with open(certificate, "rb") as first, open(key, "rb") as second:
+        return first.read(), second.read()
+
+
+def _in_uri(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _listen(service: Service, location: str, token: str | None, tls: tuple[bytes, bytes] | None) -> Endpoint:
+    from samplebatch.service.endpoint import Endpoint
+
+    try:
+        return Endpoint(service, location, token, tls)
+    except SampleBatchError:
+        raise
+    except Exception as error:
+        raise ServiceError(f"a replay server must be able to listen at {location}, it is not: {error}") from error
+
+
+def _cut_connections(port: int) -> None:
+    """Shut down the connections of this process whose own side has the port."""
+    if not os.path.isdir(_DESCRIPTORS):
+        return
+    for name in os.listdir(_DESCRIPTORS):
+        try:
+            descriptor = int(name)
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as connection:
+                    own = connection.getsockname()
+                    if isinstance(own, tuple) and own[1] == port:
+                        connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            # It was closed meanwhile, or listens.
+            continue

@@ -1,0 +1,331 @@
+"""A client of a replay service has a buffer's methods, and gives what a local buffer gives."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, MultiAgentBatch, PrioritizedReplayBuffer, ReplayBuffer, SampleBatch
+from samplebatch.errors import (
+    AccessError,
+    ArgumentError,
+    ColumnLengthError,
+    ColumnMismatchError,
+    LimitTimeoutError,
+    PriorityError,
+    ServiceError,
+    UntrustedPickleError,
+)
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+from tests.service.table_rows import episode, fragment
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ReplayServer]:
+    tables = [
+        ReplayTable("replay", capacity=1000, seed=3),
+        ReplayTable("prio", kind="prioritized", capacity=1000, alpha=0.6, beta=0.4, seed=3),
+        ReplayTable("queue", kind="fifo", capacity=20, max_times_sampled=1),
+        ReplayTable("levels", kind="key", capacity=20),
+    ]
+    with ReplayServer(tables) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ReplayServer, request: pytest.FixtureRequest) -> Iterator[ReplayClient]:
+    name = getattr(request, "param", "replay")
+    with ReplayClient(server.uri, name) as client:
+        client.reset()
+        yield client
+
+
+def fill(*buffers: Any) -> None:
+    for number in range(12):
+        for buffer in buffers:
+            buffer.extend(episode(number, range(10)))
+
+
+def assert_alike(remote: tuple[Any, Any], local: tuple[Any, Any]) -> None:
+    assert list(remote[0].keys()) == list(local[0].keys())
+    assert remote[0] == local[0]
+    assert remote[1].tolist() == local[1].tolist()
+
+
+def new_table(kind: str = "uniform", **options: Any) -> ReplayTable:
+    return ReplayTable("replay", kind=kind, capacity=1000, seed=3, **options)  # type: ignore[arg-type]
+
+
+def test_the_same_seed_gives_the_samples_of_a_local_buffer() -> None:
+    local = ReplayBuffer(1000, random_seed=3)
+    with ReplayServer([new_table()]) as server, ReplayClient(server.uri, "replay") as remote:
+        fill(remote, local)
+        assert len(remote) == len(local) == 120
+        for _ in range(3):
+            assert_alike(remote.sample(16), local.sample(16))
+        assert_alike(remote.sample(16, n_step=3, gamma=0.9), local.sample(16, n_step=3, gamma=0.9))
+        assert_alike(remote.sample_sequences(8, 5, burn_in=2), local.sample_sequences(8, 5, burn_in=2))
+        assert_alike(remote.sample_sequences(8, 5, padded=False), local.sample_sequences(8, 5, padded=False))
+        episodes = [zip(*buffer.sample_episodes(3), strict=True) for buffer in (remote, local)]
+        for one, other in zip(*episodes, strict=True):
+            assert_alike(one, other)
+
+
+def test_priorities_go_back_with_their_generations() -> None:
+    local = PrioritizedReplayBuffer(1000, alpha=0.6, beta=0.4, random_seed=3)
+    table = new_table("prioritized", alpha=0.6, beta=0.4)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as remote:
+        fill(remote, local)
+        for turn in range(5):
+            drawn, there = remote.sample(16), local.sample(16)
+            assert_alike(drawn, there)
+            for buffer, (batch, indices) in ((remote, drawn), (local, there)):
+                buffer.update_weight(indices, batch.rew + turn, generation=batch.generation)
+
+
+def test_priorities_of_rows_that_were_written_over_are_dropped() -> None:
+    table = ReplayTable("replay", kind="prioritized", capacity=4, alpha=1.0, seed=3)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
+        client.extend(episode(0, range(4)))
+        batch, indices = client.sample(32)
+        client.extend(episode(1, range(4)))
+        client.update_weight(indices, np.full(32, 1e6), generation=batch.generation)
+        client.info()
+        assert client.info()["size"] == 4
+    assert table._items.buffer.weight[:].max() == 1.0  # type: ignore[attr-defined]
+
+
+def test_a_bad_update_is_told_by_the_next_method_that_looks(server: ReplayServer) -> None:
+    with ReplayClient(server.uri, "prio") as client:
+        client.extend(episode(0, range(4)))
+        _, indices = client.sample(2)
+        client.update_weight(indices, [1.0, np.nan])
+        with pytest.raises(PriorityError):
+            client.sample(2)
+        client.sample(2)
+        with pytest.raises(ColumnLengthError, match="'priority' must have 2 rows"):
+            client.update_weight(indices, [1.0, 2.0, 3.0])
+
+
+def test_samples_drawn_ahead_are_those_drawn_one_by_one() -> None:
+    ahead, one_by_one = [], []
+    for prefetch, found in ((4, ahead), (0, one_by_one)):
+        with ReplayServer([new_table()]) as server, ReplayClient(server.uri, "replay", prefetch=prefetch) as client:
+            fill(client)
+            found += [client.sample(16)[1].tolist() for _ in range(8)]
+    assert ahead == one_by_one
+
+
+def test_a_seed_of_a_sample_does_not_touch_the_tables_generator(client: ReplayClient) -> None:
+    fill(client)
+    assert client.sample(8, seed=5)[1].tolist() == client.sample(8, seed=5)[1].tolist()
+
+
+def test_steps_are_added_one_by_one_and_by_environment() -> None:
+    local = ReplayBuffer(100, random_seed=3)
+    table = ReplayTable("replay", capacity=100, seed=3)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as remote:
+        for i in range(20):
+            step = Batch(obs={"x": i}, act=0, rew=1.0, terminated=i % 5 == 4, truncated=False, info={"n": i})
+            remote.add(step)
+            local.add(step)
+        assert_alike(remote.sample(16), local.sample(16))
+    table = ReplayTable("replay", capacity=20, streams=2, seed=3)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as remote:
+        flags = np.zeros(2, bool)
+        for i in range(4):
+            remote.add(
+                Batch(obs=[i, 10 + i], act=[0, 0], rew=[0.0, 0.0], terminated=flags, truncated=flags), buffer_ids=[0, 1]
+            )
+        remote.flush()
+    assert table._items.buffer[:].obs.tolist() == [0, 1, 2, 3, 10, 11, 12, 13]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("client", ["queue"], indirect=True)
+def test_a_queue_is_a_channel_that_each_fragment_goes_through_once(client: ReplayClient) -> None:
+    for number in range(6):
+        client.extend(fragment(number, rows=number + 1))
+    client.flush()
+    stream = client.stream(prefetch=1)
+    assert [next(stream)["number"].tolist() for _ in range(6)] == [[n] * (n + 1) for n in range(6)]
+    stream.close()
+    assert len(client) == 0
+    client.extend(fragment(6))
+    batch, numbers = client.sample(1)
+    assert isinstance(batch, SampleBatch)
+    assert len(numbers) == 1
+
+
+@pytest.mark.parametrize("client", ["queue"], indirect=True)
+def test_fragments_of_several_agents_come_as_they_were_sent(client: ReplayClient) -> None:
+    sent = [
+        MultiAgentBatch({"cat": fragment(n, rows=n + 1), "dog": SampleBatch(bark=np.ones((n + 2, 3)))}, n + 2)
+        for n in range(3)
+    ]
+    for batch in sent:
+        client.extend(batch)
+    for batch in sent:
+        found, _ = client.sample(1)
+        assert isinstance(found, MultiAgentBatch)
+        assert found == batch
+        assert found.env_steps() == batch.env_steps()
+
+
+@pytest.mark.parametrize("client", ["levels"], indirect=True)
+def test_fragments_are_read_by_key(client: ReplayClient) -> None:
+    client.extend(fragment(1), key="one")
+    client.extend(fragment(2), key="two")
+    assert client.sample(1, key="one")[0]["number"].tolist() == [1, 1]
+
+
+def test_columns_that_come_later_and_columns_of_objects_reach_learners(client: ReplayClient) -> None:
+    client.extend(episode(0, range(3)))
+    before, _ = client.sample(4)
+    client.extend(episode(1, range(3), bonus=7.0))
+    after, _ = client.sample(64)
+    assert "bonus" not in before
+    assert set(after.bonus.tolist()) == {0.0, 7.0}
+    words = episode(2, range(3))
+    words["word"] = np.array(["a", "b", None], object)
+    client.extend(words)
+    assert set(client.sample(256)[0].word.tolist()) == {"a", "b", None}
+
+
+def test_large_samples_are_those_of_a_local_buffer_too() -> None:
+    local = ReplayBuffer(1000, random_seed=3)
+    rows = episode(0, range(100))
+    rows["obs"] = np.random.default_rng(0).integers(0, 255, (100, 32, 32, 4), np.uint8)
+    rows["new_obs"] = rows["obs"] + 1
+    local.extend(rows)
+    for shared in (True, False):
+        with (
+            ReplayServer([new_table()]) as server,
+            ReplayClient(server.uri, "replay", shared_memory=shared, prefetch=2) as client,
+        ):
+            client.extend(rows)
+            assert_alike(client.sample(64), ReplayBuffer.sample(pickle.loads(pickle.dumps(local)), 64))
+
+
+def test_samples_come_as_tensors_on_demand(client: ReplayClient) -> None:
+    fill(client)
+    batch, indices = client.sample(8, device="cpu", floats="float32")
+    assert str(batch.rew.dtype) == "torch.float32"
+    assert isinstance(indices, np.ndarray)
+
+
+def test_weights_go_the_other_way(client: ReplayClient) -> None:
+    torch = pytest.importorskip("torch")
+    weights = {"layer": {"w": np.eye(2), "b": torch.ones(3, dtype=torch.bfloat16)}, "step": torch.tensor(7)}
+    assert client.latest(name="mine") is None
+    assert client.publish(weights, name="mine") == 1
+    found = client.latest(name="mine")
+    assert found is not None
+    assert found.version == 1
+    assert found.value["layer"]["w"].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert torch.equal(found.value["layer"]["b"], weights["layer"]["b"])  # type: ignore[index]
+    assert found.value["step"].item() == 7
+    assert client.latest(newer_than=1, name="mine") is None
+    assert client.publish({"step": 8}, name="mine") == 2
+
+
+def test_limits_are_changed_and_who_is_held_back_is_told(client: ReplayClient, server: ReplayServer) -> None:
+    client.extend(episode(0, range(4)))
+    client.set_limits(min_size=10)
+    with (
+        ReplayClient(server.uri, "replay", timeout_s=0.2) as hasty,
+        pytest.raises(LimitTimeoutError, match="sampling needs 10 items, and there are 4") as caught,
+    ):
+        hasty.sample(2)
+    assert caught.value.why == "sampling needs 10 items, and there are 4"
+    assert caught.value.since > 0.0
+    client.set_limits(min_size=1)
+    assert len(client.sample(2)[1]) == 2
+
+
+def test_a_refused_fragment_is_told_and_the_others_are_taken(client: ReplayClient) -> None:
+    client.extend(episode(0, range(2)))
+    bad = episode(1, range(2))
+    bad["obs"] = np.zeros((2, 3))
+    client.extend(bad)
+    with pytest.raises(ColumnMismatchError, match="'obs'"):
+        client.flush()
+    client.extend(episode(4, range(2)))
+    client.flush()
+    assert (client.written.fragments, client.written.refused) == (2, 1)
+    assert len(client) == 4
+
+
+def test_fragments_after_one_that_is_refused_are_sent_again(client: ReplayClient) -> None:
+    bad = episode(1, range(2))
+    bad["terminateds"] = np.full(2, 7.0)
+    client.extend(bad)
+    refusals = 0
+    for number in range(20):
+        try:
+            client.extend(episode(number, range(2)))
+        except ColumnMismatchError:
+            refusals += 1
+    while True:
+        try:
+            client.flush()
+            break
+        except ColumnMismatchError:
+            refusals += 1
+    assert refusals == client.written.refused == 1
+    assert len(client) == client.written.rows == 40
+
+
+def test_objects_that_would_be_pickled_are_refused(client: ReplayClient) -> None:
+    client.extend(SampleBatch(obs=[1, 2], infos=np.array([{1, 2}, {"a": 1}], object)))
+    with pytest.raises(UntrustedPickleError, match="'infos'"):
+        client.flush()
+
+
+def test_refusals_name_the_argument(client: ReplayClient, server: ReplayServer) -> None:
+    with pytest.raises(ArgumentError, match="gamma must be a number from 0 to 1"):
+        client.sample(4, n_step=3, gamma=7.0)
+    with pytest.raises(ArgumentError, match="did you mean 'replay'"):
+        ReplayClient(server.uri, "replay_").sample(1)
+    with pytest.raises(ArgumentError, match="use sample, which gives both"):
+        client.sample_indices(4)
+    with pytest.raises(ArgumentError, match="a folder for checkpoints"):
+        client.checkpoint()
+
+
+def test_a_client_goes_to_other_processes_by_its_address(client: ReplayClient) -> None:
+    fill(client)
+    client.flush()
+    with pickle.loads(pickle.dumps(client)) as other:
+        assert (other.uri, other.table, other.writer) == (client.uri, client.table, client.writer)
+        assert len(other) == 120
+
+
+def test_a_closed_client_is_not_used_again(server: ReplayServer) -> None:
+    client = ReplayClient(server.uri, "replay")
+    client.close()
+    client.close()
+    with pytest.raises(ServiceError, match="has been closed"):
+        client.sample(1)
+
+
+def test_only_who_has_the_token_is_served() -> None:
+    with ReplayServer([new_table()], token="open-sesame") as server:
+        with ReplayClient(server.uri, "replay", token="open-sesame") as client:
+            fill(client)
+            client.sample(4)
+            client.publish({"a": 1})
+        for token in (None, "open", "open-sesame-"):
+            with pytest.raises(AccessError, match="wants a token"):
+                ReplayClient(server.uri, "replay", token=token).sample(4)
+            with pytest.raises(AccessError):
+                ReplayClient(server.uri, "replay", token=token).extend(episode(0, range(2)))
+            with pytest.raises(AccessError):
+                ReplayClient(server.uri, "replay", token=token).info()
+    with pytest.raises(ArgumentError, match="visible ASCII"):
+        ReplayServer([new_table()], token="öpen")
+    with pytest.raises(ArgumentError, match="visible ASCII"):
+        ReplayClient("grpc://127.0.0.1:1", "replay", token="two words")
