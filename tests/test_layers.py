@@ -111,6 +111,7 @@ ONE_IMPORTER = {
         "samplebatch.env.rllib",
         "samplebatch.env.stepper",
         "samplebatch.env.sync_vector",
+        "samplebatch.learn.sources",
         "samplebatch.learn.display",
         "samplebatch.rollout.agent_steps",
         "samplebatch.rollout.open_episodes",

@@ -19,9 +19,11 @@ from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn.lagged import LaggedNetwork
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
-from samplebatch.names import WEIGHT
+from samplebatch.learn.sources import open_source, sample_steps
+from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
 from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+from samplebatch.storage.mixed_sampler import MixedSampler
 
 if TYPE_CHECKING:
     from samplebatch.learn.trainer import OfflineTrainer, OffPolicyTrainer, OnPolicyTrainer
@@ -172,7 +174,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         """
         update_weight = getattr(buffer, "update_weight", None)
         if update_weight is not None and WEIGHT in batch:
-            update_weight(indices, batch[WEIGHT], generation=batch.get("generation"))
+            update_weight(indices, batch[WEIGHT], generation=batch.get(GENERATION))
 
     def _update(
         self,
@@ -290,13 +292,13 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
     """An update rule that learns from rows drawn from a buffer."""
 
-    def update(self, buffer: ReplayBuffer, sample_size: int | None) -> TrainingStats:
+    def update(self, buffer: Any, sample_size: int | None) -> TrainingStats:
         """Update the policy with rows drawn from a buffer.
 
         Parameters
         ----------
         buffer
-            The buffer.
+            A replay buffer; or a `Dataset` or `MixedSampler`, whose rows stand for one step each.
         sample_size
             How many rows, as `ReplayBuffer.sample` takes it: None for all in random order, 0 for all in time order.
 
@@ -304,8 +306,26 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
         ------
         EmptyBufferError
             If there is no row to draw from.
+        ArgumentError
+            If rows of a dataset are to stand for several steps.
+        ColumnNotFoundError
+            If rows of a dataset lack a column that targets need; names it.
         """
         return self._update(buffer, sample_size, self._update_with_batch)
+
+    def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Any]:
+        if isinstance(buffer, ReplayBuffer):
+            return super()._sample_batch(buffer, sample_size)
+        parameter = next(self.parameters())
+        how: dict[str, Any] = {"device": parameter.device, "floats": parameter.dtype}
+        return sample_steps(buffer, sample_size, n_step=self.n_step, gamma=self.gamma, **how)
+
+    def _postprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> None:
+        if isinstance(buffer, MixedSampler):
+            if WEIGHT in batch and GENERATION in batch:
+                buffer.update_weight(batch, indices, batch[WEIGHT])
+        else:
+            super()._postprocess_batch(batch, buffer, indices)
 
     @abstractmethod
     def _update_with_batch(self, batch: Batch) -> TrainingStats:
@@ -323,11 +343,27 @@ class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
 
 
 class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
-    """An update rule that learns from samples of a buffer that somebody else filled."""
+    """An update rule that learns from samples of a buffer, dataset or folder that somebody else filled."""
 
-    def process_buffer(self, buffer: ReplayBuffer) -> ReplayBuffer:
-        """Prepare a buffer before training begins: add columns, normalize observations."""
-        return buffer
+    def process_buffer(self, buffer: Any) -> Any:
+        """Prepare rows before training begins, and return those to update with. Algorithms that need columns add them.
+
+        Parameters
+        ----------
+        buffer
+            A replay buffer, `Dataset` or `MixedSampler`, which is returned; or a path: a dataset's folder is opened,
+            Parquet files that another library wrote are read into a replay buffer.
+
+        Raises
+        ------
+        FormatError
+            If a folder has no Parquet files, or one is damaged.
+        SampleBatchError
+            As `ReplayBuffer.extend` does.
+        OSError
+            If there is no such path, or a file cannot be read.
+        """
+        return open_source(buffer)
 
     def create_trainer(self, params: OfflineTrainerParams) -> OfflineTrainer:
         """Make the trainer that runs such an algorithm."""

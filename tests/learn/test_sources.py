@@ -1,0 +1,208 @@
+"""Algorithms learn the same from a buffer, a dataset and a folder of Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+
+from samplebatch import (
+    Collector,
+    Dataset,
+    MixedSampler,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    SampleBatch,
+)
+from samplebatch.errors import ArgumentError, ColumnNotFoundError, FormatError
+from samplebatch.learn import (
+    CQL,
+    MLP,
+    TD3,
+    AdamOptimizerFactory,
+    BehaviourCloning,
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    ContinuousDeterministicPolicy,
+    DiscreteBCQ,
+    DiscreteBCQPolicy,
+    ImitationPolicy,
+    OfflineTrainerParams,
+    SACPolicy,
+)
+from samplebatch.rollout import NStepReturns
+from tests.learn.learning import CHOICES, MEASURES, OBS, assert_equal_parameters, filled, parameters_of, seeded
+
+ADAM = AdamOptimizerFactory()
+
+
+def cloning(space: Any = CHOICES) -> BehaviourCloning:
+    actor = seeded(0, 3, 16, 4 if space is CHOICES else 2)
+    return BehaviourCloning(policy=ImitationPolicy(actor=actor, action_space=space), optim=ADAM)
+
+
+def bcq(n_step: int = 1) -> DiscreteBCQ:
+    policy = DiscreteBCQPolicy(model=seeded(0, 3, 16, 4), imitator=seeded(1, 3, 16, 4), action_space=CHOICES)
+    return DiscreteBCQ(policy=policy, optim=ADAM, n_step_return_horizon=n_step)
+
+
+def cql(calibrated: bool = False) -> CQL:
+    torch.manual_seed(0)
+    actor = ContinuousActorProbabilistic(MLP(OBS, [16]), MEASURES, conditioned_sigma=True)
+    return CQL(
+        policy=SACPolicy(actor=actor, action_space=MEASURES),
+        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        policy_optim=ADAM,
+        critic_optim=ADAM,
+        calibrated=calibrated,
+    )
+
+
+def td3() -> TD3:
+    torch.manual_seed(0)
+    actor = ContinuousActorDeterministic(MLP(OBS, [16]), MEASURES)
+    return TD3(
+        policy=ContinuousDeterministicPolicy(actor=actor, action_space=MEASURES),
+        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        policy_optim=ADAM,
+        critic_optim=ADAM,
+    )
+
+
+def steps_of(buffer: Any) -> SampleBatch:
+    """Return the rows of a buffer in time order, under RLlib's names."""
+    held = buffer[:]
+    return SampleBatch(
+        obs=held.obs,
+        new_obs=held.obs_next,
+        actions=held.act,
+        rewards=held.rew,
+        terminateds=held.terminated,
+        truncateds=held.truncated,
+    )
+
+
+def in_dataset(rows: Any, folder: Path) -> Dataset:
+    """Append rows to a dataset in two parts."""
+    dataset = Dataset(folder)
+    dataset.append(rows[:30])
+    dataset.append(rows[30:])
+    return dataset
+
+
+def in_polars(rows: SampleBatch, folder: Path) -> Path:
+    """Write rows into two files, as another library does: under the same names, without ours in their metadata."""
+    folder.mkdir()
+    columns = {
+        name: pl.Series(name, values, dtype=pl.Array(pl.Float32, values.shape[1]) if values.ndim == 2 else None)
+        for name, values in rows.items()
+    }
+    frame = pl.DataFrame(columns)
+    frame[:30].write_parquet(folder / "a.parquet")
+    frame[30:].write_parquet(folder / "b.parquet")
+    return folder
+
+
+def update(algorithm: Any, source: Any) -> None:
+    torch.manual_seed(1)
+    for _ in range(3):
+        algorithm.update(buffer=source, sample_size=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "actions"),
+    [(cloning, CHOICES), (lambda: cloning(MEASURES), MEASURES), (bcq, CHOICES), (cql, MEASURES), (td3, MEASURES)],
+)
+def test_updates_are_the_same_from_every_source(make: Any, actions: Any, tmp_path: Path) -> None:
+    buffer = filled(actions=actions)
+    rows = steps_of(buffer)
+    dataset = in_dataset(rows, tmp_path / "rllib")
+    nested = in_dataset(rows.as_batch("tianshou"), tmp_path / "tianshou")
+    opener = cloning()
+    folder = opener.process_buffer(tmp_path / "rllib")
+    foreign = opener.process_buffer(str(in_polars(rows, tmp_path / "polars")))
+    assert isinstance(folder, Dataset)
+    assert isinstance(foreign, ReplayBuffer)
+    expected, untouched = make(), parameters_of(make())
+    update(expected, buffer)
+    pairs = zip(untouched, expected.parameters(), strict=True)
+    assert any((one != two).any() for one, two in pairs)
+    for source in (dataset, nested, folder, foreign):
+        algorithm = make()
+        update(algorithm, source)
+        assert_equal_parameters(algorithm, expected)
+
+
+def test_rows_of_a_dataset_are_drawn_in_the_dtype_of_the_parameters(tmp_path: Path) -> None:
+    dataset = in_dataset(steps_of(filled()), tmp_path / "steps")
+    algorithm = bcq().double()
+    batch, rows = algorithm._sample_batch(dataset, 16)
+    assert batch.obs.dtype == batch.returns.dtype == batch.discount.dtype == torch.float64
+    assert batch.act.dtype == torch.int64
+    np.testing.assert_array_equal(batch.act.numpy(), dataset.take(rows)["actions"])
+
+
+def test_an_offline_run_reads_a_folder_that_a_collector_wrote(tmp_path: Path) -> None:
+    with Collector("random", "CartPole-v1", num_envs=2, seed=0) as collector:
+        Dataset(tmp_path / "steps").append(collector.collect(n_step=100).batch)
+    policy = DiscreteBCQPolicy(model=seeded(0, 4, 16, 2), imitator=seeded(1, 4, 16, 2), action_space=Discrete(2))
+    algorithm = DiscreteBCQ(policy=policy, optim=ADAM)
+    before = parameters_of(algorithm.policy.model)
+    params = OfflineTrainerParams(
+        buffer=tmp_path / "steps", max_epochs=2, epoch_num_steps=3, batch_size=32, verbose=False, show_progress=False
+    )
+    algorithm.run_training(params)
+    assert algorithm.updates == 6
+    assert any((one != two).any() for one, two in zip(before, algorithm.policy.model.parameters(), strict=True))
+
+
+def test_windows_that_hooks_have_made_are_kept(tmp_path: Path) -> None:
+    hook = NStepReturns(3, gamma=0.5)
+    with Collector("random", "CartPole-v1", num_envs=2, seed=0, hooks=[hook]) as collector:
+        rows = collector.collect(n_step=100).batch
+    dataset = in_dataset(rows, tmp_path / "steps")
+    batch, _ = bcq(n_step=3)._sample_batch(dataset, 0)
+    np.testing.assert_array_equal(batch.returns.numpy(), rows["returns"].astype(np.float32))
+    assert batch.returns.max() > 1.0
+
+
+def test_single_steps_are_not_taken_for_windows(tmp_path: Path) -> None:
+    dataset = in_dataset(steps_of(filled()), tmp_path / "steps")
+    with pytest.raises(ArgumentError, match="n_step_return_horizon must be 1 for rows that are single steps, got 2"):
+        bcq(n_step=2).update(dataset, 8)
+
+
+@pytest.mark.parametrize(("column", "name"), [("new_obs", "obs_next"), ("terminateds", "terminated")])
+def test_rows_without_a_column_for_targets_are_refused(column: str, name: str, tmp_path: Path) -> None:
+    rows = steps_of(filled()).drop(column)
+    dataset = in_dataset(rows, tmp_path / "steps")
+    with pytest.raises(ColumnNotFoundError, match=f"rows must have column '{name}' to make targets of"):
+        bcq().update(dataset, 8)
+    cloning().update(dataset, 8)
+
+
+def test_folders_without_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"must be a folder with \.parquet files"):
+        cloning().process_buffer(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        cloning().process_buffer(tmp_path / "nowhere")
+
+
+def test_a_dataset_and_a_buffer_are_learned_from_together(tmp_path: Path) -> None:
+    dataset = in_dataset(steps_of(filled(actions=MEASURES)), tmp_path / "steps")
+    buffer = PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0)
+    for row in dataset.read().as_batch("tianshou")[:40]:
+        buffer.add(row)
+    before = np.asarray(buffer.weight[:]).copy()
+    sampler = MixedSampler({"offline": dataset, "online": buffer}, missing="drop")
+    algorithm = td3()
+    algorithm.update(sampler, 64)
+    assert algorithm.updates == 1
+    changed = (np.asarray(buffer.weight[:]) != before).mean()
+    assert 0.2 < changed < 0.9
