@@ -233,6 +233,10 @@ def test_a_data_frame_has_every_kind_of_column() -> None:
     assert frame["image"][0].tolist() == [0, 0, 0]
     assert frame["t"].tolist() == [0.5, 1.5]
     assert len(pd.DataFrame(SampleBatch())) == 0
+    nested = Batch(obs={"x": [1, 2]}, rew=[0.5, 1.0])
+    with pytest.raises(ColumnTypeError, match="has no len"):
+        pd.DataFrame(nested)
+    assert nested.to_pandas().columns.tolist() == ["obs.x", "rew"]
     recurrent = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 3.0], seq_lens=[1, 2]).to_pandas()
     assert recurrent["state_in_0"].tolist() == [1, 3, 3]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.rollout.vector_recorder import StepHook
+
+if TYPE_CHECKING:
+    from samplebatch.buffer.replay import ReplayBuffer
 
 
 class AsyncCollector(Collector):
@@ -107,7 +110,7 @@ class AsyncCollector(Collector):
         self,
         policy: CollectorPolicy,
         env: Environment | Sequence[Environment],
-        buffer: Any = None,
+        buffer: ReplayBuffer | None = None,
         *,
         num_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from samplebatch.env.infos import Infos, batch_of
 from samplebatch.env.registry import EnvLike
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
-from samplebatch.errors import ArgumentError, EnvironmentSpecError
+from samplebatch.errors import EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, Actor, ActResult
 from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode, is_space
@@ -28,7 +28,10 @@ from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.resuming import Resumable
-from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
+from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder, check_buffer
+
+if TYPE_CHECKING:
+    from samplebatch.buffer.replay import ReplayBuffer
 
 _MAX_CHUNK = 256
 _MAX_CHUNK_NBYTES = 1 << 25
@@ -130,7 +133,7 @@ class Collector(Resumable):
         self,
         policy: CollectorPolicy,
         env: EnvLike,
-        buffer: Any = None,
+        buffer: ReplayBuffer | None = None,
         *,
         num_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
@@ -430,21 +433,3 @@ class Collector(Resumable):
             info = node(Batch, {}) if not self._infos else batch_of(self._infos)
             info.__dict__["env_id"] = self._env_ids
         return actor.act(obs, info, self._state, self.num_envs)
-
-
-def check_buffer(buffer: Any, num_envs: int) -> None:
-    """Refuse a buffer that has not a ring for each environment.
-
-    Raises
-    ------
-    ArgumentError
-        If it has fewer; a plain buffer has one.
-    """
-    if buffer is None:
-        return
-    rings = getattr(buffer, "buffer_num", 1)
-    if rings < num_envs:
-        raise ArgumentError(
-            f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
-            f"use a VectorReplayBuffer with buffer_num={num_envs}"
-        )

@@ -14,14 +14,19 @@ import numpy as np
 from samplebatch.arguments import positive, whole
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.env.as_environments import bind_arguments, list_environments
 from samplebatch.env.registry import Environment
 from samplebatch.errors import ArgumentError, WorkerError
+from samplebatch.names import PolicyID
+from samplebatch.policy.actor import ActionMap
+from samplebatch.policy.agents import Noise
+from samplebatch.policy.as_policy import PolicyLike
 from samplebatch.policy.source import RANDOM, check_policy, label_weights
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
-from samplebatch.rollout.collector import check_buffer
 from samplebatch.rollout.fragments import join_streams
 from samplebatch.rollout.postprocessing import Hook, check_hooks
+from samplebatch.rollout.vector_recorder import check_buffer
 from samplebatch.workers.backend import BackendOptions, Worker
 from samplebatch.workers.backends import BackendName, make_backend
 from samplebatch.workers.buffer_writer import BufferWriter
@@ -147,8 +152,8 @@ class RolloutWorkers(ResumableWorkers):
     def __init__(
         self,
         env: Environment | Sequence[Environment],
-        policy: Any = RANDOM,
-        buffer: Any = None,
+        policy: PolicyLike | str | Mapping[PolicyID, PolicyLike | str] = RANDOM,
+        buffer: ReplayBuffer | MultiAgentReplayBuffer | None = None,
         *,
         n_step: int | None = None,
         n_episode: int | None = None,
@@ -158,8 +163,8 @@ class RolloutWorkers(ResumableWorkers):
         fragment_length: int = 200,
         max_lag: int | None = None,
         policy_mapping: PolicyMapping | None = None,
-        exploration_noise: Any = False,
-        map_action: Any = None,
+        exploration_noise: Noise | Mapping[PolicyID, Noise] = False,
+        map_action: ActionMap | Mapping[PolicyID, ActionMap] | None = None,
         hooks: Sequence[Hook] = (),
         seed: int | None = None,
         infos: bool = True,

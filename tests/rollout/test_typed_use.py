@@ -26,6 +26,7 @@ from samplebatch import (
     Batch,
     Collector,
     MultiAgentCollector,
+    MultiAgentReplayBuffer,
     RandomPolicy,
     RolloutWorkers,
     SampleBatch,
@@ -83,7 +84,8 @@ def agents(parallel: ParallelEnv[str, Array, Array], turns: AECEnv[str, Array, A
 AsyncCollector(of_obs, [make, "CartPole-v1"], wait_num=2)
 several = MultiAgentCollector("mpe2/simple_tag_v3", {"agent": of_obs, "adversary": "random"}, num_envs=2)
 reveal_type(several.collect(n_episode=2).batch)
-with RolloutWorkers([make, "CartPole-v1"], load_policy("best.pt"), n_step=10) as workers:
+RolloutWorkers("mpe2/simple_tag_v3", {"agent": "module:policy", "adversary": of_obs}, MultiAgentReplayBuffer(8))
+with RolloutWorkers([make, "CartPole-v1"], load_policy("best.pt"), buffer, n_step=10) as workers:
     reveal_type(workers.collect(n_step=5))
 reveal_type(as_policy(of_obs))
 reveal_type(as_policy(of_obs)(Batch(obs=[1])))
@@ -93,6 +95,8 @@ as_policy(of_obs, takes="observations")
 Collector(3, make)
 Collector("randm", make)
 Collector(of_obs, 3)
+Collector(of_obs, make, MultiAgentReplayBuffer(8))
+RolloutWorkers(make, 3)
 MultiAgentCollector(make(), of_obs)
 """
 
@@ -103,7 +107,8 @@ def test_a_script_of_a_user_under_strict_mypy(tmp_path: Path) -> None:
     assert len(revealed) == 7
     assert revealed[0] == "SampleBatch[ndarray[tuple[Any, ...], dtype[Any]]] | Any"
     assert "Any" not in revealed
-    wrong = ['"takes" to "as_policy"', *('1 to "Collector"',) * 2, '2 to "Collector"', '1 to "MultiAgentCollector"']
+    wrong = ['"takes" to "as_policy"', *('1 to "Collector"',) * 2, '2 to "Collector"', '3 to "Collector"']
+    wrong += ['2 to "RolloutWorkers"', '1 to "MultiAgentCollector"']
     assert len(errors) == len(wrong), errors
     for error, argument in zip(errors, wrong, strict=True):
         assert f"Argument {argument} has incompatible type" in error
