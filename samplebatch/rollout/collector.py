@@ -23,12 +23,13 @@ from samplebatch.policy.actor import ActionMap, Actor, ActResult
 from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode, is_space
 from samplebatch.policy.peers import policy_of
 from samplebatch.policy.random_by_environment import RandomByEnvironment
+from samplebatch.rollout.buffers import as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.resuming import Resumable
-from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder, check_buffer
+from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
@@ -67,7 +68,8 @@ class Collector(Resumable):
         function that makes one, or its id, such as `"CartPole-v1"` (see `environment_factory`), also in lists; or a
         vector environment in any autoreset mode.
     buffer
-        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each.
+        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each; or a `ReplayClient`, which
+        gets the steps at the end of each call of `collect`.
     num_envs
         How many environments to make where `env` is a function or an id; by default 1.
     env_kwargs
@@ -152,6 +154,7 @@ class Collector(Resumable):
         self.policy, self.buffer = policy_of(policy), buffer
         self._evaluation_mode = EvaluationMode(self.policy)
         self.num_envs = environments.num_envs
+        self._remote = as_remote(buffer)
         check_buffer(buffer, self.num_envs)
         self._hooks = check_hooks(hooks, (names.DEFAULT_POLICY_ID,), buffer=buffer)
         seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
@@ -180,7 +183,7 @@ class Collector(Resumable):
             self._env_ids,
             environments.observations,
             environments.actions,
-            buffer,
+            buffer if self._remote is None else None,
             on_step=on_step_hook,
             on_episode=on_episode_done_hook,
             infos=infos,
@@ -339,6 +342,9 @@ class Collector(Resumable):
         batch, returns, lens = self._recorder.take({names.UNROLL_ID: self._unroll_id, **self.constants})
         if batch is not None and self._hooks:
             batch = postprocess(batch, self._hooks)
+        if self._remote is not None and batch:
+            self._remote.add_fragment(batch)
+            batch = None
         self._unroll_id += 1
         stats = CollectStats.from_counts(
             steps=recorded, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch

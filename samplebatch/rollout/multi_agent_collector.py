@@ -11,7 +11,6 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
-from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.agents import PolicyOfAgents, policy_by_kind
 from samplebatch.env.as_environments import bind_arguments
 from samplebatch.env.multi_agent import AdapterState, adapt_agents, make_several
@@ -24,6 +23,7 @@ from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
 from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
+from samplebatch.rollout.buffers import as_remote
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.recorder import Recorder, rows_of_block
@@ -122,7 +122,7 @@ class MultiAgentCollector(Resumable):
         self,
         env: MultiAgentEnvLike,
         policy: CollectorPolicy | Mapping[PolicyID, CollectorPolicy] = "random",
-        buffer: MultiAgentReplayBuffer | None = None,
+        buffer: Any = None,
         *,
         policy_mapping: PolicyMapping | None = None,
         num_envs: int = 1,
@@ -151,6 +151,7 @@ class MultiAgentCollector(Resumable):
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
         self._random = RandomAgents({number: seeds_at(random_seeds, number) for number in numbers})
         self.policy, self.buffer = policy, buffer
+        self._remote = as_remote(buffer)
         self._evaluation_mode = EvaluationMode(policy)
         self._noise = check_options("exploration_noise", exploration_noise, policy)
         self._map_action = check_options("map_action", map_action, policy)
@@ -239,7 +240,9 @@ class MultiAgentCollector(Resumable):
         ended = self._open.add(batch)
         if self._hooks:
             batch = self.postprocess(batch, self._hooks)
-        if self.buffer is not None:
+        if self._remote is not None:
+            self._remote.add_fragment(batch)
+        elif self.buffer is not None:
             self.buffer.add(batch)
         counts = {policy_id: steps.count for policy_id, steps in batch.policy_batches.items()}
         kept = batch if self.buffer is None else None

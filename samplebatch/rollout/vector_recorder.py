@@ -18,7 +18,7 @@ from samplebatch.env.base import StepResult
 from samplebatch.env.infos import Infos, Rows, batch_of_steps, infos_to_rows
 from samplebatch.env.spaces import Columns, SpaceLayout, column_names, put
 from samplebatch.env.tensors import is_tensor, to_host, to_tensor
-from samplebatch.errors import ArgumentError, ColumnMismatchError
+from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import TO_FLAT, TO_NESTED
 from samplebatch.policy.actor import ActResult
 from samplebatch.rollout.episodes import CountedSteps, EpisodeCount
@@ -277,24 +277,6 @@ class VectorRecorder:
         if self._on_episode is not None:
             call_on_rows(self._on_episode, batch)
         return batch, returns, lens
-
-
-def check_buffer(buffer: Any, num_envs: int) -> None:
-    """Refuse a buffer that has not a ring for each environment.
-
-    Raises
-    ------
-    ArgumentError
-        If it has fewer; a plain buffer has one.
-    """
-    if buffer is None:
-        return
-    rings = getattr(buffer, "buffer_num", 1)
-    if rings < num_envs:
-        raise ArgumentError(
-            f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
-            f"use a VectorReplayBuffer with buffer_num={num_envs}"
-        )
 
 
 def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> list[Any] | None:

@@ -11,12 +11,14 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.delivery import Delivery
+from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.tensors import as_array
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.sampling import convert_rows
 from samplebatch.errors import ArgumentError, ColumnLengthError
 from samplebatch.service.drawing import SampleSession
-from samplebatch.service.fragments import as_fragment, steps_as_fragment
+from samplebatch.service.fragments import as_fragment, steps_as_fragment, with_info_columns
 from samplebatch.service.protocol import Draw, Fragment
 from samplebatch.service.remote_table import RemoteTable
 from samplebatch.service.samples import Drawn
@@ -138,6 +140,27 @@ class ReplayClient(RemoteTable):
         single = None if priorities is None or np.ndim(priorities) else float(priorities)
         rows = as_fragment(batch, priorities if single is None else None)
         self._put(rows, Fragment(key=key, priority=single))
+
+    def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
+        """Send a fragment of a collector or worker.
+
+        The infos of steps become columns of their own, as in the buffers that collectors write to; infos without
+        anything are left out. In tables of fragments they stay as they are.
+
+        Parameters
+        ----------
+        fragment
+            The fragment, with the ids of its environments and episodes.
+
+        Raises
+        ------
+        SampleBatchError
+            As `extend` does.
+        """
+        with self._lock:
+            if self._holds_steps is None:
+                self._holds_steps = self._table_info()["items"] == "steps"
+            self._put(as_fragment(with_info_columns(fragment) if self._holds_steps else fragment), Fragment())
 
     def _put(self, rows: Any, fragment: Fragment) -> None:
         with self._lock:

@@ -13,8 +13,10 @@ from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.extending import as_flat
 from samplebatch.buffer.writing import convert_step, drop_empty, step_values
+from samplebatch.env.infos import batch_of
 from samplebatch.errors import ArgumentError, ColumnLengthError
 
 
@@ -57,6 +59,31 @@ def as_fragment(batch: Any, priorities: Any = None) -> pa.RecordBatch:
         rows = rows.copy(shallow=True)
         rows[names.PRIORITY] = given
     return as_record_batch(rows.to_arrow())
+
+
+def with_info_columns(fragment: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
+    """Turn the infos of a collector's steps into columns of their own, as the buffers of this process have them.
+
+    Examples
+    --------
+    >>> infos = np.array([{"lives": 3}, {}], object)
+    >>> with_info_columns(SampleBatch(obs=[1, 2], infos=infos)).column_names
+    ('obs', 'infos.lives')
+    """
+    if isinstance(fragment, MultiAgentBatch):
+        parts = {policy: _with_info_columns(steps) for policy, steps in fragment.policy_batches.items()}
+        return MultiAgentBatch(parts, fragment.env_steps())
+    return _with_info_columns(fragment)
+
+
+def _with_info_columns(steps: SampleBatch) -> SampleBatch:
+    if names.INFOS not in steps.column_names:
+        return steps
+    rows = steps.copy(shallow=True)
+    infos = rows.pop(names.INFOS)
+    if any(infos):
+        rows[names.INFOS] = batch_of(infos.tolist()).as_sample_batch()
+    return rows
 
 
 def steps_as_fragment(

@@ -69,6 +69,7 @@ class RemoteTable:
         self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
         self._nonce: str | None = None
         self._has_asked = not self._shared_memory
+        self._holds_steps: bool | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -234,7 +235,7 @@ class RemoteTable:
     def info(self) -> dict[str, Any]:
         """Return how things stand, as `ReplayTable.info` does, once the fragments of this client are in the table."""
         self._settle()
-        return self._answer("info", write_json({"table": self.table}))
+        return self._table_info()
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the table. `keep_statistics` must be false: episodes under way do not go on."""
@@ -258,10 +259,9 @@ class RemoteTable:
         self._settle()
         return str(self._answer("checkpoint")["path"])
 
-    @property
-    def buffer_num(self) -> int:
-        """The rings of the table: environments whose steps go to a ring of their own."""
-        return int(self._answer("info", write_json({"table": self.table})).get("streams", 1))
+    def _table_info(self) -> dict[str, Any]:
+        """Return how things stand now, whatever of this client is under way."""
+        return self._answer("info", write_json({"table": self.table}))
 
 
 def _restore(kind: type[RemoteTable], uri: str, table: str, options: dict[str, Any]) -> RemoteTable:

@@ -14,7 +14,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.env.infos import batch_of
 from samplebatch.errors import ArgumentError
-from samplebatch.rollout.vector_recorder import check_buffer
+from samplebatch.rollout.buffers import check_buffer
 
 _IDS = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, names.UNROLL_ID)
 """Columns that a ring needs no more: it has its environment's steps in order, and knows where episodes begin."""

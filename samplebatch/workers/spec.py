@@ -10,6 +10,7 @@ import numpy as np
 
 from samplebatch.batch.multi_agent_builder import PolicyMapping
 from samplebatch.env.registry import Environment
+from samplebatch.rollout.buffers import RemoteBuffer
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class WorkerSpec:
         The `unroll_id` of its first fragment.
     earlier_versions
         How many weights had been published when the run was resumed, beyond those that this run's memory counts.
+    buffer
+        Where the worker writes its steps itself; None to send them.
     """
 
     index: int
@@ -48,6 +51,7 @@ class WorkerSpec:
     infos: bool = True
     first_unroll_id: int = 0
     earlier_versions: int = 0
+    buffer: RemoteBuffer | None = None
 
     @property
     def env_ids(self) -> range:

@@ -22,6 +22,7 @@ from samplebatch.env.environment_list import EnvironmentList
 from samplebatch.env.registry import environment_kind, make_environment
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError
 from samplebatch.policy.source import load_weights, make_policy
+from samplebatch.rollout.buffers import RemoteBuffer
 from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import postprocess
@@ -43,6 +44,15 @@ class WeightsSource(Protocol):
 
     def latest(self) -> Publication:
         """Copy the newest weights, of which there must be some."""
+
+
+_COUNTED = frozenset(
+    (
+        names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T,
+        names.UNROLL_ID, names.EPS_DONE, names.WEIGHTS_VERSION,
+    )
+)  # fmt: skip
+"""Columns of a fragment that the parent gets where a worker writes the steps to a buffer itself."""
 
 
 class Task(ABC):
@@ -90,7 +100,18 @@ class Task(ABC):
             load_weights(self._policy, newest.value)
             self._version = newest.version
         self._collector.constants[names.WEIGHTS_VERSION] = self._spec.earlier_versions + self._version
-        return self._collect(self._request)
+        fragment = self._collect(self._request)
+        return fragment if self._spec.buffer is None else self._write(fragment, self._spec.buffer)
+
+    def _write(self, fragment: Fragment, buffer: RemoteBuffer) -> Fragment:
+        """Write a fragment to a buffer in another process, and return the columns that statistics are made of."""
+        buffer.add_fragment(fragment)
+        if self._request is None:
+            buffer.flush()
+        if isinstance(fragment, MultiAgentBatch):
+            kept = {policy: select_counted(steps) for policy, steps in fragment.policy_batches.items()}
+            return MultiAgentBatch(kept, fragment.env_steps())
+        return select_counted(fragment)
 
     @abstractmethod
     def _collect(self, request: Request) -> Fragment:
@@ -318,6 +339,11 @@ def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any,
             if policy_id in (None, own):
                 return observation_space_of(environment, agent), action_space_of(environment, agent)
     return None, None
+
+
+def select_counted(steps: SampleBatch) -> SampleBatch:
+    """Return the columns of steps that statistics are made of."""
+    return steps.select(*[name for name in steps if name in _COUNTED])
 
 
 def _even(total: int, count: int) -> npt.NDArray[np.int64]:

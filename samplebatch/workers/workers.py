@@ -23,10 +23,10 @@ from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import Noise
 from samplebatch.policy.as_policy import PolicyLike
 from samplebatch.policy.source import RANDOM, check_policy, label_weights
+from samplebatch.rollout.buffers import as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.fragments import join_streams
 from samplebatch.rollout.postprocessing import Hook, check_hooks
-from samplebatch.rollout.vector_recorder import check_buffer
 from samplebatch.workers.backend import BackendOptions, Worker
 from samplebatch.workers.backends import BackendName, make_backend
 from samplebatch.workers.buffer_writer import BufferWriter
@@ -75,6 +75,8 @@ class RolloutWorkers(ResumableWorkers):
     buffer
         Where the steps go, too, as they arrive: a buffer of one agent with a ring for each environment of all workers,
         ring k for `env_id` k; or a `MultiAgentReplayBuffer`. An episode that a worker left behind is truncated there.
+        Or a `ReplayClient`: each worker writes to the service from its own process, fragments that are handed out have
+        rewards, flags and ids alone, and `collect` returns when all steps are in the table.
     n_step
         Environment steps of an iteration: exactly so many in all fragments together, as many in every environment, give
         or take one.
@@ -191,6 +193,9 @@ class RolloutWorkers(ResumableWorkers):
         if n_step is not None and n_episode is not None:
             raise ArgumentError(f"one of n_step and n_episode may be given, got {n_step} and {n_episode}")
         hooks = check_hooks(hooks, policy if isinstance(policy, Mapping) else None, buffer=buffer)
+        remote = as_remote(buffer)
+        if remote is not None and max_lag is not None:
+            raise ArgumentError("max_lag must be left out where workers write to a service: nothing is dropped there")
         if not isinstance(buffer, MultiAgentReplayBuffer):
             check_buffer(buffer, num_workers * envs_per_worker)
         self._backend = make_backend(
@@ -216,11 +221,12 @@ class RolloutWorkers(ResumableWorkers):
                 seed=seeds,
                 infos=infos,
                 first_unroll_id=index << 32,
+                buffer=remote,
             )
             for index in range(len(self._stream))
         ]
         self.policy, self.buffer = policy, buffer
-        self._writer = None if buffer is None else BufferWriter(buffer)
+        self._writer = None if buffer is None or remote is not None else BufferWriter(buffer)
         self._stall_timeout_s = stall_timeout_s
         self._pool: WorkerPool | None = None
         self._received = Received()

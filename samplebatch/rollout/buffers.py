@@ -1,0 +1,46 @@
+"""The buffers that collectors write to: rings of this process for each environment, or a buffer in another process."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import ArgumentError
+
+
+@runtime_checkable
+class RemoteBuffer(Protocol):
+    """A replay buffer in another process, which collectors and workers write to by whole fragments.
+
+    It can be pickled, so that each worker writes to it from its own process.
+    """
+
+    def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
+        """Send the steps of a fragment; their ids tell which of them go on with an earlier one."""
+
+    def flush(self) -> None:
+        """Wait until all fragments are in the buffer."""
+
+
+def as_remote(buffer: Any) -> RemoteBuffer | None:
+    """Return a buffer that takes fragments; None for none, and for one that takes steps into rings in this process."""
+    return buffer if isinstance(buffer, RemoteBuffer) else None
+
+
+def check_buffer(buffer: Any, num_envs: int) -> None:
+    """Refuse a buffer that has not a ring for each environment.
+
+    Raises
+    ------
+    ArgumentError
+        If it has fewer; a plain buffer has one.
+    """
+    if buffer is None or as_remote(buffer) is not None:
+        return
+    rings = getattr(buffer, "buffer_num", 1)
+    if rings < num_envs:
+        raise ArgumentError(
+            f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
+            f"use a VectorReplayBuffer with buffer_num={num_envs}"
+        )
