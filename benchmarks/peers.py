@@ -148,7 +148,12 @@ def _ray() -> SimpleNamespace:
 
     if not ray.is_initialized():
         ray.init(
-            num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=2**31
+            "local",  # whatever other clusters there are on this machine
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=2**31,
         )
 
     @ray.remote

@@ -18,8 +18,8 @@ class RayOptions:
     ----------
     address
         The running cluster to connect to, as `host:port` or `"auto"`, of which this machine is a node. By default the
-        one that this process is connected to, or that the environment variable `RAY_ADDRESS` names, or one on this
-        machine that is started.
+        one that this process is connected to, or that the environment variable `RAY_ADDRESS` names, or that was started
+        last on this machine; a new one if there is none.
     num_cpus, num_gpus
         How many of these each worker takes; torch uses as many threads there as CPUs, one at least.
     memory

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import numpy as np, ray
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 import pytest
 from samplebatch import SampleBatch
 from samplebatch.convert import from_ray_dataset, to_ray_dataset
@@ -30,11 +30,26 @@ from tests.convert.experience import two_episodes
 batch = two_episodes(nested=True)
 batch["infos"] = [{"lives": i} for i in range(5)]
 batch["ragged"] = [[1.0] * (1 + i % 3) for i in range(5)]
+batch["names"] = np.array(["a", "", "dé", "b", "c"])
+batch["bits"] = np.eye(5, 3, dtype=bool)
+batch["half"] = np.arange(5, dtype=np.float16)
+batch["unsigned"] = np.array([2**64 - 1] * 5, np.uint64)
+batch["complex"] = np.arange(5) + 1j
+batch["when"] = np.arange(5).astype("M8[ms]")
 dataset = to_ray_dataset([batch[:2], batch[2:]])
 assert dataset.num_blocks() == 2
 assert from_ray_dataset(dataset) == batch
 whole = from_ray_dataset(to_ray_dataset(batch))
 assert whole == batch
+for block, rows in zip(ray.get(dataset.to_arrow_refs()), (batch[:2], batch[2:]), strict=True):
+    assert block.schema.equals(rows.to_arrow().schema, check_metadata=True)
+for name in batch.column_names:
+    assert whole[name].dtype == batch[name].dtype, name
+for same in (dataset.map_batches(lambda table: table, batch_format="pyarrow"), dataset.repartition(1)):
+    assert from_ray_dataset(same.sort("t").sort("eps_id")) == from_ray_dataset(dataset.sort("t").sort("eps_id"))
+    kept = from_ray_dataset(same)
+    for name in batch.column_names:
+        assert kept[name].dtype == batch[name].dtype, name
 
 mapped = dataset.map_batches(lambda rows: {**rows, "rewards": rows["rewards"] * 2}, batch_format="numpy")
 found = from_ray_dataset(mapped)

@@ -1,0 +1,174 @@
+"""Actors of Ray that are killed in mid-run, alone and with their nodes, and learners that come and go."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import RolloutWorkers, VectorReplayBuffer
+from samplebatch.rollout import RayOptions
+
+pytest.importorskip("ray.cluster_utils")
+
+from tests.workers import ray_worlds
+from tests.workers.ray_worlds import Pictures, SlowLadder, climb_here
+
+pytestmark = pytest.mark.long
+
+SPREAD_OUT = RayOptions(scheduling_strategy="SPREAD")
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[Any, list[Any]]]:
+    with ray_worlds.started_cluster({}, {}, {}) as started:
+        yield started
+
+
+def check_rings(buffer: Any) -> None:
+    """Check that every ring holds the steps of one ladder in order, each once, and no episode has a gap."""
+    for ring in buffer.buffers:
+        rows = ring[:]
+        goes_on = (rows.obs[1:] == rows.obs_next[:-1]).all(1)
+        assert (goes_on | rows.done[:-1]).all()
+        assert len(np.unique(np.column_stack([rows.policy.pid, rows.obs]), axis=0)) == len(rows)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, collects: bool) -> None:
+    cluster, nodes = cluster
+    buffer = VectorReplayBuffer(40_000, 3)
+    with RolloutWorkers(
+        SlowLadder,
+        climb_here,
+        buffer,
+        num_workers=3,
+        n_step=9000,
+        fragment_length=1500,
+        max_restarts=3,
+        backend="ray",
+        ray_options=SPREAD_OUT,
+        seed=1,
+    ) as workers:
+        workers.collect(n_step=3)
+        timer = threading.Timer(1.2, cluster.remove_node, [nodes[1]], {"allow_graceful": False})
+        timer.start()
+        if collects:
+            assert workers.collect(n_step=9000).n_collected_steps == 9000
+        else:
+            assert sum(len(fragment) for fragment in workers) == 9000
+        timer.join()
+        facts, stats = workers.worker_stats, workers.stats
+    assert len(facts.failures) == facts.restarts == 1
+    (failure,) = facts.failures
+    assert failure.how in ("died", "died with its node", "cannot be reached")
+    assert facts.lost_steps == failure.lost_steps > 0
+    assert stats.n_collected_steps == len(buffer) == 9003
+    check_rings(buffer)
+
+
+def test_fragments_that_are_lost_with_a_node_are_made_again(cluster: Any) -> None:
+    cluster, nodes = cluster
+    with RolloutWorkers(
+        Pictures,
+        num_workers=3,
+        n_step=1200,
+        fragment_length=50,
+        max_restarts=3,
+        backend="ray",
+        ray_options=RayOptions(scheduling_strategy="SPREAD", in_flight=3),
+        seed=1,
+    ) as workers:
+        fragments = iter(workers)
+        steps = len(next(fragments))
+        # Fragments of all workers lie in the stores of their nodes.
+        deadline = time.monotonic() + 30
+        while workers.worker_stats.queue_depth < 8 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        steps += sum(len(fragment) for fragment in fragments)
+        facts = workers.worker_stats
+    assert steps == 1200
+    assert facts.restarts == len(facts.failures) == 1
+    assert facts.failures[0].lost_steps in (50, 100, 150)
+
+
+def test_actors_that_are_killed_again_and_again_cost_their_fragments_only(cluster: Any) -> None:
+    buffer = VectorReplayBuffer(40_000, 2)
+    with RolloutWorkers(
+        SlowLadder, climb_here, buffer, n_step=4000, fragment_length=50, max_restarts=30, backend="ray", seed=1
+    ) as workers:
+        kills, at, everybody = 0, time.monotonic(), set()
+        for _ in workers:
+            everybody.update(workers.pids)
+            if time.monotonic() > at and kills < 5 and workers.pids:
+                os.kill(random.choice(workers.pids), signal.SIGKILL)
+                kills, at = kills + 1, time.monotonic() + random.uniform(0.2, 2.0)
+        facts, stats = workers.worker_stats, workers.stats
+    assert 3 <= facts.restarts <= 5
+    assert all(failure.how == "died" for failure in facts.failures)
+    assert stats.n_collected_steps == len(buffer) == 4000
+    check_rings(buffer)
+    assert not wait_until_gone(everybody)
+
+
+_SCRIPT = """
+import sys
+import numpy as np
+from samplebatch import RolloutWorkers
+from samplebatch.rollout import RayOptions
+
+class Always:
+    def __call__(self, obs):
+        return np.ones(len(obs), np.int64)
+
+if __name__ == "__main__":
+    options = RayOptions(address=sys.argv[1])
+    with RolloutWorkers("CartPole-v1", Always(), backend="ray", ray_options=options) as workers:
+        print(set(workers.collect(n_step=100).batch["actions"].tolist()), *workers.pids, flush=True)
+        if sys.argv[2] == "go on":
+            list(workers)
+"""
+
+
+def run_script(cluster: Any, path: Path, how: str) -> subprocess.Popen[str]:
+    path.write_text(_SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": ray_worlds.PATHS}
+    command = [sys.executable, str(path), cluster.address, how]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_until_gone(pids: Any, timeout_s: float = 30) -> list[int]:
+    """Wait for processes to end, and return those that did not."""
+    deadline = time.monotonic() + timeout_s
+    left = list(pids)
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if Path(f"/proc/{pid}").exists()]
+        time.sleep(0.1)
+    return left
+
+
+def test_a_script_connects_by_an_address_and_brings_its_own_policy(cluster: Any, tmp_path: Path) -> None:
+    with run_script(cluster[0], tmp_path / "learner.py", "end") as script:
+        said, errors = script.communicate(timeout=120)
+    assert said.startswith("{1} "), errors
+    assert not wait_until_gone(map(int, said.split()[1:]))
+
+
+def test_actors_end_when_their_learner_is_killed(cluster: Any, tmp_path: Path) -> None:
+    with run_script(cluster[0], tmp_path / "learner.py", "go on") as script:
+        assert script.stdout is not None
+        pids = [int(pid) for pid in script.stdout.readline().split()[1:]]
+        assert len(pids) == 2
+        script.kill()
+    assert not wait_until_gone(pids)
