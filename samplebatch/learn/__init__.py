@@ -89,11 +89,21 @@ _HOMES = {
     "DiscreteBCQPolicy": "samplebatch.learn.discrete_bcq",
     "DiscreteBCQ": "samplebatch.learn.discrete_bcq",
     "DiscreteBCQTrainingStats": "samplebatch.learn.discrete_bcq",
+    "ProbabilisticActorPolicy": "samplebatch.learn.actor_policy",
+    "DiscreteActorPolicy": "samplebatch.learn.actor_policy",
+    "Reinforce": "samplebatch.learn.reinforce",
+    "LossSequenceTrainingStats": "samplebatch.learn.reinforce",
+    "ActorCriticOnPolicyAlgorithm": "samplebatch.learn.actor_critic",
+    "PPO": "samplebatch.learn.ppo",
+    "ActorCriticTrainingStats": "samplebatch.learn.ppo",
 }
 
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm as ActorCriticOnPolicyAlgorithm
+    from samplebatch.learn.actor_policy import DiscreteActorPolicy as DiscreteActorPolicy
+    from samplebatch.learn.actor_policy import ProbabilisticActorPolicy as ProbabilisticActorPolicy
     from samplebatch.learn.algorithm import Algorithm as Algorithm
     from samplebatch.learn.algorithm import OfflineAlgorithm as OfflineAlgorithm
     from samplebatch.learn.algorithm import OffPolicyAlgorithm as OffPolicyAlgorithm
@@ -126,6 +136,9 @@ if TYPE_CHECKING:
     from samplebatch.learn.heads import ValueCritic as ValueCritic
     from samplebatch.learn.heads import initialize_orthogonally as initialize_orthogonally
     from samplebatch.learn.lagged import LaggedNetwork as LaggedNetwork
+    from samplebatch.learn.loggers import Logger as Logger
+    from samplebatch.learn.loggers import TensorboardLogger as TensorboardLogger
+    from samplebatch.learn.loggers import WandbLogger as WandbLogger
     from samplebatch.learn.networks import MLP as MLP
     from samplebatch.learn.networks import Convolutional as Convolutional
     from samplebatch.learn.networks import Flatten as Flatten
@@ -144,6 +157,10 @@ if TYPE_CHECKING:
     from samplebatch.learn.policy import Policy as Policy
     from samplebatch.learn.policy import policy_within_training_step as policy_within_training_step
     from samplebatch.learn.policy import torch_train_mode as torch_train_mode
+    from samplebatch.learn.ppo import PPO as PPO
+    from samplebatch.learn.ppo import ActorCriticTrainingStats as ActorCriticTrainingStats
+    from samplebatch.learn.reinforce import LossSequenceTrainingStats as LossSequenceTrainingStats
+    from samplebatch.learn.reinforce import Reinforce as Reinforce
     from samplebatch.learn.sac import SAC as SAC
     from samplebatch.learn.sac import SACPolicy as SACPolicy
     from samplebatch.learn.sac import SACTrainingStats as SACTrainingStats
@@ -166,6 +183,10 @@ if TYPE_CHECKING:
     from samplebatch.learn.trainer_stats import EpochStats as EpochStats
     from samplebatch.learn.trainer_stats import InfoStats as InfoStats
     from samplebatch.learn.trainer_stats import TimingStats as TimingStats
+    from samplebatch.learn.training_log import LearningCurve as LearningCurve
+    from samplebatch.learn.training_log import TrainingLog as TrainingLog
+    from samplebatch.learn.training_log import learning_curves as learning_curves
+    from samplebatch.learn.training_log import read_log as read_log
     from samplebatch.learn.training_loop import Trainer as Trainer
     from samplebatch.learn.twin_critics import TwinCritics as TwinCritics
 

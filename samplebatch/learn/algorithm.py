@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -287,6 +288,15 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
     @abstractmethod
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> TrainingStats:
         """Take gradient steps on the minibatches of a batch."""
+
+    def _minibatches(self, batch: Batch, batch_size: int | None, columns: Sequence[str]) -> Iterator[Batch]:
+        """Go over some columns of all rows once, in an order that torch's default generator draws.
+
+        A last minibatch that would be smaller than the others is a part of the one before it.
+        """
+        # One gather a pass: the minibatches are views of it.
+        shuffled: Batch = Batch({name: batch[name] for name in columns})[torch.randperm(len(batch))]
+        yield from shuffled.split(batch_size or len(batch), shuffle=False, merge_last=True)
 
 
 class _SamplingAlgorithm(Algorithm[PolicyT], ABC):

@@ -1,0 +1,168 @@
+"""Actor-critic algorithms on policy: advantages by a critic, and minibatches of steps or of sequences."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributions import Distribution
+
+from samplebatch.arguments import fraction, whole
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.sequences import chop, pack
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ArgumentError
+from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm
+from samplebatch.learn.moments import RunningMoments
+from samplebatch.learn.networks import ask
+from samplebatch.learn.optimizer import OptimizerFactory
+
+STATE_IN = "state_in"
+"""What a recurrent policy keeps under `policy` of its state before each step."""
+_LEARNED = ("obs", "act", "adv", "returns", "v_s", "logp_old")
+"""The columns of minibatches."""
+
+
+class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], ABC):
+    """An update rule that weighs actions by advantages, generalized by a critic: the base of `PPO`.
+
+    With a recurrent policy, minibatches are of sequences: episodes are cut into parts of `sequence_length` steps, and
+    each goes on from the state that the policy had when it collected its first step.
+
+    Parameters
+    ----------
+    policy
+        The policy that is trained.
+    critic
+        From observations to their values. One that is recurrent shares the actor's body, whose state is known.
+    optim
+        The maker of the optimizer of both.
+    max_grad_norm
+        The largest L2 norm of gradients; None for no bound.
+    gae_lambda, gamma
+        The decay of advantages, and the discount of a step.
+    max_batchsize
+        Rows that are estimated at once.
+    return_scaling
+        Whether the critic's targets are divided by the standard deviation of all returns so far.
+    sequence_length
+        The most steps of a sequence, for recurrent policies.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of its range, or the critic has a recurrent body of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: ProbabilisticActorPolicy,
+        critic: nn.Module,
+        optim: OptimizerFactory,
+        max_grad_norm: float | None = None,
+        gae_lambda: float = 0.95,
+        max_batchsize: int = 256,
+        gamma: float = 0.99,
+        return_scaling: bool = False,
+        sequence_length: int = 32,
+    ) -> None:
+        super().__init__(policy=policy)
+        shared = set(policy.modules())
+        if any(isinstance(part, nn.RNNBase) and part not in shared for part in critic.modules()):
+            raise ArgumentError("critic must share the actor's body to be recurrent, as only its state is collected")
+        self.critic = critic
+        self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
+        self.max_batchsize = whole("max_batchsize", max_batchsize, 1)
+        self.sequence_length = whole("sequence_length", sequence_length, 1)
+        self.ret_rms = RunningMoments() if return_scaling else None
+        self.optim = self._create_optimizer(nn.ModuleList([policy, critic]), optim, max_grad_norm)
+
+    # Estimates
+
+    @torch.no_grad()
+    def _add_returns_and_advantages(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        """Add the columns `v_s`, `returns` and `adv`: values, targets of the critic, and advantages."""
+        values, next_values = [], []
+        for rows in batch.split(self.max_batchsize, shuffle=False, merge_last=True):
+            before = _state_in(rows)
+            after = None if before is None else self.policy.distribution(rows, before)[1]
+            values.append(self._values(rows.obs, before))
+            next_values.append(self._values(rows.obs_next, after))
+        batch.v_s = torch.cat(values)
+        scale = 1.0 if self.ret_rms is None else self.ret_rms.std
+        returns, advantages = self.compute_episodic_return(
+            batch,
+            buffer,
+            indices,
+            v_s_=torch.cat(next_values).cpu().numpy() * scale,
+            v_s=batch.v_s.cpu().numpy() * scale,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+        if self.ret_rms is not None:
+            self.ret_rms.add(returns)
+        batch.returns = torch.as_tensor(returns / scale).to(batch.v_s)
+        batch.adv = torch.as_tensor(advantages).to(batch.v_s)
+        return batch
+
+    @torch.no_grad()
+    def _add_log_probabilities(self, batch: Batch) -> Batch:
+        """Add the column `logp_old`, the log-probabilities of the actions before the update."""
+        found = [
+            log_probability(self.policy.distribution(rows, _state_in(rows))[0], rows.act)
+            for rows in batch.split(self.max_batchsize, shuffle=False, merge_last=True)
+        ]
+        batch.logp_old = torch.cat(found)
+        return batch
+
+    def _values(self, obs: Any, state: Any = None, steps: torch.Tensor | None = None) -> torch.Tensor:
+        """Ask the critic for the values of rows, or of the steps of sequences that are there, shape (n,)."""
+        tensors, _ = self.policy.observations(Batch(obs=obs))
+        found = ask(self.critic, tensors, state)[0]
+        values: torch.Tensor = (found if steps is None else found[steps]).flatten()
+        return values
+
+    # Minibatches
+
+    def _evaluated(self, batch: Batch, batch_size: int | None) -> Iterator[tuple[Batch, Distribution, torch.Tensor]]:
+        """Go over all rows once, in random order, and yield minibatches with the distributions and values of rows."""
+        if _state_in(batch) is not None:
+            yield from self._evaluated_sequences(batch, batch_size)
+            return
+        for rows in self._minibatches(batch, batch_size, _LEARNED):
+            yield rows, self.policy.distribution(rows)[0], self._values(rows.obs)
+
+    def _evaluated_sequences(
+        self, batch: Batch, batch_size: int | None
+    ) -> Iterator[tuple[Batch, Distribution, torch.Tensor]]:
+        """Do as `_evaluated` does, with sequences: as many whole ones as fit, but at least one."""
+        lengths = chop(np.flatnonzero(batch.begins), len(batch), self.sequence_length)
+        firsts = lengths.cumsum() - lengths
+        order = torch.randperm(len(lengths)).numpy()
+        place = np.arange(lengths.max())
+        learned = Batch({name: batch[name] for name in _LEARNED})
+        for part in pack(lengths[order], batch_size or len(batch)):
+            first = firsts[order[part]][:, None]
+            there = place < lengths[order[part]][:, None]
+            at = torch.from_numpy(np.where(there, first + place, first))
+            steps, state = torch.from_numpy(there), _state_in(batch[at[:, 0]])
+            obs = learned[at].obs
+            dist, _ = self.policy.distribution(Batch(obs=obs), state, steps)
+            yield learned[at[steps]], dist, self._values(obs, state, steps)
+
+    def _add_beginnings(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        """Add the column `begins`: whether a row begins an episode, or the part of it that the buffer has."""
+        batch.begins = buffer.prev(indices) == indices
+        return batch
+
+
+def _state_in(rows: Batch) -> Any:
+    """Return the states that a recurrent policy had before rows; None if it is none."""
+    kept = rows.get("policy")
+    return None if kept is None else kept.get(STATE_IN)

@@ -1,0 +1,152 @@
+"""PPO: proximal policy optimization (Schulman et al., arXiv:1707.06347)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from samplebatch.arguments import positive
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ArgumentError
+from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm
+from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.algorithm import Indices, TrainingStats
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.reinforce import summarize
+from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+
+
+@dataclass(kw_only=True)
+class ActorCriticTrainingStats(TrainingStats):
+    """Figures of an update of an actor and a critic, over its gradient steps.
+
+    Attributes
+    ----------
+    loss, actor_loss, vf_loss, ent_loss
+        The loss, and its parts: the actor's, the critic's, and the entropy.
+    approx_kl
+        How far the policy went from the one that collected, by an estimate of the KL divergence.
+    gradient_steps
+        How many there were.
+    """
+
+    loss: SequenceSummaryStats | None
+    actor_loss: SequenceSummaryStats | None
+    vf_loss: SequenceSummaryStats | None
+    ent_loss: SequenceSummaryStats | None
+    approx_kl: SequenceSummaryStats | None
+    gradient_steps: int
+
+
+class PPO(ActorCriticOnPolicyAlgorithm):
+    """Proximal policy optimization: many small steps on a batch, none far from the policy that collected it.
+
+    Parameters
+    ----------
+    policy, critic, optim, **options
+        As of `ActorCriticOnPolicyAlgorithm`.
+    eps_clip
+        How far the ratio of new to old probability of an action may be from 1 and still count.
+    dual_clip
+        The most that such a ratio counts where the advantage is negative (arXiv:1912.09729); None for no bound.
+    value_clip
+        Whether the critic's estimates may change by `eps_clip` at the most (arXiv:1811.02553, section 4.1).
+    advantage_normalization
+        Whether advantages are standardized in each minibatch.
+    recompute_advantage
+        Whether advantages are estimated again before each pass (arXiv:2006.05990, section 3.5).
+    vf_coef, ent_coef
+        What the critic's loss and the entropy count in the loss.
+    target_kl
+        The KL divergence at 1.5 times which an update ends early; None for no such end.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: ProbabilisticActorPolicy,
+        critic: nn.Module,
+        optim: OptimizerFactory,
+        eps_clip: float = 0.2,
+        dual_clip: float | None = None,
+        value_clip: bool = False,
+        advantage_normalization: bool = True,
+        recompute_advantage: bool = False,
+        vf_coef: float = 0.5,
+        ent_coef: float = 0.01,
+        target_kl: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(policy=policy, critic=critic, optim=optim, **options)
+        if dual_clip is not None and not dual_clip > 1.0:
+            raise ArgumentError(f"dual_clip must be a number above 1, got {dual_clip}")
+        self.eps_clip, self.dual_clip, self.value_clip = positive("eps_clip", eps_clip), dual_clip, value_clip
+        self.advantage_normalization, self.recompute_adv = advantage_normalization, recompute_advantage
+        self.vf_coef, self.ent_coef = vf_coef, ent_coef
+        self.target_kl = None if target_kl is None else positive("target_kl", target_kl)
+
+    def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        if self.recompute_adv:
+            self._source = buffer, indices
+        batch = self._add_beginnings(batch, buffer, indices)
+        return self._add_log_probabilities(self._add_returns_and_advantages(batch, buffer, indices))
+
+    def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
+        figures: list[torch.Tensor] = []
+        for number in range(repeat):
+            if number and self.recompute_adv:
+                batch = self._add_returns_and_advantages(batch, *self._source)
+            for rows, dist, values in self._evaluated(batch, batch_size):
+                log_ratio = log_probability(dist, rows.act) - rows.logp_old
+                ratio = log_ratio.exp()
+                with torch.no_grad():
+                    # The estimator k3 of http://joschu.net/blog/kl-approx.html
+                    kl = (ratio - 1.0 - log_ratio).mean()
+                if self.target_kl is not None and kl > 1.5 * self.target_kl:
+                    return self._stats(figures)
+                actor_loss, vf_loss = self._actor_loss(ratio, rows.adv), self._critic_loss(values, rows)
+                entropy = dist.entropy().mean()
+                loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
+                self.optim.step(loss)
+                figures.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
+        return self._stats(figures)
+
+    def _actor_loss(self, ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        """Return the clipped loss (arXiv:1707.06347, equation 7)."""
+        if self.advantage_normalization and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        clipped = ratio.clamp(1.0 - self.eps_clip, 1.0 + self.eps_clip)
+        gain = torch.min(ratio * advantages, clipped * advantages)
+        if self.dual_clip is not None:
+            # arXiv:1912.09729, equation 3
+            gain = torch.where(advantages < 0.0, torch.max(gain, self.dual_clip * advantages), gain)
+        return -gain.mean()
+
+    def _critic_loss(self, values: torch.Tensor, rows: Batch) -> torch.Tensor:
+        """Return the squared errors of the critic, of the worse of its estimate and the clipped one."""
+        errors = (rows.returns - values).square()
+        if self.value_clip:
+            clipped = rows.v_s + (values - rows.v_s).clamp(-self.eps_clip, self.eps_clip)
+            errors = torch.max(errors, (rows.returns - clipped).square())
+        loss: torch.Tensor = errors.mean()
+        return loss
+
+    def _stats(self, figures: list[torch.Tensor]) -> ActorCriticTrainingStats:
+        loss, actor_loss, vf_loss, ent_loss, approx_kl = summarize(figures, 5)
+        return ActorCriticTrainingStats(
+            loss=loss,
+            actor_loss=actor_loss,
+            vf_loss=vf_loss,
+            ent_loss=ent_loss,
+            approx_kl=approx_kl,
+            gradient_steps=len(figures),
+        )

@@ -1,0 +1,96 @@
+"""Reinforce: the policy gradient (Williams, Machine Learning 8, 1992)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from samplebatch.arguments import fraction
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm, TrainingStats
+from samplebatch.learn.moments import RunningMoments
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+
+
+@dataclass(kw_only=True)
+class LossSequenceTrainingStats(TrainingStats):
+    """Figures of an update of many gradient steps.
+
+    Attributes
+    ----------
+    loss
+        The losses.
+    """
+
+    loss: SequenceSummaryStats | None
+
+
+class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
+    """The plain policy gradient: actions become likelier by the return that followed them.
+
+    Parameters
+    ----------
+    policy
+        The policy that is trained.
+    gamma
+        The discount of a step.
+    return_standardization
+        Whether returns are standardized by the mean and standard deviation of all so far.
+    optim
+        The maker of the optimizer.
+    max_grad_norm
+        The largest L2 norm of gradients; None for no bound.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: ProbabilisticActorPolicy,
+        gamma: float = 0.99,
+        return_standardization: bool = False,
+        optim: OptimizerFactory,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(policy=policy)
+        self.gamma = fraction("gamma", gamma)
+        self.ret_rms = RunningMoments() if return_standardization else None
+        self.optim = self._create_optimizer(policy, optim, max_grad_norm)
+
+    def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        moments = self.ret_rms
+        # An episode that goes on unseen is worth the mean of all returns.
+        after = torch.full((len(indices),), 0.0 if moments is None else moments.mean, dtype=torch.float64)
+        returns, _ = self.compute_episodic_return(batch, buffer, indices, after, gamma=self.gamma, gae_lambda=1.0)
+        if moments is not None:
+            standardized = (returns - moments.mean) / moments.std
+            moments.add(returns)
+            returns = standardized
+        batch.returns = torch.as_tensor(returns, dtype=batch.rew.dtype, device=batch.rew.device)
+        return batch
+
+    def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> LossSequenceTrainingStats:
+        losses = []
+        for _ in range(repeat):
+            for rows in self._minibatches(batch, batch_size, ("obs", "act", "returns")):
+                dist, _ = self.policy.distribution(rows)
+                loss = -(log_probability(dist, rows.act) * rows.returns).mean()
+                self.optim.step(loss)
+                losses.append(loss.detach())
+        (loss,) = summarize(losses, 1)
+        return LossSequenceTrainingStats(loss=loss)
+
+
+def summarize(figures: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
+    """Sum up each of so many figures of gradient steps, with one copy from their device; None where there are none."""
+    steps = torch.stack(figures).cpu().numpy().reshape(-1, count) if figures else np.empty((0, count))
+    return [SequenceSummaryStats.from_sequence(figure) for figure in steps.T]
