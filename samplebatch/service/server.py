@@ -176,8 +176,9 @@ def _cut_connections(port: int) -> None:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 with socket.socket(fileno=os.dup(descriptor)) as connection:
                     own = connection.getsockname()
-                    if isinstance(own, tuple) and own[1] == port:
+                    listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                    if isinstance(own, tuple) and own[1] == port and not listens:
                         connection.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # It was closed meanwhile, or listens.
+            # It was closed meanwhile.
             continue

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, near_names
 from samplebatch.service.protocol import Draw, Fragment, check_names, read_json, text, write_json
@@ -270,7 +271,7 @@ class Service:
 
     def _latest(self, body: Any) -> list[Any]:
         request = _read(body, "latest", ("name", "newer_than"))
-        name, known = text("name", request.get("name", "")), request.get("newer_than", 0)
+        name, known = text("name", request.get("name", "")), whole("newer_than", request.get("newer_than", 0))
         with self._lock:
             version, weights = self._weights.get(name, (0, None))
         answer = write_json({"version": version})

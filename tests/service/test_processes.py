@@ -1,0 +1,264 @@
+"""Services and clients in processes of their own: killed, stopped and restarted, with nothing lost or left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import SampleBatch
+from samplebatch.errors import ServiceError
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+from samplebatch.service.server import _cut_connections
+from tests.service.table_rows import episode
+
+ROOT = Path(__file__).parents[2]
+
+SERVE = """
+import sys, time
+import numpy as np
+from samplebatch import SampleBatch
+from samplebatch.service import ReplayServer, ReplayTable
+table = ReplayTable("replay", capacity=1000, seed=3)
+images = np.random.default_rng(0).integers(0, 255, (400, 64, 64), np.uint8)
+flags = np.zeros(400, bool)
+if "filled" in sys.argv:
+    table.insert(SampleBatch(obs=images, new_obs=images, actions=flags, rewards=flags, terminateds=flags))
+with ReplayServer([table], port=int(sys.argv[1])) as server:
+    print(server.port, flush=True)
+    time.sleep(600)
+"""
+
+READ = """
+import os, sys
+from samplebatch.service import ReplayClient
+client = ReplayClient(f"grpc://127.0.0.1:{sys.argv[1]}", "replay", shared_memory="wire" not in sys.argv)
+kept = [client.sample(256) for _ in range(2)]
+print(int(client._nonce is not None), flush=True)
+"""
+SLEEP = "import time; time.sleep(600)"
+STREAM = """
+stream = client.stream(256, prefetch=8)
+while True:
+    kept.append(next(stream))
+"""
+
+
+@contextmanager
+def running(code: str, *arguments: str) -> Iterator[tuple[Any, str]]:
+    """Run Python code in a process, and yield it and the first line that it prints; it is killed in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        assert line, "the process must print a line"
+        yield process, line
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def shared_mappings(pid: int | str = "self") -> int:
+    """Count the regions of shared memory that a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:samplebatch")
+
+
+def shared_descriptors(pid: int) -> int:
+    found = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found += "memfd:samplebatch" in os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition: Any, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_client_goes_on_when_the_service_is_killed_and_started_again() -> None:
+    with running(SERVE, "0") as (server, port):
+        client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=60.0)
+        client.extend(episode(0, range(5)))
+        assert len(client) == 5
+        client.sample(4)
+        server.kill()
+        server.wait()
+        with running(SERVE, port):
+            # One is under way, the others are sent to the new service.
+            for number in range(1, 4):
+                client.extend(episode(number, range(5)))
+            assert len(client) == 15
+            assert client.written.rows == 20
+            assert client.sample(4)[1].shape == (4,)
+            stream = client.stream(4)
+            next(stream)
+            stream.close()
+        client._end()
+
+
+def test_a_client_says_for_how_long_it_has_tried() -> None:
+    with running(SERVE, "0") as (server, port):
+        client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
+        client.extend(episode(0, range(5)))
+        client.flush()
+        server.kill()
+        server.wait()
+        began = time.monotonic()
+        with pytest.raises(ServiceError, match="must be reachable, it has not been for"):
+            client.sample(4)
+        assert time.monotonic() - began < 20.0
+        client._end()
+
+
+def test_fragments_that_were_taken_before_the_connection_broke_are_not_taken_twice() -> None:
+    table = ReplayTable("replay", capacity=1000)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
+        for number in range(30):
+            client.extend(episode(number, range(5)))
+            if number % 7 == 3:
+                _cut_connections(server.port)
+        assert len(client) == client.written.rows == 150
+        assert sorted(table._items.buffer[:].obs.tolist()) == [  # type: ignore[attr-defined]
+            100.0 * number + t for number in range(30) for t in range(5)
+        ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by the paths of descriptors")
+def test_large_samples_are_mapped_and_nothing_is_left_when_the_service_is_killed() -> None:
+    before = shared_mappings()
+    with running(SERVE, "0", "filled") as (server, port):
+        client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.2)
+        batch, indices = client.sample(256)
+        assert shared_mappings() > before
+        kept = batch.obs.copy()
+        server.kill()
+        server.wait()
+        # The sample lives on with who has it.
+        assert (batch.obs == kept).all()
+        assert batch.obs.shape == (256, 64, 64)
+        client._end()
+    del batch, indices
+    wait_until(lambda: shared_mappings() == before)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("sb-", "samplebatch"))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by the paths of descriptors")
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_memory_of_a_client_that_is_killed_is_free_again(sign: int) -> None:
+    with running(SERVE, "0", "filled") as (server, port):
+        with running(READ + SLEEP, port) as (reader, is_mapped):
+            assert is_mapped == "1"
+            assert shared_descriptors(server.pid) >= 3
+            reader.send_signal(sign)
+            reader.wait()
+        # The secret stays.
+        wait_until(lambda: shared_descriptors(server.pid) == 1)
+
+
+def test_a_client_that_keeps_its_samples_gets_the_others_by_wire() -> None:
+    table = ReplayTable("replay", capacity=400, seed=1)
+    images = np.zeros((400, 64, 64), np.uint8)
+    table.insert(
+        SampleBatch(obs=images, actions=images[:, 0, 0], rewards=images[:, 0, 0], terminateds=np.zeros(400, bool))
+    )
+    with (
+        ReplayServer([table], max_shared_nbytes=8 << 20) as server,
+        ReplayClient(server.uri, "replay") as client,
+    ):
+        before = shared_mappings()
+        kept = [client.sample(256)[0] for _ in range(12)]
+        # Twice each: the service is in this process, too.
+        assert 0 < shared_mappings() - before <= 2 * (8 << 20) // kept[0].obs.nbytes + 2
+        assert all(batch.obs.shape == (256, 64, 64) for batch in kept)
+
+
+@pytest.mark.parametrize("way", ["shared", "wire"])
+def test_a_client_that_is_stopped_neither_slows_the_others_nor_takes_their_memory(way: str) -> None:
+    step = np.zeros((1, 64, 64), np.uint8)
+    flag = np.zeros(1, bool)
+    rows = SampleBatch(obs=step, new_obs=step, actions=flag, rewards=flag, terminateds=~flag)
+    with running(SERVE, "0", "filled") as (server, port), ReplayClient(f"grpc://127.0.0.1:{port}", "replay") as client:
+        client.sample(256)
+        with running(READ + STREAM, port, way) as (reader, _), running(READ + STREAM, port, way) as (other, _):
+            for process in (reader, other):
+                process.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            before, began = resident_nbytes(server.pid), time.monotonic()
+            for _ in range(20):
+                client.sample(256)
+                client.extend(rows)
+            client.flush()
+            assert time.monotonic() - began < 20.0
+            assert resident_nbytes(server.pid) - before < 64 << 20
+
+
+def resident_nbytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_sample_that_is_held_back_does_not_go_to_a_client_that_has_left() -> None:
+    table = ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
+        with running(
+            "import sys; from samplebatch.service import ReplayClient\n"
+            "client = ReplayClient(sys.argv[1], 'queue')\nprint('begins', flush=True)\nclient.sample(1)",
+            server.uri,
+        ) as (reader, _):
+            wait_until(lambda: len(table.info()["held_back"]) == 1)
+            reader.kill()
+            reader.wait()
+        wait_until(lambda: not table.info()["held_back"])
+        client.extend(episode(0, range(3)))
+        client.flush()
+        assert len(client.sample(1)[0]) == 3
+
+
+def test_a_server_closes_while_clients_wait_and_streams_are_open() -> None:
+    table = ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1)
+    found: list[Exception] = []
+    with ReplayServer([table]) as server:
+        client = ReplayClient(server.uri, "queue", reconnect_s=0.1)
+
+        def read() -> None:
+            try:
+                client.sample(1)
+            except Exception as error:
+                found.append(error)
+
+        waiting = threading.Thread(target=read)
+        waiting.start()
+        idle = ReplayClient(server.uri, "queue", reconnect_s=0.1)
+        idle.extend(episode(0, range(2)))
+        idle.flush()
+        idle.extend(episode(0, range(2)))
+        idle.flush()
+        waiting.join()
+        waiting = threading.Thread(target=lambda: (client.sample(1), read()))
+        waiting.start()
+        wait_until(lambda: bool(table.info()["held_back"]))
+        began = time.monotonic()
+    assert time.monotonic() - began < 10.0
+    waiting.join(20.0)
+    assert not waiting.is_alive()
+    assert len(found) == 1
+    for one in (client, idle):
+        one._end()
