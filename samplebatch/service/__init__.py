@@ -8,6 +8,8 @@ from __future__ import annotations
 from samplebatch.exports import exports
 
 _HOMES = {
+    "Checkpoint": "samplebatch.service.checkpoint",
+    "Checkpoints": "samplebatch.service.checkpoint",
     "InsertResult": "samplebatch.service.table",
     "RateLimiter": "samplebatch.service.limiter",
     "ReplayClient": "samplebatch.service.client",
@@ -15,6 +17,7 @@ _HOMES = {
     "ReplayTable": "samplebatch.service.table",
     "Sample": "samplebatch.service.items",
     "WriteCounts": "samplebatch.service.writing",
+    "parse_table": "samplebatch.service.table_spec",
 }
 
 __all__ = [*_HOMES]

@@ -149,6 +149,10 @@ class Items(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the items, and all that it needs to carry on as it would have."""
 
+    def freeze(self) -> dict[str, Any]:
+        """Return the state as it is at this moment, for a checkpoint: what is large may be a part to be read later."""
+        return self.state_dict()
+
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on from a state of items of the same kind."""

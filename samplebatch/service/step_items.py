@@ -17,10 +17,12 @@ from samplebatch.buffer.prioritized import PrioritizedReplayBuffer, PrioritizedV
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.samplers import Prioritized, exponent
 from samplebatch.buffer.vector import VectorReplayBuffer
-from samplebatch.errors import ArgumentError, CapacityError, FormatError, PriorityError
+from samplebatch.errors import ArgumentError, CapacityError, ColumnMismatchError, FormatError, PriorityError
 from samplebatch.service.draws_left import DrawsLeft
 from samplebatch.service.items import Items, Request, Sample, take_options
 from samplebatch.service.waiting import Hold
+from samplebatch.storage.buffer_state import plain
+from samplebatch.storage.live_buffer import LiveBuffer
 
 _INTP = np.dtype(np.intp)
 _BUFFER = {
@@ -37,6 +39,11 @@ _N_STEP: dict[str, Any] = {"n_step": None, "gamma": 0.99}
 
 Stream = tuple[str, int]
 """A writer and the number of one of its environments."""
+
+
+def step_options(kind: str) -> dict[str, Any]:
+    """Return the options of tables of steps of a kind, with their defaults."""
+    return {**_BUFFER, **(_PRIORITIZED if kind == "prioritized" else {}), **_N_STEP}
 
 
 class StepItems(Items):
@@ -72,8 +79,7 @@ class StepItems(Items):
     def __init__(
         self, kind: str, capacity: int, streams: int, max_times: int, seed: Any, options: Mapping[str, Any]
     ) -> None:
-        known = {**_BUFFER, **(_PRIORITIZED if kind == "prioritized" else {}), **_N_STEP}
-        taken = take_options(options, known, f"tables of kind {kind!r}")
+        taken = take_options(options, step_options(kind), f"tables of kind {kind!r}")
         self._n_step = {name: taken.pop(name) for name in _N_STEP}
         self._check_n_step(self._n_step)
         self.buffer: ReplayBuffer
@@ -374,9 +380,27 @@ class StepItems(Items):
         left = None if self.left is None else self.left.counts.copy()
         return {"buffer": self.buffer.state_dict(), "streams": self.streams(), "left": left}
 
+    def freeze(self) -> dict[str, Any]:
+        """Return the state with the buffer as a `LiveBuffer`, which must be closed."""
+        left = None if self.left is None else self.left.counts.copy()
+        return {"buffer": LiveBuffer(self.buffer), "streams": self.streams(), "left": left}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry on from a state."""
-        self.buffer.load_state_dict(state["buffer"])
+        """Carry on from a state, which may have the buffer itself."""
+        found = state["buffer"]
+        if isinstance(found, ReplayBuffer):
+            self._adopt(found)
+        else:
+            self.buffer.load_state_dict(found)
         self.set_streams(state["streams"])
         if self.left is not None and state["left"] is not None:
             self.left.load(np.asarray(state["left"]))
+
+    def _adopt(self, buffer: ReplayBuffer) -> None:
+        """Carry on with another buffer of the same class, sizes and options."""
+        own = self.buffer
+        same = type(buffer) is type(own) and buffer.subbuffer_edges.tolist() == own.subbuffer_edges.tolist()
+        if not same or plain(buffer.options) != plain(own.options):
+            raise ColumnMismatchError("the buffer must be of the class, sizes and options of the table's, it is not")
+        buffer._table.lock = self.lock
+        self.buffer = buffer

@@ -413,10 +413,15 @@ class ReplayTable:
     def state_dict(self) -> dict[str, Any]:
         """Return the items, limits, counts and generator, with which a table of the same arguments carries on."""
         with self._lock:
-            return {
-                "limiter": self._limiter.state_dict(),
-                "max_times": self._items.max_times,
-            } | self._items.state_dict()
+            return self._limit_state() | self._items.state_dict()
+
+    def freeze(self) -> dict[str, Any]:
+        """Return the state of this moment without copying the rows, for `Checkpoints`, which reads them in parts."""
+        with self._lock:
+            return self._limit_state() | self._items.freeze()
+
+    def _limit_state(self) -> dict[str, Any]:
+        return {"limiter": self._limiter.state_dict(), "max_times": self._items.max_times}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on exactly as the table whose state it is; limits become those of the state.

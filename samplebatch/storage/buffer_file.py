@@ -8,10 +8,8 @@ generator.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,24 +17,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.batch.arrow import METADATA_KEY, metadata_of
+from samplebatch.batch.arrow import metadata_of
 from samplebatch.batch.tree import named_leaves
-from samplebatch.buffer.columns import Columns
 from samplebatch.buffer.table import Table
-from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow, holds_objects
-from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.arrow import check_size, column_from_arrow, holds_objects
 from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError
 from samplebatch.storage import buffer_state
 from samplebatch.storage.arrow_file import arrow_writer, open_arrow
-from samplebatch.storage.buffer_description import describe, make_buffer
+from samplebatch.storage.buffer_description import make_buffer
 from samplebatch.storage.damage import name_buffer_damage
 from samplebatch.storage.parquet import open_parquet, parquet_writer
+from samplebatch.storage.prepared_buffer import FINAL_ROWS, WEIGHTS, OpenWriter, prepare_buffer, write_rows
 from samplebatch.storage.suffixes import Form
 from samplebatch.storage.table_file import TableFile
-from samplebatch.storage.untrusted_state import State, check_final_shapes, check_finals, check_structure
+from samplebatch.storage.untrusted_state import check_final_shapes, check_finals, check_structure
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
@@ -48,8 +44,6 @@ _ROW_NBYTES = 32
 """Bytes of the numbers of a row's slot, in arrays that are there together."""
 
 _REFERENCE_NBYTES = 8
-
-_WEIGHTS, _FINAL_ROWS = "sampler.weights", "final.rows"
 
 Slots = npt.NDArray[np.intp]
 _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
@@ -87,100 +81,11 @@ def write_buffer(
             _write(buffer, lambda schema: arrow_writer(path, schema, compression or usual))
 
 
-def _write(buffer: ReplayBuffer, open_writer: Callable[[pa.Schema], contextlib.AbstractContextManager[Any]]) -> None:
-    table, ring = buffer._table, buffer._ring
-    slots = table.rings.stored_slots() if ring is None else buffer._start + np.arange(len(buffer))
-    sampler = buffer_state.sampler_state(buffer._sampler, slots)
-    weights = sampler["known"].pop("weights", None) if isinstance(sampler["known"], dict) else None
-    finals = _Finals(table, ring, slots)
-    structure = buffer_state.structure_of(table.columns)
-    about = describe(buffer) | {
-        "type": "ReplayBuffer",
-        "generator": buffer_state.generator_state(buffer._rng),
-        "sampler": sampler,
-        "rings": table.rings.state_dict(ring),
-        "structure": _form(structure),
-        "stores": buffer_state.stores_state(table.columns.stores),
-        "finals": finals.form,
-        "keeps_next": table.keeps_next,
-        "last_frame": table.last_frame,
-    }
-    metadata = {METADATA_KEY: json.dumps(buffer_state.plain(about)).encode()}
-    names = list(named_leaves(structure["tree"]))
-    own: dict[str, Column] = {} if weights is None else {_WEIGHTS: TensorColumn(weights)}
-    parts = _parts(table.columns, names, slots, own, finals)
-    first = next(parts)
-    schema = pa.schema([field for field, _ in first], metadata)
-    with open_writer(schema) as writer:
-        writer.write_batch(pa.record_batch([array for _, array in first], schema=schema))
-        for part in parts:
-            writer.write_batch(pa.record_batch([array for _, array in part], schema=schema))
-
-
-def _form(structure: Mapping[str, Any]) -> State:
-    """Return the structure of columns without the columns."""
-    return {name: structure[name] for name in ("tree", "kinds", "row_shapes")}
-
-
-class _Finals:
-    """The final observations of a buffer as lists of none, one or two beside its rows, for `write_buffer`."""
-
-    def __init__(self, table: Table, ring: int | None, slots: Slots) -> None:
-        self.form: State | None = None
-        self.lists: list[tuple[pa.Field, pa.Array]] = []
-        if table.finals is None:
-            return
-        start, stop = (0, table.rings.capacity) if ring is None else table.rings.edges[ring : ring + 2].tolist()
-        state = table.finals.state_dict(start, stop, ring)
-        found = state["found"]
-        owners = state["owners"] - 1 + start
-        places = np.searchsorted(slots, owners)
-        there = np.flatnonzero(slots[np.minimum(places, len(slots) - 1)] == owners) if len(slots) else slots
-        order = there[np.argsort(places[there], kind="stable")]
-        self.form = _form(found) | {"room": state["room"]}
-        self._offsets = np.searchsorted(places[order], np.arange(len(slots) + 1)).astype(np.int64)
-        columns = [(name, found["columns"][place]) for name, place in named_leaves(found["tree"])]
-        for name, column in [*columns, (_FINAL_ROWS, TensorColumn(state["rows"].astype(np.int64)))]:
-            self.lists.append(arrow_field_and_array(column.take(order), name))
-
-    def of(self, start: int, stop: int) -> Iterator[tuple[pa.Field, pa.Array]]:
-        """Return fields and arrays for a part of the rows."""
-        if not self.lists:
-            return
-        offsets = self._offsets[start : stop + 1]
-        # Arrow's writers before 19 take offsets for right only if they begin at zero.
-        own = TensorColumn(offsets - offsets[0]).to_arrow()
-        for field, values in self.lists:
-            array = pa.LargeListArray.from_arrays(own, values.slice(offsets[0], offsets[-1] - offsets[0]))
-            yield pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array
-
-
-def _parts(
-    columns: Columns, names: list[tuple[str, int]], slots: Slots, own: dict[str, Column], finals: _Finals
-) -> Iterator[list[tuple[pa.Field, pa.Array]]]:
-    """Gather rows a part at a time, as fields and arrays."""
-    stores = [store for _, store in columns.leaves()]
-    # The form of objects in Arrow depends on all of them.
-    whole = {
-        name: arrow_field_and_array(stores[place].to_column(slots), name)
-        for name, place in names
-        if stores[place].kind == "object"
-    }
-    one = slots[:1]
-    rows = [stores[place].to_column(one) for name, place in names if name not in whole]
-    nbytes = sum(row.uncompressed_nbytes if isinstance(row, CompressedColumn) else row.nbytes for row in rows)
-    step = max(1, _PART_NBYTES // max(1, nbytes))
-    for start in range(0, max(1, len(slots)), step):
-        part = slots[start : start + step]
-        found = []
-        for name, place in names:
-            if name in whole:
-                field, array = whole[name]
-                found.append((field, array.slice(start, len(part))))
-            else:
-                found.append(arrow_field_and_array(stores[place].to_column(part), name))
-        found += [arrow_field_and_array(column.slice(start, start + len(part)), name) for name, column in own.items()]
-        yield [*found, *finals.of(start, start + len(part))]
+def _write(buffer: ReplayBuffer, open_writer: OpenWriter) -> None:
+    prepared = prepare_buffer(buffer)
+    stores = [store for _, store in buffer._table.columns.leaves()]
+    for _ in write_rows(prepared, lambda place, slots: stores[place].to_column(slots), open_writer, _PART_NBYTES):
+        pass
 
 
 def read_buffer(
@@ -234,8 +139,8 @@ def read_buffer(
             raise FormatError(f"{name!r} must hold a replay buffer, it holds a {about.get('type', 'table')}")
         table = _table_of(file, about, bound, allow_pickle=allow_pickle)
         sampler = dict(about["sampler"])
-        if _WEIGHTS in file.schema.names:
-            weights = [part.column(0) for part in file.batches([_WEIGHTS])]
+        if WEIGHTS in file.schema.names:
+            weights = [part.column(0) for part in file.batches([WEIGHTS])]
             known = pa.chunked_array(weights, pa.float64()).combine_chunks().to_numpy(zero_copy_only=False)
             sampler["known"] = sampler["known"] | {"weights": known}
         chosen = buffer_state.sampler_from_state(sampler, table.rings.capacity, table.rings.stored_slots())
@@ -345,7 +250,7 @@ def _restore_finals(
         at += batch.num_rows
     joined: list[Column] = [
         type(columns[0]).concat(columns, name)
-        for columns, name in zip(zip(*parts, strict=True), [*names, _FINAL_ROWS], strict=True)
+        for columns, name in zip(zip(*parts, strict=True), [*names, FINAL_ROWS], strict=True)
     ]
     rows = joined[-1].to_numpy()
     owner = np.concatenate(owners)

@@ -1,0 +1,86 @@
+"""Tables from their descriptions in one word, as the command line gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from samplebatch.errors import ArgumentError, PriorityError
+from samplebatch.service import ReplayTable, parse_table
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("replay=uniform:1e6", {"kind": "uniform", "items": "steps", "capacity": 1_000_000}),
+        ("my table=lifo:5", {"name": "my table", "kind": "lifo", "items": "fragments"}),
+        ("q=queue:64", {"kind": "fifo", "capacity": 64, "remover": "none"}),
+        ("f=uniform:9,items=fragments,remover=lowest_priority", {"items": "fragments", "remover": "lowest_priority"}),
+        ("r=uniform:90,streams=4", {"capacity": 92}),
+    ],
+)
+def test_a_description_makes_a_table(text: str, expected: dict[str, Any]) -> None:
+    info = parse_table(text).info()
+    assert {name: info[name] for name in expected} == expected
+
+
+def test_limits_are_those_of_the_description() -> None:
+    limits = parse_table("r=uniform:1e3,min_size=1e2,samples_per_insert=0.5,error_buffer=20,max_times_sampled=3").info()
+    assert limits["limits"] == {
+        "min_size": 100,
+        "samples_per_insert": 0.5,
+        "error_buffer": 20.0,
+        "max_times_sampled": 3,
+    }
+
+
+def test_options_are_those_of_the_buffer() -> None:
+    table = parse_table("r=prioritized:1e3,alpha=0.7,beta=1,stack_num=4,compress=obs+obs_next,stratified=true,seed=3")
+    items: Any = table._items
+    assert items.buffer.options == {
+        "stack_num": 4,
+        "ignore_obs_next": False,
+        "save_only_last_obs": False,
+        "sample_avail": False,
+        "compress": ["obs", "obs_next"],
+        "alpha": 0.7,
+        "beta": 1,
+        "weight_norm": True,
+        "stratified": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("replay", r"a table must be given as NAME=KIND:CAPACITY,OPTION=VALUE,..., got 'replay'"),
+        ("replay=uniform", r"a table must be given as NAME=KIND:CAPACITY"),
+        ("=uniform:5", r"a table must be given as NAME=KIND:CAPACITY"),
+        ("r=unifrom:5", r"table 'r' must be of a kind that there is, got 'unifrom'; did you mean 'uniform'"),
+        ("r=que:5", r"did you mean 'queue'"),
+        ("r=uniform:many", r"table 'r': capacity must be a whole number from 1, got 'many'"),
+        ("r=uniform:2.5", r"table 'r': capacity must be a whole number from 1, got 2.5"),
+        ("r=uniform:inf", r"table 'r': capacity must be a whole number from 1, got inf"),
+        ("r=uniform:5,min_sise=3", r"table 'r' of kind 'uniform' has no option 'min_sise'; did you mean 'min_size'"),
+        ("r=uniform:5,alpha=1", r"kind 'uniform' has no option 'alpha'"),
+        ("r=fifo:5,stack_num=1", r"kind 'fifo' has no option 'stack_num'"),
+        ("r=uniform:5,seed", r"options of table 'r' must be given as OPTION=VALUE, got 'seed'"),
+        ("r=uniform:5,seed=", r"options of table 'r' must be given as OPTION=VALUE, got 'seed='"),
+        ("r=uniform:5,remover=lifo", r"table 'r': a table of steps writes over its oldest ones"),
+        ("r=uniform:5,min_size=6", r"table 'r': min_size must be at most the capacity"),
+    ],
+)
+def test_descriptions_that_are_none_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        parse_table(text)
+
+
+def test_exponents_are_refused_as_buffers_do() -> None:
+    with pytest.raises(PriorityError, match="alpha must be a number from 0, got -1"):
+        parse_table("r=prioritized:5,alpha=-1")
+
+
+def test_a_described_table_is_the_one_that_its_arguments_make() -> None:
+    described, made = parse_table("r=uniform:50,seed=3"), ReplayTable("r", capacity=50, seed=3)
+    assert described.info() == made.info()
