@@ -11,6 +11,7 @@ from samplebatch import __version__
 from samplebatch.cli.display import complain
 from samplebatch.env.registry import DEFAULT_ENVIRONMENT
 from samplebatch.errors import (
+    ArgumentError,
     EnvironmentSpecError,
     FormatError,
     MissingExtraError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 """Exit statuses: the work failed, the arguments were wrong, Ctrl-C."""
 
-_HELP = """Collect reinforcement-learning experience into Arrow files, and look into them.
+_HELP = """Collect reinforcement-learning experience into Arrow files, look into them, and learn from it.
 
 [bold]Step an environment in four processes, and keep what happened:[/bold]
 
@@ -36,7 +37,11 @@ _HELP = """Collect reinforcement-learning experience into Arrow files, and look 
 
   samplebatch inspect spread.arrow --html spread.html
 
-[bold]Read it in Python, without copying it:[/bold]
+[bold]Train a policy, and see how it learns:[/bold]
+
+  samplebatch train dqn CartPole-v1
+
+[bold]Read the file in Python, without copying it:[/bold]
 
   batch = samplebatch.read_arrow("spread.arrow")
 """
@@ -57,6 +62,32 @@ environment.
   samplebatch collect my_package.arena:make_arena --steps 1000000 --out arena/
 
 Ctrl-C ends the run early, and writes what has been collected so far.
+"""
+
+_TRAIN_HELP = """Train a policy, and show how it learns: by ALGORITHM, in an environment or from data.
+
+ALGORITHM is bc, bcq, cql, dqn, sac or td3. SOURCE is an environment, as [bold]collect[/bold] takes it;
+for the algorithms that learn from data (bc, bcq, cql), a file, a dataset or a folder of Parquet files, such as
+[bold]collect[/bold] writes.
+
+Everything goes into a folder: the options ([bold]train.toml[/bold]), the best policy ([bold]policy.pt[/bold]), the
+figures ([bold]log[/bold], for samplebatch inspect), and a checkpoint, from which a run goes on exactly.
+
+[bold]Examples[/bold]
+
+  samplebatch train dqn CartPole-v1
+
+  samplebatch train sac Pendulum-v1 --seed 3 --set lr=3e-4 --set max_epochs=20 --out runs/pendulum
+
+  samplebatch train bc cart.parquet --env CartPole-v1 --plot curve.png
+
+  samplebatch train --config mine.toml
+
+  samplebatch train --resume runs/pendulum --allow-pickle
+
+  samplebatch train dqn --settings
+
+Ctrl-C ends the run after its step, saves a checkpoint, and says how to go on.
 """
 
 _INSPECT_HELP = """Print what is in a file or dataset: each policy's columns, its episodes and their returns.
@@ -206,6 +237,52 @@ def application() -> Typer:
             raise typer.Exit(_guard(lambda: compare(file, other, allow_pickle=allow_pickle)))
         raise typer.Exit(_guard(lambda: inspect(file, plot=plot, html=html, allow_pickle=allow_pickle)))
 
+    @app.command("train", help=_TRAIN_HELP)
+    def train_command(
+        algorithm: str | None = typer.Argument(None, metavar="[ALGORITHM]", help="How to learn."),
+        source: str | None = typer.Argument(None, metavar="[SOURCE]", help="Environment, or data, to learn from."),
+        config: Path | None = typer.Option(
+            None, "--config", metavar="FILE", help="A TOML file with algorithm, source and settings."
+        ),
+        assignments: list[str] = typer.Option(
+            [], "--set", metavar="NAME=VALUE", help="A setting; repeat it. It goes before the file's."
+        ),
+        settings: bool = typer.Option(False, "--settings", help="Print the algorithm's settings, and exit."),
+        env: str | None = typer.Option(None, "--env", help="Environment of the tests, where SOURCE is data."),
+        workers: int | None = typer.Option(
+            None, "--workers", "-w", min=0, help="Processes that collect. [dim]\\[default: 0, collect in this one][/]"
+        ),
+        seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of everything. [dim]\\[default: 0][/]"),
+        out: Path | None = typer.Option(
+            None, "--out", "-o", help="The run's folder. [dim]\\[default: runs/ALGORITHM-SOURCE][/]"
+        ),
+        resume: Path | None = typer.Option(None, "--resume", metavar="FOLDER", help="Go on with the run in a folder."),
+        plot: Path | None = typer.Option(
+            None, "--plot", metavar="PICTURE", help="Draw the learning curves (.png, .svg, .pdf)."
+        ),
+        allow_pickle: bool = typer.Option(
+            False,
+            "--allow-pickle",
+            help="Load pickled objects, such as a checkpoint's environments, which runs code. Only from writers you "
+            "trust.",
+        ),
+    ) -> None:
+        from samplebatch.cli.training import read_training, resume_training, show_settings, train
+
+        if resume is not None:
+            if any(value is not None for value in (algorithm, source, config, env, workers, seed, out)) or assignments:
+                raise typer.BadParameter("the folder has all options; only --plot goes with it", param_hint="--resume")
+            raise typer.Exit(_guard(lambda: resume_training(resume, plot=plot, allow_pickle=allow_pickle)))
+        if settings:
+            raise typer.Exit(_guard(lambda: show_settings(algorithm)))
+        flags = {"algorithm": algorithm, "source": source, "env": env, "seed": seed, "workers": workers}
+
+        def run() -> int:
+            options = read_training(config, flags, assignments)
+            return train(options, out, plot=plot, allow_pickle=allow_pickle)
+
+        raise typer.Exit(_guard(run))
+
     @app.command("verify", help=_VERIFY_HELP)
     def verify_command(
         path: Path = typer.Argument(..., metavar="PATH", help="File or folder that samplebatch wrote."),
@@ -224,7 +301,7 @@ def _guard(command: Callable[[], int]) -> int:
     except UntrustedPickleError as error:
         complain(f"{error}; if you trust who wrote it, add --allow-pickle")
         return FAILED
-    except (EnvironmentSpecError, PolicySpecError, FormatError, MissingExtraError) as error:
+    except (ArgumentError, EnvironmentSpecError, PolicySpecError, FormatError, MissingExtraError) as error:
         complain(str(error))
         return MISUSED
     except OSError as error:

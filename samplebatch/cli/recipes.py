@@ -1,0 +1,360 @@
+"""Recipes: how `samplebatch train` makes algorithms from plain settings, one table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any
+
+from samplebatch.errors import ArgumentError, EnvironmentSpecError, near_names
+from samplebatch.learn.algorithm import Algorithm
+from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
+from samplebatch.learn.cql import CQL
+from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
+from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
+from samplebatch.learn.exploration import GaussianNoise, LinearSchedule
+from samplebatch.learn.heads import (
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    DiscreteActor,
+    DiscreteCritic,
+    DuelingCritic,
+)
+from samplebatch.learn.networks import MLP, Convolutional
+from samplebatch.learn.optimizer import AdamOptimizerFactory
+from samplebatch.learn.sac import SAC, SACPolicy
+from samplebatch.learn.td3 import TD3, ContinuousDeterministicPolicy
+from samplebatch.learn.temperature import AutoAlpha
+from samplebatch.learn.trainer_params import (
+    OfflineTrainerParams,
+    OffPolicyTrainerParams,
+    TrainerParams,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Space = Any
+"""A space of Gymnasium's."""
+Settings = Mapping[str, Any]
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An algorithm as the command line knows it.
+
+    Attributes
+    ----------
+    summary
+        The algorithm in a few words.
+    algorithm
+        Its class, whose plain arguments are settings.
+    params
+        The parameters of its trainer, whose plain fields are settings.
+    make
+        Makes it, from the spaces and the settings.
+    settings
+        Settings that are no arguments, such as `lr`, and defaults that differ from those of class and trainer.
+    """
+
+    summary: str
+    algorithm: type[Algorithm[Any]]
+    params: type[TrainerParams]
+    make: Callable[[Space, Space, Settings], Algorithm[Any]]
+    settings: Settings
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it learns from data alone."""
+        return self.params is OfflineTrainerParams
+
+    def defaults(self) -> dict[str, Any]:
+        """Return every setting with its default."""
+        return _plain_arguments(self.algorithm) | _trainer_defaults(self.params) | dict(self.settings)
+
+
+_MODULES = ("critic2", "critic2_optim")
+"""Arguments of algorithms that are no settings, though their defaults are plain."""
+_OF_TRAINERS = (
+    "max_epochs",
+    "epoch_num_steps",
+    "test_step_num_episodes",
+    "checkpoint_interval",
+    "collection_step_num_env_steps",
+    "collection_step_num_episodes",
+    "batch_size",
+    "update_step_num_repetitions",
+    "update_step_num_gradient_steps_per_sample",
+)
+"""Parameters of trainers that are settings, where a trainer has them."""
+_COMMON = {"hidden_sizes": [64, 64], "num_envs": 8, "max_epochs": 10, "test_step_num_episodes": 10, "threads": 1}
+_OFF_POLICY = _COMMON | {
+    "buffer_size": 100_000,
+    "start_steps": 1000,
+    "collection_step_num_env_steps": 8,
+    "epoch_num_steps": 5000,
+}
+_ONE_STEP = {"hidden_sizes": [256, 256], "num_envs": 1, "collection_step_num_env_steps": 1}
+_OFFLINE = _COMMON | {"epoch_num_steps": 1000, "batch_size": 256}
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of an algorithm.
+
+    Raises
+    ------
+    ArgumentError
+        If there is none of that name.
+
+    Examples
+    --------
+    >>> find_recipe("sac").summary
+    'soft actor-critic, for continuous actions'
+    >>> find_recipe("dpn")
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: there is no algorithm 'dpn'; did you mean 'dqn'?
+    """
+    if name not in RECIPES:
+        raise ArgumentError(f"there is no algorithm {name!r}; {near_names(name, RECIPES)}")
+    return RECIPES[name]
+
+
+def complete_settings(name: str, given: Settings) -> dict[str, Any]:
+    """Return all settings of an algorithm: those given, and the defaults of the others.
+
+    Raises
+    ------
+    ArgumentError
+        If the algorithm has no such setting; names the near ones. If one is of another type than its default.
+
+    Examples
+    --------
+    >>> complete_settings("dqn", {"lr": 1})["lr"]
+    1.0
+    >>> complete_settings("dqn", {"gama": 0.9})
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: dqn has no setting 'gama'; did you mean 'gamma'?
+    """
+    settings = find_recipe(name).defaults()
+    for setting, value in given.items():
+        if setting not in settings:
+            raise ArgumentError(f"{name} has no setting {setting!r}; {near_names(setting, settings)}")
+        settings[setting] = _as_type_of(settings[setting], value, setting)
+    return settings
+
+
+def _as_type_of(default: Any, value: Any, name: str) -> Any:
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if default is None or value is None or type(value) is type(default):
+        return value
+    raise ArgumentError(f"setting {name!r} must be of type {type(default).__name__}, got {type(value).__name__}")
+
+
+def _plain_arguments(cls: type) -> dict[str, Any]:
+    """Return the arguments of a class that have plain defaults, with those that it hands on to its base."""
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = signature(vars(base)["__init__"]).parameters.values()
+            for own in parameters:
+                if isinstance(own.default, _PLAIN) and own.name not in _MODULES:
+                    found.setdefault(own.name, own.default)
+            if all(own.kind is not Parameter.VAR_KEYWORD for own in parameters):
+                break
+    return found
+
+
+def _trainer_defaults(params: type[TrainerParams]) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(params) if field.name in _OF_TRAINERS}
+
+
+def _arguments(cls: type, settings: Settings) -> dict[str, Any]:
+    """Return those settings that are arguments of a class."""
+    return {name: settings[name] for name in _plain_arguments(cls) if name in settings}
+
+
+def _body(space: Space, settings: Settings) -> nn.Module:
+    """Make layers for observations: convolutions for images, linear ones else."""
+    if len(space.shape or ()) == 3:
+        return Convolutional(space)
+    return MLP(space, settings["hidden_sizes"])
+
+
+def _optim(settings: Settings) -> AdamOptimizerFactory:
+    return AdamOptimizerFactory(lr=settings["lr"])
+
+
+def _spaces(obs: Space, act: Space) -> dict[str, Any]:
+    return {"observation_space": obs, "action_space": act}
+
+
+def _is_discrete(act: Space) -> bool:
+    return hasattr(act, "n") and not act.shape
+
+
+def _check_continuous(act: Space, name: str) -> None:
+    if _is_discrete(act):
+        raise EnvironmentSpecError(f"{name} must be given continuous actions, got {act}")
+
+
+def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
+    head = DiscreteActor if _is_discrete(act) else ContinuousActorProbabilistic
+    return head(_body(obs, settings), act)
+
+
+def _make_dqn(obs: Space, act: Space, settings: Settings) -> DQN:
+    head = DuelingCritic if settings["is_dueling"] else DiscreteCritic
+    policy = DiscreteQLearningPolicy(
+        model=head(_body(obs, settings), act),
+        eps_training=LinearSchedule(settings["eps_start"], settings["eps_end"], settings["eps_steps"]),
+        **_spaces(obs, act),
+    )
+    return DQN(policy=policy, optim=_optim(settings), **_arguments(DQN, settings))
+
+
+def _make_td3(obs: Space, act: Space, settings: Settings) -> TD3:
+    _check_continuous(act, "td3")
+    policy = ContinuousDeterministicPolicy(
+        actor=ContinuousActorDeterministic(_body(obs, settings), act),
+        exploration_noise=GaussianNoise(sigma=settings["noise_sigma"]),
+        **_spaces(obs, act),
+    )
+    critics = _critics(obs, act, settings)
+    return TD3(policy=policy, policy_optim=_optim(settings), **critics, **_arguments(TD3, settings))
+
+
+def _critics(obs: Space, act: Space, settings: Settings) -> dict[str, Any]:
+    one, other = (ContinuousCritic(obs, act, settings["hidden_sizes"]) for _ in range(2))
+    optim = _optim(settings)
+    return {"critic": one, "critic_optim": optim, "critic2": other, "critic2_optim": optim}
+
+
+def _make_soft(cls: Any) -> Callable[[Space, Space, Settings], Any]:
+    def make(obs: Space, act: Space, settings: Settings) -> Any:
+        _check_continuous(act, cls.__name__.lower())
+        actor = ContinuousActorProbabilistic(_body(obs, settings), act, conditioned_sigma=True)
+        alpha = settings["alpha"]
+        if settings["learn_alpha"]:
+            alpha = AutoAlpha(-float(act.shape[0]), 0.0, _optim(settings))
+        arguments = _arguments(cls, settings) | {"alpha": alpha}
+        policy = SACPolicy(actor=actor, **_spaces(obs, act))
+        return cls(policy=policy, policy_optim=_optim(settings), **_critics(obs, act, settings), **arguments)
+
+    return make
+
+
+def _make_cloning(obs: Space, act: Space, settings: Settings) -> BehaviourCloning:
+    head = DiscreteActor if _is_discrete(act) else ContinuousActorDeterministic
+    actor = head(_body(obs, settings), act)
+    policy = ImitationPolicy(actor=actor, action_scaling=not _is_discrete(act), **_spaces(obs, act))
+    return BehaviourCloning(policy=policy, optim=_optim(settings))
+
+
+def _make_bcq(obs: Space, act: Space, settings: Settings) -> DiscreteBCQ:
+    policy = DiscreteBCQPolicy(
+        model=DiscreteCritic(_body(obs, settings), act),
+        imitator=DiscreteActor(_body(obs, settings), act),
+        unlikely_action_threshold=settings["unlikely_action_threshold"],
+        **_spaces(obs, act),
+    )
+    return DiscreteBCQ(policy=policy, optim=_optim(settings), **_arguments(DiscreteBCQ, settings))
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "dqn": Recipe(
+        "deep Q-learning, for discrete actions",
+        DQN,
+        OffPolicyTrainerParams,
+        _make_dqn,
+        _OFF_POLICY
+        | {
+            "lr": 1e-3,
+            "hidden_sizes": [128, 128],
+            "is_dueling": False,
+            "eps_start": 1.0,
+            "eps_end": 0.05,
+            "eps_steps": 10_000,
+            "n_step_return_horizon": 3,
+            "target_update_freq": 250,
+            "max_grad_norm": 10.0,
+            "update_step_num_gradient_steps_per_sample": 0.5,
+            "prioritized_alpha": 0.0,
+            "prioritized_beta": 0.4,
+        },
+    ),
+    "td3": Recipe(
+        "twin delayed deep deterministic policy gradients, for continuous actions",
+        TD3,
+        OffPolicyTrainerParams,
+        _make_td3,
+        _OFF_POLICY
+        | {
+            "lr": 1e-3,
+            "hidden_sizes": [256, 256],
+            "noise_sigma": 0.1,
+            "num_envs": 1,
+            "collection_step_num_env_steps": 1,
+        },
+    ),
+    "sac": Recipe(
+        "soft actor-critic, for continuous actions",
+        SAC,
+        OffPolicyTrainerParams,
+        _make_soft(SAC),
+        _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "alpha": 0.2, "learn_alpha": True},
+    ),
+    "bc": Recipe(
+        "behaviour cloning, from data",
+        BehaviourCloning,
+        OfflineTrainerParams,
+        _make_cloning,
+        _OFFLINE | {"lr": 1e-3},
+    ),
+    "bcq": Recipe(
+        "batch-constrained Q-learning, from data with discrete actions",
+        DiscreteBCQ,
+        OfflineTrainerParams,
+        _make_bcq,
+        _OFFLINE | {"lr": 1e-3, "unlikely_action_threshold": 0.3, "target_update_freq": 200},
+    ),
+    "cql": Recipe(
+        "conservative Q-learning, from data with continuous actions",
+        CQL,
+        OfflineTrainerParams,
+        _make_soft(CQL),
+        _OFFLINE | {"lr": 3e-4, "hidden_sizes": [256, 256], "alpha": 0.2, "learn_alpha": True, "calibrated": False},
+    ),
+}
+"""Every algorithm that the command line trains by; a new one is entered here."""
+
+
+def make_algorithm(name: str, obs: Space, act: Space, settings: Settings) -> Algorithm[Any]:
+    """Make an algorithm from all of its settings.
+
+    Parameters
+    ----------
+    name
+        Its name in `RECIPES`.
+    obs, act
+        The spaces of one environment's observations and actions.
+    settings
+        What `complete_settings` returned.
+
+    Raises
+    ------
+    EnvironmentSpecError, PolicySpecError
+        If the algorithm does not learn such actions.
+    ArgumentError
+        If an argument is out of its range.
+    """
+    return find_recipe(name).make(obs, act, settings)
+
+
+def trainer_arguments(name: str, settings: Settings) -> dict[str, Any]:
+    """Return those settings that are parameters of the trainer."""
+    return {field: settings[field] for field in _trainer_defaults(find_recipe(name).params)}

@@ -1,0 +1,335 @@
+"""`samplebatch train`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.vector import VectorReplayBuffer
+from samplebatch.cli.curves import draw_curves, draw_text
+from samplebatch.cli.display import console, say
+from samplebatch.cli.recipes import RECIPES, complete_settings, find_recipe, make_algorithm, trainer_arguments
+from samplebatch.cli.report import check_picture
+from samplebatch.env.registry import make_environment
+from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError
+from samplebatch.learn.checkpoint import FILE, load_checkpoint
+from samplebatch.learn.policy import policy_within_training_step
+from samplebatch.learn.sources import open_source
+from samplebatch.learn.training_log import TrainingLog, learning_curves, read_log
+from samplebatch.learn.training_loop import Trainer
+from samplebatch.rollout.collector import Collector
+from samplebatch.storage.arrow_file import replacing
+from samplebatch.storage.saving import load
+from samplebatch.workers.workers import RolloutWorkers
+
+INTERRUPTED = 130
+_CONFIG, _LOG, _POLICY = "train.toml", "log", "policy.pt"
+_POINTS = 1000
+"""Points of a learning curve, about: figures in between are left out."""
+_OWN = ("algorithm", "source", "env", "seed", "workers")
+"""Names in a config file that are no settings of the algorithm."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """The options of `samplebatch train`, from flags, a file, or the run that is resumed.
+
+    Attributes
+    ----------
+    algorithm, source
+        The algorithm's name; and an environment, or data to learn from.
+    env
+        The environment of tests, where the source is data.
+    seed, workers
+        The seed of everything; and processes that collect, 0 for none.
+    settings
+        All settings of the algorithm.
+    """
+
+    algorithm: str
+    source: str
+    env: str | None
+    seed: int
+    workers: int
+    settings: Mapping[str, Any]
+
+    def as_toml(self) -> str:
+        """Write the options as a file that `--config` takes."""
+        own = {name: getattr(self, name) for name in _OWN} | dict(self.settings)
+        # JSON's numbers, words and lists are TOML's as well.
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items() if value is not None)
+
+
+def read_training(config: Path | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Training:
+    """Put the options together: a file's, then those of flags, then those of `--set`.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no algorithm or source, or a setting is unknown or of another type.
+    FormatError
+        If the file is no TOML.
+    OSError
+        If it cannot be read.
+
+    Examples
+    --------
+    >>> read_training(None, {"algorithm": "dqn", "source": "CartPole-v1"}, ["lr=1e-4"]).settings["lr"]
+    0.0001
+    """
+    found = {} if config is None else _read_toml(config)
+    found |= {name: value for name, value in flags.items() if value is not None}
+    found |= dict(map(_assignment, assignments))
+    own = {"env": None, "seed": 0, "workers": 0} | {name: found.pop(name) for name in _OWN if name in found}
+    for name in ("algorithm", "source"):
+        if not isinstance(own.get(name), str):
+            raise ArgumentError(f"{name} must be given, as an argument or in the file")
+    return Training(settings=complete_settings(str(own["algorithm"]), found), **own)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{str(path)!r} must be a TOML file: {error}") from error
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """Read `name=value`; a value that is nothing of TOML's is a word.
+
+    >>> _assignment("hidden_sizes=[64, 64]"), _assignment("env=CartPole-v1")
+    (('hidden_sizes', [64, 64]), ('env', 'CartPole-v1'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ArgumentError(f"--set must be given NAME=VALUE, got {text!r}")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()
+
+
+def show_settings(algorithm: str | None) -> int:
+    """Print the settings of an algorithm, or all algorithms, and return the exit status."""
+    if algorithm is None:
+        for name, recipe in RECIPES.items():
+            say(f"{name}: {recipe.summary}")
+        return 0
+    for name, value in sorted(find_recipe(algorithm).defaults().items()):
+        say(f"{name} = {json.dumps(value)}" if value is not None else f"# {name} is not set")
+    return 0
+
+
+def train(training: Training, folder: Path | None, *, plot: Path | None = None, allow_pickle: bool = False) -> int:
+    """Train, in a new folder or the default one, and return the exit status."""
+    target = folder or Path("runs") / f"{training.algorithm}-{Path(training.source).name.replace(':', '-')}"
+    if (target / FILE).exists():
+        raise ArgumentError(
+            f"{str(target)!r} must not hold a training already; go on by --resume {target}, or give another --out"
+        )
+    return _run(training, target, plot=plot, is_resumed=False, allow_pickle=allow_pickle)
+
+
+def resume_training(folder: Path, *, plot: Path | None = None, allow_pickle: bool = False) -> int:
+    """Go on with the training in a folder, and return the exit status."""
+    training = read_training(folder / _CONFIG, {}, ())
+    return _run(training, folder, plot=plot, is_resumed=True, allow_pickle=allow_pickle)
+
+
+def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool) -> int:
+    # A console script has its own folder on the path, not the one it is called from.
+    sys.path.insert(0, os.getcwd())
+    if plot is not None:
+        check_picture(plot)
+    _seed(training)
+    with contextlib.ExitStack() as stack:
+        trainer = make_trainer(training, folder, stack, allow_pickle=allow_pickle)
+        if is_resumed:
+            why = load_checkpoint(trainer, folder, allow_pickle=allow_pickle)
+            say(f"Resumed in epoch {trainer.counters.epoch}." if why is None else f"Environments begin again: {why}")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / _CONFIG) as file:
+                file.write(training.as_toml().encode())
+            _fill(training, trainer)
+        with _stop_on_interrupt(trainer):
+            info = trainer.run()
+    _show(folder, plot)
+    steps = f"{info.train_step} environment steps and " if info.train_step else ""
+    if not trainer.is_done:
+        say(f"Interrupted after {steps}{info.update_step} updates.", stderr=True)
+        say(f"Go on with: samplebatch train --resume {folder} --allow-pickle", stderr=True)
+        return INTERRUPTED
+    best = (
+        f" Best mean return of a test: {info.best_reward:.4g} ± {info.best_reward_std:.4g}."
+        if info.test_episode
+        else ""
+    )
+    say(f"Trained for {steps}{info.update_step} updates in {info.timing.total_time:.0f} s.{best}")
+    say(f"Wrote the policy to {folder / _POLICY}, its figures to {folder / _LOG}")
+    return 0
+
+
+def _seed(training: Training) -> None:
+    import torch
+
+    torch.set_num_threads(training.settings["threads"])
+    torch.manual_seed(training.seed)
+    np.random.seed(training.seed)
+    random.seed(training.seed)
+
+
+def make_trainer(
+    training: Training, folder: Path, stack: contextlib.ExitStack, *, allow_pickle: bool = False
+) -> Trainer[Any]:
+    """Make the trainer of a training, whose environments and workers are closed with the stack."""
+    recipe, settings = find_recipe(training.algorithm), training.settings
+    test_env = training.env if recipe.is_offline else training.source
+    rows = _open_rows(training.source, allow_pickle=allow_pickle) if recipe.is_offline else None
+    obs_space, act_space = infer_spaces(rows) if test_env is None else _spaces_of(test_env)
+    algorithm = make_algorithm(training.algorithm, obs_space, act_space, settings)
+    arguments = trainer_arguments(training.algorithm, settings) | {"checkpoint_dir": folder}
+    if test_env is not None:
+        test = Collector(algorithm.policy, test_env, num_envs=settings["num_envs"], seed=training.seed + 1)
+        arguments["test_collector"] = stack.enter_context(test)
+    if recipe.is_offline:
+        arguments["buffer"] = rows
+    else:
+        arguments["training_collector"] = stack.enter_context(_make_collector(training, algorithm.policy))
+    updates = settings["max_epochs"] * settings["epoch_num_steps"]
+    interval = max(1, updates // _POINTS)
+    steps_an_update = 1 if recipe.is_offline else settings["collection_step_num_env_steps"] or 1
+    log = TrainingLog(
+        folder / _LOG, training_interval=interval, update_interval=max(1, updates // steps_an_update // _POINTS)
+    )
+    stack.callback(log.finalize)
+
+    def save_policy(best: Any) -> None:
+        import torch
+
+        with replacing(folder / _POLICY) as file:
+            torch.save(best.policy, file)
+
+    hook = "save_best_fn" if test_env is not None else "save_checkpoint_fn"
+    arguments[hook] = save_policy if test_env is not None else lambda *_: save_policy(algorithm)
+    trainer: Trainer[Any] = algorithm.create_trainer(recipe.params(logger=log, **arguments))
+    return trainer
+
+
+def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorkers:
+    settings, envs = training.settings, training.settings["num_envs"]
+    rings = envs * max(training.workers, 1)
+    size = settings.get("buffer_size") or 2 * max(settings["collection_step_num_env_steps"] or 0, 50_000)
+    alpha = settings.get("prioritized_alpha")
+    buffer: Any
+    if alpha:
+        beta = settings["prioritized_beta"]
+        buffer = PrioritizedVectorReplayBuffer(size, rings, alpha=alpha, beta=beta, random_seed=training.seed)
+    else:
+        buffer = VectorReplayBuffer(size, rings, random_seed=training.seed)
+    if not training.workers:
+        return Collector(policy, training.source, buffer, num_envs=envs, seed=training.seed, exploration_noise=True)
+    # Workers have copies of the policy, which shall explore as it does within a training step.
+    with policy_within_training_step(policy):
+        return RolloutWorkers(
+            training.source,
+            policy,
+            buffer,
+            num_workers=training.workers,
+            envs_per_worker=envs,
+            seed=training.seed,
+            exploration_noise=True,
+        )
+
+
+def _fill(training: Training, trainer: Any) -> None:
+    """Collect the random steps that learning off policy begins with."""
+    steps = training.settings.get("start_steps")
+    if steps and not training.workers:
+        trainer.params.training_collector.collect(n_step=steps, random=True)
+
+
+def _spaces_of(env: str) -> tuple[Any, Any]:
+    made: Any = make_environment(env)
+    try:
+        if not hasattr(made, "observation_space") or callable(made.observation_space):
+            raise EnvironmentSpecError(f"environment {env!r} must be of one agent to be trained in")
+        return made.observation_space, made.action_space
+    finally:
+        made.close()
+
+
+def _open_rows(source: str, *, allow_pickle: bool) -> Any:
+    """Open data to learn from: a file of ours becomes a buffer, a dataset stays where it is."""
+    path = Path(source)
+    if not path.exists():
+        raise FileNotFoundError(2, "No such file or folder", source)
+    if path.is_dir() or path.suffix == ".parquet":
+        return open_source(path)
+    found: Any = load(path, allow_pickle=allow_pickle)
+    if isinstance(found, ReplayBuffer):
+        return found
+    buffer = ReplayBuffer(len(found))
+    buffer.extend(found)
+    return buffer
+
+
+def infer_spaces(rows: Any) -> tuple[Any, Any]:
+    """Infer the spaces of observations and actions from data: whole numbers are choices.
+
+    Parameters
+    ----------
+    rows
+        A buffer or dataset with arrays of observations and actions.
+    """
+    import gymnasium
+
+    found, _ = rows.sample(0) if isinstance(rows, ReplayBuffer) else (rows.read(), None)
+    batch: Batch = found if isinstance(found, Batch) else found.as_batch("tianshou")
+    obs, act = np.asarray(batch.obs), np.asarray(batch.act)
+    if act.dtype.kind in "iu" and act.ndim == 1:
+        actions: Any = gymnasium.spaces.Discrete(int(act.max()) + 1)
+    else:
+        actions = gymnasium.spaces.Box(act.min(0), act.max(0), dtype=np.float32)
+    return gymnasium.spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32), actions
+
+
+@contextlib.contextmanager
+def _stop_on_interrupt(trainer: Trainer[Any]) -> Iterator[None]:
+    """Let the first Ctrl-C end the training after its step, and a second one the program."""
+
+    def stop(number: int, _: Any) -> None:
+        trainer.request_stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show(folder: Path, plot: Path | None) -> None:
+    """Draw the learning curve in the terminal, and as a picture if one is wanted."""
+    log = read_log(folder / _LOG)
+    curves = learning_curves(log)
+    for name in [name for name in ("test/returns_stat/mean", "update/loss") if name in curves][:1]:
+        for line in draw_text(name, curves[name], width=min(60, console().width - 20)):
+            say(line)
+    if plot is not None:
+        draw_curves(log, plot)
+        say(f"Drew {plot}")
