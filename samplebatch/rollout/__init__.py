@@ -37,6 +37,7 @@ _HOMES = {
     "PolicyAdapter": "samplebatch.policy.as_policy",
     "SpaceLayout": "samplebatch.env.spaces",
     "RandomPolicy": "samplebatch.policy.random",
+    "RemoteBuffer": "samplebatch.rollout.buffers",
     "ActionMap": "samplebatch.policy.actor",
     "PolicyLike": "samplebatch.policy.as_policy",
     "CollectorPolicy": "samplebatch.policy.as_policy",
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from samplebatch.rollout.advantages import NStepReturns as NStepReturns
     from samplebatch.rollout.aggregator import Aggregator as Aggregator
     from samplebatch.rollout.async_collector import AsyncCollector as AsyncCollector
+    from samplebatch.rollout.buffers import RemoteBuffer as RemoteBuffer
     from samplebatch.rollout.collect_statistics import CollectStats as CollectStats
     from samplebatch.rollout.collect_statistics import SequenceSummaryStats as SequenceSummaryStats
     from samplebatch.rollout.collector import Collector as Collector

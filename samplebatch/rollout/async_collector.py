@@ -21,6 +21,7 @@ from samplebatch.errors import ArgumentError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, ActResult
 from samplebatch.policy.as_policy import CollectorPolicy
+from samplebatch.rollout.buffers import RemoteBuffer
 from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.rollout.collector import Collector
 from samplebatch.rollout.episodes import EpisodeQuota
@@ -110,7 +111,7 @@ class AsyncCollector(Collector):
         self,
         policy: CollectorPolicy,
         env: Environment | Sequence[Environment],
-        buffer: ReplayBuffer | None = None,
+        buffer: ReplayBuffer | RemoteBuffer | None = None,
         *,
         num_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,

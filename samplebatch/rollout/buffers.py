@@ -22,6 +22,9 @@ class RemoteBuffer(Protocol):
     def flush(self) -> None:
         """Wait until all fragments are in the buffer."""
 
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer."""
+
 
 def as_remote(buffer: Any) -> RemoteBuffer | None:
     """Return a buffer that takes fragments; None for none, and for one that takes steps into rings in this process."""

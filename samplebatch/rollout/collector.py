@@ -23,7 +23,7 @@ from samplebatch.policy.actor import ActionMap, Actor, ActResult
 from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode, is_space
 from samplebatch.policy.peers import policy_of
 from samplebatch.policy.random_by_environment import RandomByEnvironment
-from samplebatch.rollout.buffers import as_remote, check_buffer
+from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.episodes import EpisodeQuota
 from samplebatch.rollout.hooks import EpisodeHook
@@ -135,7 +135,7 @@ class Collector(Resumable):
         self,
         policy: CollectorPolicy,
         env: EnvLike,
-        buffer: ReplayBuffer | None = None,
+        buffer: ReplayBuffer | RemoteBuffer | None = None,
         *,
         num_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,

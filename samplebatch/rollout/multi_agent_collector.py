@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -23,13 +23,16 @@ from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
 from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
-from samplebatch.rollout.buffers import as_remote
+from samplebatch.rollout.buffers import RemoteBuffer, as_remote
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.recorder import Recorder, rows_of_block
 from samplebatch.rollout.resuming import Resumable
 from samplebatch.rollout.running_statistics import OpenReturns
 from samplebatch.rollout.turns import Turn, TurnQueue
+
+if TYPE_CHECKING:
+    from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 
 _RANDOM = "random"
 
@@ -122,7 +125,7 @@ class MultiAgentCollector(Resumable):
         self,
         env: MultiAgentEnvLike,
         policy: CollectorPolicy | Mapping[PolicyID, CollectorPolicy] = "random",
-        buffer: Any = None,
+        buffer: MultiAgentReplayBuffer | RemoteBuffer | None = None,
         *,
         policy_mapping: PolicyMapping | None = None,
         num_envs: int = 1,
@@ -150,7 +153,7 @@ class MultiAgentCollector(Resumable):
         ]
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
         self._random = RandomAgents({number: seeds_at(random_seeds, number) for number in numbers})
-        self.policy, self.buffer = policy, buffer
+        self.policy, self.buffer = policy, cast(Any, buffer)
         self._remote = as_remote(buffer)
         self._evaluation_mode = EvaluationMode(policy)
         self._noise = check_options("exploration_noise", exploration_noise, policy)

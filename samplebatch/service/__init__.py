@@ -5,6 +5,8 @@ Every public name of the replay service and its clients, loaded when it is first
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from samplebatch.exports import exports
 
 _HOMES = {
@@ -21,5 +23,14 @@ _HOMES = {
 }
 
 __all__ = [*_HOMES]
+
+if TYPE_CHECKING:
+    from samplebatch.service.client import ReplayClient as ReplayClient
+    from samplebatch.service.items import Sample as Sample
+    from samplebatch.service.limiter import RateLimiter as RateLimiter
+    from samplebatch.service.server import ReplayServer as ReplayServer
+    from samplebatch.service.table import InsertResult as InsertResult
+    from samplebatch.service.table import ReplayTable as ReplayTable
+    from samplebatch.service.writing import WriteCounts as WriteCounts
 
 __getattr__, __dir__ = exports(__name__, _HOMES)

@@ -23,7 +23,7 @@ from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import Noise
 from samplebatch.policy.as_policy import PolicyLike
 from samplebatch.policy.source import RANDOM, check_policy, label_weights
-from samplebatch.rollout.buffers import as_remote, check_buffer
+from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.fragments import join_streams
 from samplebatch.rollout.postprocessing import Hook, check_hooks
@@ -155,7 +155,7 @@ class RolloutWorkers(ResumableWorkers):
         self,
         env: Environment | Sequence[Environment],
         policy: PolicyLike | str | Mapping[PolicyID, PolicyLike | str] = RANDOM,
-        buffer: ReplayBuffer | MultiAgentReplayBuffer | None = None,
+        buffer: ReplayBuffer | MultiAgentReplayBuffer | RemoteBuffer | None = None,
         *,
         n_step: int | None = None,
         n_episode: int | None = None,

@@ -33,6 +33,7 @@ from samplebatch import (
     VectorReplayBuffer,
     as_policy,
 )
+from samplebatch.service import ReplayClient
 from samplebatch.rollout import environment_kind, load_policy, make_environment, policy_by_kind
 
 Array = npt.NDArray[Any]
@@ -67,6 +68,13 @@ Collector(as_policy(lambda s, h: (s, h), takes=("tensor", "state")), make)
 Collector(RandomPolicy(vector.single_action_space, seed=1), make)
 Collector(vector.single_action_space, [make(), make()])
 Collector(torch.nn.Linear(4, 2), make())
+
+
+def serve(client: ReplayClient) -> None:
+    Collector(of_obs, make, client).reset()
+    AsyncCollector(of_obs, make, client)
+    MultiAgentCollector("mpe2/simple_tag_v3", buffer=client)
+    RolloutWorkers(make, buffer=client)
 
 
 def steps_of(collector: Collector) -> SampleBatch:
