@@ -178,7 +178,9 @@ class Optimizer:
         self._parameters = list(module.parameters())
 
     def step(self, loss: torch.Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> None:
-        """Take a gradient step down a loss.
+        """Take a gradient step down a loss, of which only the module's own parameters get gradients.
+
+        A policy's loss goes through its critic, whose weights need none then: that is a third of the work there.
 
         Parameters
         ----------
@@ -188,7 +190,8 @@ class Optimizer:
             As `torch.Tensor.backward` takes them.
         """
         self.optim.zero_grad()
-        loss.backward(retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]
+        own = [parameter for parameter in self._parameters if parameter.requires_grad]
+        loss.backward(retain_graph=retain_graph, create_graph=create_graph, inputs=own)  # type: ignore[no-untyped-call]
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
         self.optim.step()

@@ -76,3 +76,16 @@ def test_bounds_of_gradients_are_above_zero() -> None:
     module = nn.Linear(1, 1)
     with pytest.raises(ArgumentError, match="max_grad_norm must be a number above 0"):
         Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module, 0.0)
+
+
+def test_only_the_modules_own_parameters_get_gradients() -> None:
+    policy, critic = nn.Linear(1, 1), nn.Linear(1, 1)
+    policy.bias.requires_grad_(False)
+    unused = nn.Parameter(torch.ones(1))
+    policy.register_parameter("unused", unused)
+    before = policy.weight.item()
+    Optimizer(torch.optim.SGD(policy.parameters(), lr=1.0), policy).step(critic(policy(torch.ones(1, 1))).sum())
+    assert policy.weight.item() == pytest.approx(before - critic.weight.item())
+    assert critic.weight.grad is None
+    assert policy.bias.grad is None
+    assert unused.item() == 1.0
