@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from samplebatch.errors import SampleBatchError, ServiceError
+from samplebatch.errors import ArgumentError, SampleBatchError, ServiceError
 from samplebatch.service.protocol import Draw, LostError, header, read_error, read_json
 
 T = TypeVar("T")
@@ -50,8 +50,12 @@ class Link:
         self._client = self._connect()
 
     def _connect(self) -> Any:
-        with self.errors():
+        try:
             return flight.connect(self.uri, **self._arguments)
+        except (pa.ArrowException, ValueError) as error:
+            raise ArgumentError(
+                f"uri must be an address such as 'grpc://host:5000', got {self.uri!r}: {_sentence(error)}"
+            ) from error
 
     def retry(self, call: Callable[[], T]) -> T:
         """Make a call, again and again while the service cannot be reached.

@@ -25,8 +25,9 @@ _DESCRIPTORS: Final = "/proc/self/fd"
 class ReplayServer:
     """Replay tables behind Arrow Flight, for writers and learners on any machine.
 
-    As a context manager it serves from threads of its own; `serve` does so in the foreground. Only this machine can
-    reach it unless `host` says otherwise, and without a token and TLS anybody who can reach it may read and write.
+    As a context manager, or once it is started, it serves from threads of its own; `serve` does so in the foreground.
+    Only this machine can reach it unless `host` says otherwise, and without a token anybody who can reach it may read
+    and write.
 
     Parameters
     ----------
@@ -104,10 +105,15 @@ class ReplayServer:
         """The address for clients."""
         return f"{self._scheme}://{_in_uri(self.host)}:{self.port}"
 
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._endpoint.serve, name="samplebatch-serve", daemon=True)
-        self._thread.start()
+    def start(self) -> Self:
+        """Serve from threads of its own until `close` is called; a context manager does both."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._endpoint.serve, name="samplebatch-serve", daemon=True)
+            self._thread.start()
         return self
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()

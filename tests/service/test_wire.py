@@ -1,0 +1,190 @@
+"""The wire as its page describes it: clients of it that know Arrow Flight and JSON, and nothing of this library."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from samplebatch.errors import AccessError, ArgumentError, ServiceError
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+from tests.service.table_rows import episode
+
+
+@pytest.fixture
+def uri() -> Iterator[str]:
+    tables = [
+        ReplayTable("prio", kind="prioritized", capacity=100, alpha=1.0, seed=1),
+        ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1),
+    ]
+    with ReplayServer(tables) as server:
+        yield server.uri
+
+
+@pytest.fixture
+def client(uri: str) -> Iterator[Any]:
+    client = flight.connect(uri)
+    yield client
+    client.close()
+
+
+ROWS = pa.record_batch(
+    {
+        "obs": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(4, 3)),
+        "new_obs": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(4, 3) + 3),
+        "actions": [0, 1, 0, 1],
+        "rewards": [0.0, 0.0, 0.0, 1.0],
+        "terminateds": [False, False, False, True],
+        "eps_id": [7, 7, 7, 7],
+        "t": [0, 1, 2, 3],
+    }
+)
+
+
+def put(client: Any, table: str, **metadata: Any) -> dict[str, Any]:
+    writer, reader = client.do_put(flight.FlightDescriptor.for_path(table, "another language"), ROWS.schema)
+    writer.write_with_metadata(ROWS, json.dumps(metadata).encode())
+    answer: dict[str, Any] = json.loads(reader.read().to_pybytes())
+    writer.close()
+    return answer
+
+
+def act(client: Any, action: str, **request: Any) -> Any:
+    (result,) = client.do_action(flight.Action(action, json.dumps(request).encode()))
+    return json.loads(result.body.to_pybytes())
+
+
+def test_tables_are_listed_with_tickets_that_can_be_used(client: Any) -> None:
+    put(client, "prio")
+    infos = {info.descriptor.path[0].decode(): info for info in client.list_flights()}
+    assert infos.keys() == {"prio", "queue"}
+    assert infos["prio"].total_records == 4
+    assert infos["prio"].schema.names == ROWS.schema.names
+    stream = client.do_get(infos["prio"].endpoints[0].ticket)
+    assert stream.read_chunk().data.num_rows == 1
+    stream.cancel()
+    info = client.get_flight_info(flight.FlightDescriptor.for_path("prio"))
+    assert info.schema == client.get_schema(flight.FlightDescriptor.for_path("prio")).schema
+    assert {action.type for action in client.list_actions()} >= {"info", "checkpoint", "reset", "limits", "publish"}
+
+
+def test_fragments_are_acknowledged_once(client: Any) -> None:
+    assert put(client, "prio", number=1) == {"number": 1, "inserted": 4, "held_s": 0.0, "size": 4}
+    assert put(client, "prio", number=1)["inserted"] == 0
+    assert put(client, "prio", number=2)["size"] == 8
+    assert act(client, "acknowledged", table="prio", writer="another language") == {"number": 2}
+
+
+def test_samples_are_record_batches(client: Any) -> None:
+    put(client, "prio")
+    ticket = {"table": "prio", "batch_size": 6, "count": 3, "n_step": 2, "gamma": 0.5}
+    rows = client.do_get(flight.Ticket(json.dumps(ticket).encode())).read_all().to_pydict()
+    assert len(rows["rew"]) == 18
+    assert {"obs", "act", "returns", "discount", "weight", "generation", "batch_indexes"} <= rows.keys()
+    returns = {3: 1.0, 2: 0.5, 1: 0.0, 0: 0.0}
+    assert all(returns[slot] == found for slot, found in zip(rows["batch_indexes"], rows["returns"], strict=True))
+    sequences = {"table": "prio", "batch_size": 2, "count": 1, "mode": "sequences", "length": 3}
+    found = client.do_get(flight.Ticket(json.dumps(sequences).encode())).read_all()
+    assert found.schema.field("mask").type == pa.fixed_shape_tensor(pa.int8(), (3,))
+    assert found.schema.field("batch_indexes").type == pa.fixed_shape_tensor(pa.int64(), (3,))
+    episodes = {"table": "prio", "batch_size": 2, "count": 1, "mode": "episodes"}
+    found = client.do_get(flight.Ticket(json.dumps(episodes).encode())).read_all()
+    assert [len(rewards) for rewards in found.column("rew").to_pylist()] == [4, 4]
+
+
+def test_a_session_draws_and_takes_priorities_back(client: Any) -> None:
+    put(client, "prio")
+    command = flight.FlightDescriptor.for_command(json.dumps({"table": "prio", "batch_size": 8}).encode())
+    writer, reader = client.do_exchange(command)
+    writer.write_metadata(b"{}")
+    sample = reader.read_chunk().data
+    update = pa.record_batch(
+        {
+            "batch_indexes": sample.column("batch_indexes"),
+            "priority": pa.array([100.0 if slot == 2 else 1e-3 for slot in sample.column("batch_indexes").to_pylist()]),
+            "generation": sample.column("generation"),
+        }
+    )
+    writer.begin(update.schema)
+    writer.write_batch(update)
+    assert json.loads(reader.read_chunk().app_metadata.to_pybytes()) == {"updated": 8}
+    priorities = {"indices": [0, 1, 3], "priorities": [1e-6, 1e-6, 1e-6]}
+    assert act(client, "update_weight", table="prio", **priorities) == {"updated": 3}
+    writer.write_metadata(b"{}")
+    assert set(reader.read_chunk().data.column("batch_indexes").to_pylist()) == {2}
+    writer.done_writing()
+    with pytest.raises(StopIteration):
+        reader.read_chunk()
+
+
+def test_a_queue_hands_out_fragments_with_their_numbers(client: Any) -> None:
+    for _ in range(2):
+        put(client, "queue")
+    stream = client.do_get(flight.Ticket(b'{"table": "queue"}'))
+    for number in range(2):
+        chunk = stream.read_chunk()
+        assert chunk.data.to_pydict() == ROWS.to_pydict()
+        assert json.loads(chunk.app_metadata.to_pybytes())["numbers"] == [number]
+    stream.cancel()
+
+
+def test_weights_are_rows_of_bytes(client: Any, uri: str) -> None:
+    with ReplayClient(uri, "prio") as own:
+        own.publish({"layer": {"bias": np.array([1.0, 2.0], np.float32)}}, name="policy")
+    told, weights = client.do_action(flight.Action("latest", b'{"name": "policy"}'))
+    assert json.loads(told.body.to_pybytes()) == {"version": 1}
+    (row,) = pa.ipc.open_stream(weights.body).read_all().to_pylist()
+    assert (row["path"], row["dtype"], row["shape"]) == (["layer", "bias"], "<f4", [2])
+    assert np.frombuffer(row["data"], row["dtype"]).tolist() == [1.0, 2.0]
+    (told,) = client.do_action(flight.Action("latest", b'{"name": "policy", "newer_than": 1}'))
+
+
+def test_limits_and_state_are_json(client: Any) -> None:
+    put(client, "prio")
+    assert act(client, "limits", table="prio", min_size=3)["limits"]["min_size"] == 3
+    info = act(client, "info")
+    assert info["tables"]["prio"]["inserted"] == 4
+    assert info["weights"] == {}
+    act(client, "reset", table="prio")
+    assert act(client, "info", table="prio")["size"] == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
+def test_a_service_with_tls_talks_to_those_who_check_its_certificate(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    table = ReplayTable("replay", capacity=10)
+    with ReplayServer([table], tls=(certificate, key), token="sesame") as server:
+        assert server.uri.startswith("grpc+tls://")
+        with ReplayClient(server.uri, "replay", token="sesame", tls_root_certs=certificate) as client:
+            client.extend(episode(0, range(3)))
+            assert len(client) == 3
+        with pytest.raises(AccessError):
+            ReplayClient(server.uri, "replay", tls_root_certs=certificate).info()
+        with pytest.raises(ServiceError):
+            ReplayClient(server.uri, "replay", token="sesame", reconnect_s=0.1).info()
+        with pytest.raises(ServiceError):
+            ReplayClient(server.uri.replace("+tls", ""), "replay", token="sesame", reconnect_s=0.1).info()
+
+
+def test_addresses_that_are_none_are_refused() -> None:
+    with pytest.raises(ServiceError, match="must be able to listen"):
+        ReplayServer([ReplayTable("replay", capacity=10)], host="203.0.113.7")
+    with pytest.raises(ArgumentError, match="must have a table"):
+        ReplayServer([])
+    with pytest.raises(ArgumentError, match="two are named 'replay'"):
+        ReplayServer([ReplayTable("replay", capacity=10), ReplayTable("replay", capacity=10)])
+    with pytest.raises(ArgumentError, match="uri must be"):
+        ReplayClient("nonsense", "replay")
