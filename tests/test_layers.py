@@ -119,6 +119,7 @@ ONE_IMPORTER = {
         "samplebatch.service.remote_table",
         "samplebatch.service.draws_left",
         "samplebatch.service.fragment_items",
+        "samplebatch.service.shards",
         "samplebatch.service.table_files",
         "samplebatch.storage.dataset_writer",
         "samplebatch.storage.live_buffer",

@@ -18,6 +18,7 @@ _HOMES = {
     "ReplayServer": "samplebatch.service.server",
     "ReplayTable": "samplebatch.service.table",
     "Sample": "samplebatch.service.items",
+    "ShardedReplayClient": "samplebatch.service.sharded_client",
     "WriteCounts": "samplebatch.service.writing",
     "parse_table": "samplebatch.service.table_spec",
 }

@@ -141,6 +141,11 @@ class Items(ABC):
         """Remove all items."""
 
     @property
+    def weight(self) -> float:
+        """The sum of the weights by which items are drawn: their number, unless it goes by priority."""
+        return float(len(self))
+
+    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of memory that the items take."""

@@ -351,6 +351,12 @@ class StepItems(Items):
             self.left = DrawsLeft(self.capacity, self.max_times)
 
     @property
+    def weight(self) -> float:
+        """The number of steps, or the sum of their priorities to the power of alpha."""
+        sampler = self._prioritized
+        return float(len(self)) if sampler is None else sampler.tree.total
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the slots of all columns."""
         return self.buffer.nbytes

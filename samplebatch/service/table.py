@@ -378,7 +378,8 @@ class ReplayTable:
         Returns
         -------
         dict
-            `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `inserted` and `sampled` items so far; the
+            `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of the weights by which
+            items are drawn; `inserted` and `sampled` items so far; the
             `limits`; and `held_back`, a list of requests with `who`, `action`, `why`, and `since`, in seconds of Unix
             time.
         """
@@ -391,6 +392,7 @@ class ReplayTable:
                 "size": len(self._items),
                 "capacity": self.capacity,
                 "nbytes": int(self._items.nbytes),
+                "weight": self._items.weight,
                 "inserted": self._limiter.inserted,
                 "sampled": self._limiter.sampled,
                 "limits": {**self._limiter.limits, "max_times_sampled": self._items.max_times},

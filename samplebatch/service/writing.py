@@ -27,6 +27,8 @@ class WriteCounts:
 
     Attributes
     ----------
+    sent
+        Fragments that were given to be sent; those that are neither acknowledged nor refused are under way.
     fragments, rows
         Those that the service has acknowledged: each is in the table, once.
     refused
@@ -35,6 +37,7 @@ class WriteCounts:
         Seconds that the limits of the table held fragments back.
     """
 
+    sent: int = 0
     fragments: int = 0
     rows: int = 0
     refused: int = 0
@@ -88,6 +91,7 @@ class FragmentWriter:
         while len(self._pending) >= self._max:
             self._advance()
         self._number += 1
+        self.counts.sent += 1
         self._pending.append((rows, replace(fragment, number=self._number)))
         self._link.retry(self._write)
 
