@@ -82,6 +82,8 @@ HAND_OVERS = {
     ("samplebatch.service.remote_table", "_connect"): {"samplebatch.service.link"},
     ("samplebatch.service.server", "_listen"): {"samplebatch.service.endpoint"},
     ("samplebatch.learn.algorithm", "create_trainer"): {"samplebatch.learn.trainer"},
+    ("samplebatch.learn.independent", "create_trainer"): {"samplebatch.learn.trainer"},
+    ("samplebatch.learn.mappo", "create_trainer"): {"samplebatch.learn.trainer"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 

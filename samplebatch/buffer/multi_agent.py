@@ -229,11 +229,17 @@ class MultiAgentReplayBuffer(Saved):
             self._tails[policy] = streams.tail
         return slots[len(slots) - kept :]
 
-    def reset(self) -> None:
-        """Empty all buffers."""
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Empty all buffers.
+
+        Parameters
+        ----------
+        keep_statistics
+            As of `ReplayBuffer.reset`.
+        """
         with self._lock:
             for buffer in self.buffers.values():
-                buffer.reset()
+                buffer.reset(keep_statistics)
             self._tails.clear()
             self._steps = EnvSteps()
 

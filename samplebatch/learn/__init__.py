@@ -96,6 +96,12 @@ _HOMES = {
     "ActorCriticOnPolicyAlgorithm": "samplebatch.learn.actor_critic",
     "PPO": "samplebatch.learn.ppo",
     "ActorCriticTrainingStats": "samplebatch.learn.ppo",
+    "JointCritic": "samplebatch.learn.mappo",
+    "MAPPO": "samplebatch.learn.mappo",
+    "MultiAgentOffPolicyAlgorithm": "samplebatch.learn.independent",
+    "MultiAgentOnPolicyAlgorithm": "samplebatch.learn.independent",
+    "MultiAgentPolicy": "samplebatch.learn.independent",
+    "MultiAgentTrainingStats": "samplebatch.learn.independent",
 }
 
 __all__ = [*_HOMES]
@@ -135,10 +141,16 @@ if TYPE_CHECKING:
     from samplebatch.learn.heads import DuelingCritic as DuelingCritic
     from samplebatch.learn.heads import ValueCritic as ValueCritic
     from samplebatch.learn.heads import initialize_orthogonally as initialize_orthogonally
+    from samplebatch.learn.independent import MultiAgentOffPolicyAlgorithm as MultiAgentOffPolicyAlgorithm
+    from samplebatch.learn.independent import MultiAgentOnPolicyAlgorithm as MultiAgentOnPolicyAlgorithm
+    from samplebatch.learn.independent import MultiAgentPolicy as MultiAgentPolicy
+    from samplebatch.learn.independent import MultiAgentTrainingStats as MultiAgentTrainingStats
     from samplebatch.learn.lagged import LaggedNetwork as LaggedNetwork
     from samplebatch.learn.loggers import Logger as Logger
     from samplebatch.learn.loggers import TensorboardLogger as TensorboardLogger
     from samplebatch.learn.loggers import WandbLogger as WandbLogger
+    from samplebatch.learn.mappo import MAPPO as MAPPO
+    from samplebatch.learn.mappo import JointCritic as JointCritic
     from samplebatch.learn.networks import MLP as MLP
     from samplebatch.learn.networks import Convolutional as Convolutional
     from samplebatch.learn.networks import Flatten as Flatten

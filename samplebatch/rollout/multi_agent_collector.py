@@ -187,8 +187,18 @@ class MultiAgentCollector(Resumable):
             for adapter in self._adapters:
                 adapter.environment.close()
 
-    def reset(self) -> None:
-        """Leave the episodes under way, and drop turns that no batch has: the next batch begins with new episodes."""
+    def reset(self, reset_buffer: bool = False, reset_stats: bool = True) -> None:
+        """Leave the episodes under way, and drop turns that no batch has: the next batch begins with new episodes.
+
+        Parameters
+        ----------
+        reset_buffer
+            Whether to empty the buffer, too.
+        reset_stats
+            As for `Collector.reset`; there are no counts here.
+        """
+        if reset_buffer and self.buffer is not None:
+            self.buffer.reset()
         for adapter in self._adapters:
             adapter.abandon()
         for turns in self._turns.values():

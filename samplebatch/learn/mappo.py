@@ -1,0 +1,285 @@
+"""MAPPO: PPO for a team whose critic sees what all of its agents see (Yu et al., arXiv:2103.01955).
+
+Actors decide by their own observations. The critic gets those of all agents at an environment step, side by side, and
+gives each agent a value; minibatches are environment steps in lockstep, so that it has them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+from samplebatch import names
+from samplebatch.arguments import fraction, positive
+from samplebatch.batch.episodes import by_stream, number_env_steps
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
+from samplebatch.errors import EmptyBufferError
+from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.algorithm import Algorithm
+from samplebatch.learn.independent import MultiAgentPolicy
+from samplebatch.learn.moments import RunningMoments
+from samplebatch.learn.networks import MLP
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.policy import policy_within_training_step, torch_train_mode
+from samplebatch.learn.ppo import ActorCriticTrainingStats
+from samplebatch.learn.reinforce import summarize
+from samplebatch.names import PolicyID, label_policies
+from samplebatch.returns.batches import compute_episodic_return
+
+if TYPE_CHECKING:
+    from samplebatch.learn.trainer import OnPolicyTrainer
+    from samplebatch.learn.trainer_params import OnPolicyTrainerParams
+
+_ENV_STEP, _LOGP = "env_step", "logp_old"
+"""Columns of an update: the number of a row's environment step, and the log-probability of its action before it."""
+_FIGURES = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
+_LEARNED = (names.OBS, names.ACTIONS, names.AGENT_INDEX, names.EPS_ID, names.T)
+"""The columns of a minibatch that were collected."""
+
+
+class JointCritic(nn.Module):
+    """A critic of a team, for `MAPPO`: from the observations of all agents to a value for each.
+
+    Parameters
+    ----------
+    observation_spaces
+        The space of each agent's observations, by `agent_index`: in the order of the environment's `possible_agents`.
+    hidden_sizes, activation
+        As of `MLP`.
+
+    Examples
+    --------
+    >>> from gymnasium import spaces
+    >>> critic = JointCritic([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))])
+    >>> critic(torch.zeros(4, 5)).shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(
+        self,
+        observation_spaces: Sequence[gymnasium.Space[Any]],
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: type[nn.Module] = nn.Tanh,
+    ) -> None:
+        super().__init__()
+        self._starts: list[int] = np.cumsum([0, *(prod(space.shape or ()) for space in observation_spaces)]).tolist()
+        joint = gymnasium.spaces.Box(-np.inf, np.inf, (self._starts[-1],))
+        self.body = MLP(joint, hidden_sizes, activation)
+        self.head = nn.Linear(self.body.output_dim, len(observation_spaces))
+
+    def forward(self, joint: torch.Tensor) -> torch.Tensor:
+        """Return the value of each agent, shape (steps, agents), of joint observations, shape (steps, width)."""
+        values: torch.Tensor = self.head(self.body(joint)[0])
+        return values
+
+    def join(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Lay the observations of all agents at each environment step side by side; zeros for agents that are missing.
+
+        Parameters
+        ----------
+        parts
+            Of each policy the observations, shape (n, ...), and the environment step and agent index of each row.
+            Steps are numbered from 0.
+        """
+        steps = 1 + max(int(step.max()) for _, step, _ in parts)
+        joint = self.head.weight.new_zeros((steps, self._starts[-1]))
+        for obs, step, agent in parts:
+            for index in torch.unique(agent).tolist():
+                rows, begin, end = agent == index, *self._starts[index : index + 2]
+                joint[step[rows], begin:end] = obs[rows].reshape(-1, end - begin)
+        return joint
+
+
+class MAPPO(Algorithm[Any]):
+    """Multi-agent PPO: actors by policy, trained with one critic of all agents' observations.
+
+    The critic learns returns in units of their spread so far (arXiv:2103.01955, section 5.1), by a Huber loss.
+
+    Parameters
+    ----------
+    policies
+        The policies by id. Agents that share one train it together; they may have different observations and actions
+        where they do not.
+    critic
+        The critic of all agents.
+    optim
+        The maker of the two optimizers, of policies and of the critic.
+    eps_clip, ent_coef, gae_lambda, gamma
+        As of `PPO`.
+    huber_loss_delta
+        Where the critic's loss turns from squares to absolute errors.
+    max_grad_norm
+        The largest L2 norm of gradients, of policies and of the critic; None for no bound.
+
+    Attributes
+    ----------
+    policy
+        The policies, a `MultiAgentPolicy`: for collectors, workers and trainers.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of its range, or there are no policies.
+    """
+
+    def __init__(
+        self,
+        *,
+        policies: Mapping[PolicyID, ProbabilisticActorPolicy],
+        critic: JointCritic,
+        optim: OptimizerFactory,
+        eps_clip: float = 0.2,
+        ent_coef: float = 0.01,
+        huber_loss_delta: float = 10.0,
+        max_grad_norm: float | None = 10.0,
+        gae_lambda: float = 0.95,
+        gamma: float = 0.99,
+    ) -> None:
+        super().__init__(policy=MultiAgentPolicy(policies))
+        labels = label_policies(policies)
+        self.actors = nn.ModuleDict({labels[policy_id]: policy for policy_id, policy in policies.items()})
+        self.critic, self.moments = critic, RunningMoments()
+        self.eps_clip, self.ent_coef = positive("eps_clip", eps_clip), ent_coef
+        self.huber_loss_delta = positive("huber_loss_delta", huber_loss_delta)
+        self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
+        self.optim = self._create_optimizer(self.actors, optim, max_grad_norm)
+        self.critic_optim = self._create_optimizer(critic, optim, max_grad_norm)
+
+    def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
+        """Make the trainer that runs such an algorithm."""
+        from samplebatch.learn.trainer import OnPolicyTrainer
+
+        return OnPolicyTrainer(self, params)
+
+    def update(
+        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None, repeat: int
+    ) -> ActorCriticTrainingStats:
+        """Update policies and critic with all steps of a buffer, or of a batch as collectors and workers return it.
+
+        Parameters
+        ----------
+        buffer
+            The steps, with `eps_id`, `agent_index` and `t`.
+        batch_size
+            Environment steps of a minibatch, None for all.
+        repeat
+            How often to go over the steps.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there are no steps.
+        ColumnNotFoundError
+            If a column is missing.
+        """
+        start = perf_counter()
+        batch = buffer.sample(0) if isinstance(buffer, MultiAgentReplayBuffer) else buffer
+        if not batch.agent_steps():
+            raise EmptyBufferError("a buffer must have steps to learn from, it has none; collect some first")
+        with policy_within_training_step(self.policy):
+            with torch_train_mode(self, False):
+                batch = self._add_targets(batch)
+            with torch_train_mode(self):
+                stats = self._update_with_batch(batch, batch_size, repeat)
+        for scheduler in self.lr_schedulers:
+            scheduler.step()
+        self.updates += 1
+        stats.train_time = perf_counter() - start
+        return stats
+
+    @torch.no_grad()
+    def _add_targets(self, batch: MultiAgentBatch) -> MultiAgentBatch:
+        """Return rows by stream with their environment steps, advantages, scaled returns and log-probabilities."""
+        parts = {policy_id: _by_stream(rows) for policy_id, rows in batch.items() if rows.count}
+        eps_id, t = (np.concatenate([rows[name] for rows in parts.values()]) for name in (names.EPS_ID, names.T))
+        numbered, steps = number_env_steps(eps_id, t).step, {}
+        for policy_id, rows in parts.items():
+            steps[policy_id], numbered = numbered[: rows.count], numbered[rows.count :]
+        values, following = (self._values(parts, steps, name) for name in (names.OBS, names.NEXT_OBS))
+        made = {}
+        for policy_id, rows in parts.items():
+            where = steps[policy_id], rows[names.AGENT_INDEX]
+            returns, advantages = compute_episodic_return(
+                rows, v_s_=following[where], v_s=values[where], gamma=self.gamma, gae_lambda=self.gae_lambda
+            )
+            made[policy_id] = own = rows.select(*_LEARNED)
+            own[_ENV_STEP] = steps[policy_id]
+            own[names.VALUE_TARGETS] = returns
+            own[names.ADVANTAGES] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            own[_LOGP] = self._log_probability(policy_id, rows).cpu().numpy()
+        self.moments.add(np.concatenate([own[names.VALUE_TARGETS] for own in made.values()]))
+        for own in made.values():
+            own[names.VALUE_TARGETS] = (own[names.VALUE_TARGETS] - self.moments.mean) / self.moments.std
+        return MultiAgentBatch(made, batch.count)
+
+    def _values(self, parts: Mapping[PolicyID, SampleBatch], steps: Mapping[PolicyID, Any], name: str) -> Any:
+        """Estimate the returns of all agents at each environment step, shape (steps, agents)."""
+        joint = self.critic.join([self._seen(own_id, rows, name, steps[own_id]) for own_id, rows in parts.items()])
+        return self.critic(joint).double().cpu().numpy() * self.moments.std + self.moments.mean
+
+    def _seen(self, policy_id: PolicyID, rows: Any, name: str, step: Any) -> tuple[Any, Any, Any]:
+        """Return the observations of a policy's agents as tensors, with the environment step and agent of each."""
+        obs, _ = self.policy[policy_id].observations(Batch(obs=rows[name]))
+        return (obs, *(torch.as_tensor(of, device=obs.device) for of in (step, rows[names.AGENT_INDEX])))
+
+    def _log_probability(self, policy_id: PolicyID, rows: Any) -> torch.Tensor:
+        dist, _ = self.policy[policy_id].distribution(Batch(obs=rows[names.OBS]))
+        return log_probability(dist, torch.as_tensor(rows[names.ACTIONS]))
+
+    def _update_with_batch(self, batch: Any, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
+        weight = self.critic.head.weight
+        figures: list[torch.Tensor] = []
+        for part in batch.minibatches(
+            batch_size or batch.count,
+            epochs=repeat,
+            rng=int(torch.randint(2**31, ())),
+            lockstep=True,
+            device=weight.device,
+            floats=weight.dtype,
+        ):
+            actor_loss, entropy, kl = self._actor_losses(part)
+            vf_loss = self._critic_loss(part)
+            loss = actor_loss - self.ent_coef * entropy
+            self.optim.step(loss)
+            self.critic_optim.step(vf_loss)
+            figures.append(torch.stack([loss + vf_loss, actor_loss, vf_loss, entropy, kl]).detach())
+        summaries: Any = dict(zip(_FIGURES, summarize(figures, len(_FIGURES)), strict=True))
+        return ActorCriticTrainingStats(**summaries, gradient_steps=len(figures))
+
+    def _actor_losses(self, part: MultiAgentBatch[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the clipped loss (arXiv:1707.06347, equation 7) and entropy, means over all agents, and the change."""
+        gains, entropies, changes = [], [], []
+        for policy_id, rows in part.items():
+            dist, _ = self.policy[policy_id].distribution(Batch(obs=rows[names.OBS]))
+            log_ratio = log_probability(dist, rows[names.ACTIONS]) - rows[_LOGP]
+            ratio, advantages = log_ratio.exp(), rows[names.ADVANTAGES]
+            clipped = ratio.clamp(1.0 - self.eps_clip, 1.0 + self.eps_clip)
+            gains.append(torch.min(ratio * advantages, clipped * advantages))
+            entropies.append(dist.entropy())
+            changes.append(ratio.detach() - 1.0 - log_ratio.detach())
+        return -torch.cat(gains).mean(), torch.cat(entropies).mean(), torch.cat(changes).mean()
+
+    def _critic_loss(self, part: MultiAgentBatch[torch.Tensor]) -> torch.Tensor:
+        """Return the error of the values of all agents at the environment steps of a minibatch."""
+        rows = list(part.items())
+        _, step = torch.unique(torch.cat([own[_ENV_STEP] for _, own in rows]), return_inverse=True)
+        steps = step.split([own.count for _, own in rows])
+        seen = [self._seen(own_id, own, names.OBS, at) for (own_id, own), at in zip(rows, steps, strict=True)]
+        agent, target = (torch.cat([own[of] for _, own in rows]) for of in (names.AGENT_INDEX, names.VALUE_TARGETS))
+        values = self.critic(self.critic.join(seen))[step, agent]
+        return nn.functional.huber_loss(values, target, delta=self.huber_loss_delta)
+
+
+def _by_stream(rows: SampleBatch) -> SampleBatch:
+    """Order rows by episode and agent, each in time order."""
+    return rows.take(by_stream(rows[names.EPS_ID], rows[names.AGENT_INDEX], t=rows[names.T]))
