@@ -25,8 +25,8 @@ def started_cluster(*nodes: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    # A node is taken for dead after two seconds, in place of many.
-    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    # A node is taken for dead after five seconds, in place of fifteen.
+    quick = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
     sizes = {"object_store_memory": 100 << 20}
     cluster = Cluster(
         initialize_head=True,

@@ -20,6 +20,7 @@ from samplebatch import MultiAgentReplayBuffer, RolloutWorkers, SampleBatch, Vec
 from samplebatch.errors import ArgumentError, ChannelClosedError, ColumnTypeError, MissingExtraError, WorkerError
 from samplebatch.policy.source import PickledPolicy
 from samplebatch.rollout import GAE, RayOptions
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from samplebatch.workers.ray_objects import StoredFragments, pack
 
 pytest.importorskip("ray.cluster_utils")
@@ -64,7 +65,7 @@ def check_alike(one: Any, other: Any) -> None:
         ("CartPole-v1", ray_worlds.draw, "process"),
         ("CartPole-v1", "actors:constant", "inline"),
         (SPREAD, "random", "inline"),
-        ("arena:Bazaar", "random", "inline"),
+        pytest.param("arena:Bazaar", "random", "inline", marks=pytest.mark.long),
     ],
 )
 def test_reports_and_batches_are_those_of_other_backends_seed_for_seed(env: str, policy: Any, backend: Any) -> None:
@@ -82,7 +83,7 @@ def test_reports_and_batches_are_those_of_other_backends_seed_for_seed(env: str,
         assert getattr(facts, name) == getattr(other_facts, name), name
 
 
-@pytest.mark.parametrize("amount", [{"n_step": 505}, {"n_episode": 11}])
+@pytest.mark.parametrize("amount", [{"n_step": 505}, pytest.param({"n_episode": 11}, marks=pytest.mark.long)])
 def test_an_iteration_has_the_steps_of_any_other(amount: Any) -> None:
     found = []
     for make in (on_ray, partial(RolloutWorkers, backend="inline")):
@@ -147,7 +148,7 @@ def test_a_store_is_not_flooded_by_who_keeps_all_fragments() -> None:
         assert (one["obs"] == other["obs"]).all()
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("in_flight", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_slow_learner_has_a_bounded_number_of_fragments_waiting(in_flight: int) -> None:
     options = RayOptions(in_flight=in_flight)
     with RolloutWorkers(
@@ -196,6 +197,7 @@ def test_weights_arrive_in_an_iteration_after_the_fragments_that_were_asked_for_
     assert seen == [0, 0, 0, 0, 1, 1]
 
 
+@pytest.mark.long
 def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Linear(4, 2)
@@ -208,6 +210,7 @@ def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() 
         assert set(workers.collect(n_step=20).batch["actions"].tolist()) == {1}
 
 
+@pytest.mark.long
 def test_policies_by_id_and_hooks_work_as_in_processes() -> None:
     policies = {"adversary": "actors:Marked", "agent": "random"}
     with on_ray(TAG, policies, num_workers=1, seed=1) as workers:
@@ -223,12 +226,13 @@ def test_policies_by_id_and_hooks_work_as_in_processes() -> None:
         check_alike(workers.collect(n_step=50).batch, others.collect(n_step=50).batch)
 
 
+@pytest.mark.long
 def test_functions_that_cannot_be_imported_go_to_actors_by_value() -> None:
     with on_ray(lambda: SlowLadder(0.0), lambda obs: np.ones(len(obs), np.int64), num_workers=1) as workers:
         assert set(workers.collect(n_step=10).batch["actions"].tolist()) == {1}
 
 
-@pytest.mark.parametrize("kind", ["rings", "several agents"])
+@pytest.mark.parametrize("kind", ["rings", pytest.param("several agents", marks=pytest.mark.long)])
 def test_buffers_are_filled_as_by_other_workers(kind: str) -> None:
     env = "CartPole-v1" if kind == "rings" else TAG
     buffers: list[Any] = [
@@ -248,6 +252,21 @@ def test_buffers_are_filled_as_by_other_workers(kind: str) -> None:
             check_alike(steps, other[policy])
 
 
+@pytest.mark.long
+def test_actors_write_straight_to_a_replay_service() -> None:
+    table = ReplayTable("replay", capacity=400, streams=4, seed=5)
+    local = VectorReplayBuffer(400, 4, random_seed=5)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
+        for buffer, backend in ((client, "ray"), (local, "inline")):
+            with RolloutWorkers("CartPole-v1", "random", buffer, envs_per_worker=2, seed=3, backend=backend) as workers:
+                assert workers.collect(n_step=80).n_collected_steps == 80
+        assert len(client) == len(local) == 80
+        (found, _), (wanted, _) = client.sample(32), local.sample(32)
+        for name in ("obs", "act", "rew", "terminated", "truncated"):
+            assert (found[name] == wanted[name]).all(), name
+
+
+@pytest.mark.long
 def test_workers_go_on_from_a_state_of_processes_and_the_other_way_round() -> None:
     given: Any = {"seed": 5, "envs_per_worker": 2}
     local = partial(RolloutWorkers, "CartPole-v1", ray_worlds.draw, **given, backend="process")
@@ -322,6 +341,7 @@ def test_an_actor_that_no_node_has_room_for_is_reported(monkeypatch: pytest.Monk
         workers.collect(n_step=1)
 
 
+@pytest.mark.long
 def test_stopping_closes_environments(tmp_path: Path) -> None:
     with on_ray(ray_worlds.Closing, env_kwargs={"folder": str(tmp_path)}) as workers:
         workers.collect(n_step=10)
@@ -346,6 +366,7 @@ def test_actors_run_where_their_resources_are(nodes: list[Any]) -> None:
     assert set(found.tolist()) == {ray_worlds.node_number(nodes[1])}
 
 
+@pytest.mark.long
 def test_actors_are_placed_by_a_scheduling_strategy(nodes: list[Any]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
