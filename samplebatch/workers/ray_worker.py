@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 from samplebatch.column.unpickling import unpickle
@@ -25,6 +26,13 @@ _REPORT_S = 0.25
 
 _CONTROL = "control"
 """The group of an actor's threads that answers while another collects."""
+
+
+@cache
+def _actor_class() -> Any:
+    """Make the class of actors, which Ray sends to a cluster once. It replaces none, and repeats no call."""
+    options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {_CONTROL: 1}}
+    return require("ray", "ray").remote(**options)(RayCollector)
 
 
 class _Call(NamedTuple):
@@ -55,9 +63,8 @@ class RayWorker(Worker):
         self, spec: WorkerSpec, pickled: bytes, options: RayOptions, weights: StoredWeights, capacity_bytes: int
     ) -> None:
         super().__init__(spec)
-        self._ray = ray = require("ray", "ray")
-        actor_class = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={_CONTROL: 1})(RayCollector)
-        self._actor = actor_class.options(**options.for_actor()).remote(pickled, max(1, int(options.num_cpus)))
+        self._ray = require("ray", "ray")
+        self._actor = _actor_class().options(**options.for_actor()).remote(pickled, max(1, int(options.num_cpus)))
         self._options = options
         self._weights = weights
         self._version = 0

@@ -154,16 +154,17 @@ def test_a_slow_learner_has_a_bounded_number_of_fragments_waiting(in_flight: int
     with RolloutWorkers(
         "CartPole-v1", num_workers=2, fragment_length=10, backend="ray", ray_options=options, seed=1
     ) as workers:
-        for number, _ in enumerate(workers):
-            if number in (20, 30):
-                time.sleep(0.5)
-                facts = workers.worker_stats
-                assert facts.queue_depth <= 2 * in_flight
-                assert facts.sent_steps == 10 * (number + 1 + facts.queue_depth)
-            if number == 30:
-                break
-        # While nobody came for them, both workers filled what they may.
-        assert facts.queue_depth == 2 * in_flight
+        fragments = iter(workers)
+        for _ in range(2):
+            next(fragments)
+            # While nobody comes for more, both workers fill what they may, and then wait.
+            deadline = time.monotonic() + 60
+            while workers.worker_stats.queue_depth < 2 * in_flight and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(0.3)
+            facts = workers.worker_stats
+            assert facts.queue_depth == 2 * in_flight
+            assert facts.sent_steps == 10 * (facts.fragments + facts.queue_depth)
 
 
 def test_weights_are_put_once_a_version_and_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,14 +285,15 @@ def test_workers_go_on_from_a_state_of_processes_and_the_other_way_round() -> No
 def test_a_killed_actor_is_replaced_and_the_steps_are_made_again() -> None:
     buffer = VectorReplayBuffer(4000, 2)
     with on_ray(SlowLadder, climb_here, buffer, max_restarts=1, n_step=600, fragment_length=100, seed=1) as workers:
+        workers.collect(n_step=2)
+        killed = workers.pids[0]
         for number, _ in enumerate(workers):
             if number == 1:
-                killed = workers.pids[0]
                 os.kill(killed, signal.SIGKILL)
         facts = workers.worker_stats
     (failure,) = facts.failures
     assert (failure.index, failure.pid, failure.how, failure.replaced) == (0, killed, "died", True)
-    assert workers.stats.n_collected_steps == len(buffer) == 600
+    assert workers.stats.n_collected_steps == len(buffer) == 602
     for ring in buffer.buffers:
         rows = ring[:]
         goes_on = (rows.obs[1:] == rows.obs_next[:-1]).all(1)
