@@ -1,0 +1,143 @@
+"""TD3 and SAC come to act well, and so do the offline algorithms from data that a collector wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import Collector, Dataset, VectorReplayBuffer
+from samplebatch.learn import (
+    CQL,
+    MLP,
+    SAC,
+    TD3,
+    AdamOptimizerFactory,
+    AutoAlpha,
+    BehaviourCloning,
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    ContinuousDeterministicPolicy,
+    DiscreteActor,
+    DiscreteBCQ,
+    DiscreteBCQPolicy,
+    DiscreteCritic,
+    GaussianNoise,
+    ImitationPolicy,
+    OfflineTrainerParams,
+    OffPolicyTrainerParams,
+    SACPolicy,
+)
+from tests.learn.tasks import Aim, Match
+
+SILENT: Any = {"verbose": False, "show_progress": False}
+
+
+def parts(env: Any, hidden: list[int], rate: float) -> dict[str, Any]:
+    factory = AdamOptimizerFactory(lr=rate)
+    critics = [ContinuousCritic(env.observation_space, env.action_space, hidden) for _ in range(2)]
+    return {"policy_optim": factory, "critic_optim": factory, "critic": critics[0], "critic2": critics[1]}
+
+
+def soft_policy(env: Any, hidden: list[int]) -> SACPolicy:
+    body = MLP(env.observation_space, hidden)
+    actor = ContinuousActorProbabilistic(body, env.action_space, conditioned_sigma=True)
+    return SACPolicy(actor=actor, action_space=env.action_space)
+
+
+def td3(env: Any, hidden: list[int], rate: float, **options: Any) -> TD3:
+    policy = ContinuousDeterministicPolicy(
+        actor=ContinuousActorDeterministic(MLP(env.observation_space, hidden), env.action_space),
+        action_space=env.action_space,
+        exploration_noise=GaussianNoise(sigma=0.2),
+    )
+    return TD3(policy=policy, **parts(env, hidden, rate), **options)
+
+
+def sac(env: Any, hidden: list[int], rate: float, **options: Any) -> SAC:
+    alpha = AutoAlpha(-1.0, 0.0, AdamOptimizerFactory(lr=rate))
+    return SAC(policy=soft_policy(env, hidden), alpha=alpha, **parts(env, hidden, rate), **options)
+
+
+def cql(env: Any) -> CQL:
+    options: dict[str, Any] = {"gamma": 0.5, "alpha": 0.02, "tau": 0.05, "num_repeat_actions": 4}
+    penalty: dict[str, Any] = {"with_lagrange": False, "cql_weight": 0.1, "calibrated": False}
+    return CQL(policy=soft_policy(env, [32]), **parts(env, [32], 3e-3), **options, **penalty)
+
+
+def bcq(env: Any) -> DiscreteBCQ:
+    heads = [head(MLP(env.observation_space, [32]), env.action_space) for head in (DiscreteCritic, DiscreteActor)]
+    policy = DiscreteBCQPolicy(model=heads[0], imitator=heads[1], action_space=env.action_space)
+    return DiscreteBCQ(policy=policy, optim=AdamOptimizerFactory(lr=3e-3), gamma=0.5, target_update_freq=20)
+
+
+def cloning(env: Any) -> BehaviourCloning:
+    policy = ImitationPolicy(
+        actor=DiscreteActor(MLP(env.observation_space, [32]), env.action_space), action_space=env.action_space
+    )
+    return BehaviourCloning(policy=policy, optim=AdamOptimizerFactory(lr=1e-2))
+
+
+def mean_return(policy: Any, env: Any, episodes: int = 30) -> float:
+    with Collector(policy, env, seed=5) as collector:
+        return float(np.mean(collector.collect(n_episode=episodes).returns))
+
+
+def learn_online(algorithm: Any, envs: Any, *, steps: int, start: int, batch_size: int) -> None:
+    """Train for steps of environments, with a gradient step each, after some of random actions."""
+    buffer = VectorReplayBuffer(20_000, len(envs))
+    with Collector(algorithm.policy, envs, buffer, exploration_noise=True, seed=1) as collector:
+        collector.collect(n_step=start, random=True)
+        params = OffPolicyTrainerParams(
+            training_collector=collector,
+            max_epochs=1,
+            epoch_num_steps=steps,
+            collection_step_num_env_steps=len(envs),
+            batch_size=batch_size,
+            **SILENT,
+        )
+        algorithm.run_training(params)
+
+
+@pytest.mark.parametrize("make", [td3, sac])
+def test_measures_are_aimed_where_observations_show(make: Any) -> None:
+    """A random policy gets about -9, the best one 0."""
+    torch.manual_seed(0)
+    algorithm = make(Aim(), [32], 3e-3, gamma=0.5, tau=0.05)
+    learn_online(algorithm, [Aim] * 4, steps=500, start=200, batch_size=64)
+    assert mean_return(algorithm.policy, Aim()) > -1.5
+
+
+def learn_offline(algorithm: Any, collector: Collector, folder: Path, *, updates: int, random: bool) -> Any:
+    """Write some steps of a collector into a dataset, and learn from its folder."""
+    with collector:
+        Dataset(folder).append(collector.collect(n_step=1500, random=random).batch)
+    params = OfflineTrainerParams(buffer=folder, max_epochs=1, epoch_num_steps=updates, batch_size=64, **SILENT)
+    algorithm.run_training(params)
+    return algorithm.policy
+
+
+@pytest.mark.parametrize("make", [bcq, cloning])
+def test_choices_are_learned_from_data(make: Any, tmp_path: Path) -> None:
+    """The data choose what is shown four times in five; the best return is 8, by chance it is 8 / 3."""
+    rng, env = np.random.default_rng(0), Match()
+    torch.manual_seed(0)
+
+    def mostly_right(obs: Any) -> Any:
+        return np.where(rng.random(len(obs)) < 0.8, obs.argmax(1), rng.integers(0, 3, len(obs)))
+
+    collector = Collector(mostly_right, [Match] * 2, seed=0)
+    policy = learn_offline(make(env), collector, tmp_path / "steps", updates=200, random=False)
+    assert mean_return(policy, env) > 7.5
+
+
+def test_cql_aims_better_than_the_random_data_that_it_has_seen(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    algorithm = cql(Aim())
+    collector = Collector(algorithm.policy, [Aim] * 2, seed=0)
+    policy = learn_offline(algorithm, collector, tmp_path / "steps", updates=400, random=True)
+    assert mean_return(policy, Aim()) > -3.0
