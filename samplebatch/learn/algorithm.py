@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -19,7 +20,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn.lagged import LaggedNetwork
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
-from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
+from samplebatch.learn.policy import Policy, policy_within_training_step
 from samplebatch.learn.sources import open_source, sample_steps
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
@@ -173,9 +174,9 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
         Rows that were written over in the meantime keep theirs.
         """
-        update_weight = getattr(buffer, "update_weight", None)
-        if update_weight is not None and WEIGHT in batch:
-            update_weight(indices, batch[WEIGHT], generation=batch.get(GENERATION))
+        # The class is looked at, as a buffer goes through its columns for names that it has not.
+        if WEIGHT in batch and hasattr(type(buffer), "update_weight"):
+            buffer.update_weight(indices, batch[WEIGHT], generation=batch.get(GENERATION))
 
     def _update(
         self,
@@ -185,13 +186,13 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     ) -> TrainingStats:
         """Sample a batch and update the policy with it, within a training step."""
         start = perf_counter()
-        with policy_within_training_step(self.policy):
+        with policy_within_training_step(self.policy), _mode_kept(self):
             batch, indices = self._sample_batch(buffer, sample_size)
-            with torch_train_mode(self, False):
-                batch = self._preprocess_batch(batch, buffer, indices)
+            self.eval()
+            batch = self._preprocess_batch(batch, buffer, indices)
             sampled = batch.get(WEIGHT)
-            with torch_train_mode(self):
-                stats = update_with_batch(batch)
+            self.train()
+            stats = update_with_batch(batch)
             if sampled is not None and batch.get(WEIGHT) is sampled:
                 # Importance weights that are still there are no priorities.
                 del batch[WEIGHT]
@@ -380,3 +381,15 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         from samplebatch.learn.trainer import OfflineTrainer
 
         return OfflineTrainer(self, params)
+
+
+@contextmanager
+def _mode_kept(module: nn.Module) -> Iterator[None]:
+    """Bring a module back to the mode in which it was, training or evaluation."""
+    before = module.training
+    try:
+        yield
+    finally:
+        # Modules are walked one by one, which takes as long as a small network's step.
+        if module.training != before:
+            module.train(before)

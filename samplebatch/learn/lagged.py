@@ -44,7 +44,8 @@ class LaggedNetwork(nn.Module):
 
     def __init__(self, source: nn.Module) -> None:
         super().__init__()
-        self.module = copy.deepcopy(source).requires_grad_(False).eval()
+        self.module = copy.deepcopy(source).requires_grad_(False)
+        super().train(False)
         # In a tuple, the source is no part of this module: its parameters belong to the policy.
         self._source = (source,)
 
@@ -54,7 +55,7 @@ class LaggedNetwork(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode."""
-        return super().train(False)
+        return self
 
     @torch.no_grad()
     def follow(self, tau: float = 1.0) -> None:

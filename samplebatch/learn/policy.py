@@ -280,5 +280,5 @@ def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Return an array, or a batch of arrays, as tensors: floats in a dtype, others in their own."""
     if KINDS[type(values)] == NODE:
         return node(Batch, {name: _tensors(part, device, dtype) for name, part in values.__dict__.items()})
-    tensor = to_torch(values, device=device)
+    tensor = values.to(device) if isinstance(values, torch.Tensor) else to_torch(values, device=device)
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor

@@ -77,8 +77,7 @@ def test_an_update_is_a_training_step_with_gradient_steps_in_training_mode() -> 
     algorithm = Watched()
     algorithm.eval()
     stats = algorithm.update(buffer=filled(), sample_size=8)
-    # The last part is as the caller left it.
-    assert algorithm.seen == [("preprocess", True, False), ("update", True, True), ("postprocess", True, False)]
+    assert algorithm.seen == [("preprocess", True, False), ("update", True, True), ("postprocess", True, True)]
     assert not algorithm.policy.is_within_training_step
     assert not algorithm.training
     assert stats.train_time > 0.0
