@@ -16,6 +16,7 @@ from samplebatch.errors import (
     FormatError,
     MissingExtraError,
     PolicySpecError,
+    PriorityError,
     SampleBatchError,
     UntrustedPickleError,
     require,
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 """Exit statuses: the work failed, the arguments were wrong, Ctrl-C."""
+
+_WRONG_ARGUMENTS = (
+    ArgumentError,
+    EnvironmentSpecError,
+    FormatError,
+    MissingExtraError,
+    PolicySpecError,
+    PriorityError,
+)
 
 _HELP = """Collect reinforcement-learning experience into Arrow files, look into them, and learn from it.
 
@@ -114,6 +124,35 @@ PATH is an Arrow, Parquet or HDF5 file, a dataset, or the folder of a replay buf
   samplebatch verify replay/
 
 The exit status is 1 if anything has changed since it was written.
+"""
+
+_SERVE_HELP = """Serve replay tables to writers and learners on any machine, by Arrow Flight.
+
+A table is [bold]NAME=KIND:CAPACITY[/] and any options after commas. Its kind is [bold]uniform[/] or
+[bold]prioritized[/], of steps, or [bold]fifo[/], [bold]lifo[/], [bold]key[/] or [bold]queue[/], of whole fragments.
+
+[bold]Examples[/bold]
+
+  samplebatch serve --table replay=uniform:1e6 --port 5005
+
+  samplebatch serve --table prio=prioritized:1e6,alpha=0.6,min_size=1e4,samples_per_insert=8 --checkpoint replay/
+  --checkpoint-every 300
+
+  samplebatch serve --table rollouts=queue:64 --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
+
+Only this machine can reach it unless --host says otherwise. Tables carry on from the newest checkpoint; Ctrl-C writes a
+last one, and ends.
+"""
+
+_TOP_HELP = """Show how the tables of a replay service stand: sizes, rates, limits, and who is held back and why.
+
+[bold]Examples[/bold]
+
+  samplebatch top grpc://127.0.0.1:5005
+
+  samplebatch top grpc+tls://replay.example:5005 --token-file token --tls-roots cert.pem --once
+
+Ctrl-C ends it.
 """
 
 
@@ -291,6 +330,66 @@ def application() -> Typer:
 
         raise typer.Exit(_guard(lambda: verify(path)))
 
+    token_option = typer.Option(
+        None, "--token-file", metavar="FILE", help="File with the word that clients must bring."
+    )
+
+    @app.command("serve", help=_SERVE_HELP)
+    def serve_command(
+        table: list[str] = typer.Option(
+            ..., "--table", "-t", metavar="NAME=KIND:CAPACITY,...", help="Table to serve; repeat it for several."
+        ),
+        port: int = typer.Option(0, "--port", "-p", min=0, max=65535, help="Port to listen at, 0 for any."),
+        host: str = typer.Option("127.0.0.1", "--host", help="Address to listen at."),
+        checkpoint: Path | None = typer.Option(
+            None, "--checkpoint", metavar="FOLDER", help="Where tables are written to, and carry on from."
+        ),
+        checkpoint_every: float | None = typer.Option(
+            None, "--checkpoint-every", metavar="SECONDS", min=1.0, help="How often to write them while they are used."
+        ),
+        checkpoint_keep: int = typer.Option(1, "--checkpoint-keep", min=1, help="Checkpoints to keep, the newest."),
+        token_file: Path | None = token_option,
+        tls_cert: Path | None = typer.Option(None, "--tls-cert", metavar="FILE", help="Certificate, in PEM."),
+        tls_key: Path | None = typer.Option(None, "--tls-key", metavar="FILE", help="Its private key, in PEM."),
+        metrics_port: int | None = typer.Option(
+            None, "--metrics-port", min=0, max=65535, help="Port of this machine for Prometheus to read."
+        ),
+        allow_pickle: bool = pickle_option,
+    ) -> None:
+        from samplebatch.cli.serving import Serving, serve
+
+        if checkpoint_every is not None and checkpoint is None:
+            raise typer.BadParameter("give a folder with --checkpoint, too", param_hint="--checkpoint-every")
+        if (tls_cert is None) != (tls_key is None):
+            raise typer.BadParameter("give a certificate and its key, --tls-cert and --tls-key")
+        options = Serving(
+            tables=table,
+            host=host,
+            port=port,
+            checkpoint=checkpoint,
+            every_s=checkpoint_every,
+            keep=checkpoint_keep,
+            token_file=token_file,
+            tls=None if tls_cert is None or tls_key is None else (tls_cert, tls_key),
+            metrics_port=metrics_port,
+            allow_pickle=allow_pickle,
+        )
+        raise typer.Exit(_guard(lambda: serve(options)))
+
+    @app.command("top", help=_TOP_HELP)
+    def top_command(
+        uri: str = typer.Argument(..., metavar="URI", help="Address of the service, as `serve` prints it."),
+        interval: float = typer.Option(1.0, "--interval", min=0.05, help="Seconds between two looks."),
+        once: bool = typer.Option(False, "--once", help="Look twice, print the second time, and end."),
+        token_file: Path | None = token_option,
+        tls_roots: Path | None = typer.Option(
+            None, "--tls-roots", metavar="FILE", help="Certificates that the service's is checked by, in PEM."
+        ),
+    ) -> None:
+        from samplebatch.cli.top import Top, top
+
+        raise typer.Exit(_guard(lambda: top(Top(uri, interval, once, token_file, tls_roots))))
+
     return app
 
 
@@ -301,7 +400,7 @@ def _guard(command: Callable[[], int]) -> int:
     except UntrustedPickleError as error:
         complain(f"{error}; if you trust who wrote it, add --allow-pickle")
         return FAILED
-    except (ArgumentError, EnvironmentSpecError, PolicySpecError, FormatError, MissingExtraError) as error:
+    except _WRONG_ARGUMENTS as error:
         complain(str(error))
         return MISUSED
     except OSError as error:

@@ -13,6 +13,7 @@ _HOMES = {
     "Checkpoint": "samplebatch.service.checkpoint",
     "Checkpoints": "samplebatch.service.checkpoint",
     "InsertResult": "samplebatch.service.table",
+    "MetricsServer": "samplebatch.service.metrics",
     "RateLimiter": "samplebatch.service.limiter",
     "ReplayClient": "samplebatch.service.client",
     "ReplayServer": "samplebatch.service.server",
@@ -21,6 +22,7 @@ _HOMES = {
     "ShardedReplayClient": "samplebatch.service.sharded_client",
     "WriteCounts": "samplebatch.service.writing",
     "parse_table": "samplebatch.service.table_spec",
+    "render_metrics": "samplebatch.service.metrics",
 }
 
 __all__ = [*_HOMES]

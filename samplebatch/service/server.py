@@ -108,7 +108,8 @@ class ReplayServer:
     def start(self) -> Self:
         """Serve from threads of its own until `close` is called; a context manager does both."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._endpoint.serve, name="samplebatch-serve", daemon=True)
+            # Not its own `serve`, which would take the signals of the process over.
+            self._thread = threading.Thread(target=self._endpoint.wait, name="samplebatch-serve", daemon=True)
             self._thread.start()
         return self
 

@@ -1,0 +1,299 @@
+"""`samplebatch serve` and `samplebatch top`, run as people run them: in processes of their own, with a real Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from samplebatch import SampleBatch
+from samplebatch.cli.top import draw_tables
+from samplebatch.errors import ArgumentError, LimitTimeoutError, SampleBatchError
+from samplebatch.service import MetricsServer, RateLimiter, ReplayClient, ReplayTable, render_metrics
+from tests.service.table_rows import episode, fragment
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 60.0
+
+
+class Process:
+    """A command whose output is read by lines, of which one can wait for some."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-u", "-m", "samplebatch", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT)},
+        )
+        self.lines: list[str] = []
+        self._read = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with self._read:
+                self.lines.append(line.rstrip("\n"))
+                self._read.notify_all()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Return the first match of a pattern in a line, once there is one."""
+        deadline = time.monotonic() + WAIT_S
+        with self._read:
+            while True:
+                for line in self.lines:
+                    if match := re.search(pattern, line):
+                        return match
+                assert time.monotonic() < deadline, f"no line matches {pattern!r}: {self.lines[-12:]}"
+                assert self.popen.poll() is None or self._thread.is_alive(), self.lines
+                self._read.wait(0.2)
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Send a signal, and return the exit status."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+        status = self.popen.wait(WAIT_S)
+        self._thread.join(WAIT_S)
+        return status
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[Process, str]]:
+    """Serve in a process; gives it and its address."""
+    process = Process("serve", *arguments)
+    try:
+        yield process, process.wait_for(r"Serving .* at (grpc\S+)")[1]
+    finally:
+        if process.popen.poll() is None:
+            process.popen.kill()
+        process.end()
+        assert process.popen.stdout is not None
+        process.popen.stdout.close()
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    found = subprocess.run(
+        [sys.executable, "-m", "samplebatch", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        env={**os.environ, "COLUMNS": "300", "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    return found.returncode, found.stdout + found.stderr
+
+
+def test_tables_carry_on_from_the_checkpoint_that_ctrl_c_writes(tmp_path: Path) -> None:
+    options = ("--table", "replay=uniform:100,seed=1", "--table", "q=queue:8", "--checkpoint", str(tmp_path / "c"))
+    with serving(*options) as (process, uri):
+        with ReplayClient(uri, "replay") as buffer, ReplayClient(uri, "q") as queue:
+            buffer.extend(episode(0, range(9)))
+            queue.extend(fragment(7))
+        assert process.end() == 130
+        assert "Wrote 9 steps of 'replay', 1 fragments of 'q' " in process.lines[-1]
+    with serving(*options) as (process, uri):
+        assert process.lines[0].startswith("Restored 9 steps of 'replay', 1 fragments of 'q' from ")
+        with ReplayClient(uri, "replay") as buffer, ReplayClient(uri, "q") as queue:
+            assert len(buffer) == 9
+            assert next(iter(queue.stream()))["number"].tolist() == [7, 7]
+        assert process.end(signal.SIGTERM) == 0
+
+
+def test_checkpoints_are_written_while_it_serves_and_outlive_a_kill(tmp_path: Path) -> None:
+    options = ("-t", "replay=uniform:100", "--checkpoint", str(tmp_path), "--checkpoint-every", "1")
+    with serving(*options) as (process, uri):
+        with ReplayClient(uri, "replay") as buffer:
+            buffer.extend(episode(0, range(9)))
+            process.wait_for(r"Wrote 9 steps of 'replay'")
+        assert process.end(signal.SIGKILL) == -signal.SIGKILL
+    with serving(*options) as (_, uri), ReplayClient(uri, "replay") as buffer:
+        assert len(buffer) == 9
+
+
+def test_a_client_asks_for_a_checkpoint(tmp_path: Path) -> None:
+    with (
+        serving("-t", "replay=uniform:9", "--checkpoint", str(tmp_path)) as (_, uri),
+        ReplayClient(uri, "replay") as buffer,
+    ):
+        assert buffer.checkpoint() == str(tmp_path / "checkpoint-000000001")
+
+
+def test_a_token_is_wanted_of_clients(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    with serving("-t", "replay=uniform:9", "--token-file", str(tmp_path / "token")) as (_, uri):
+        with ReplayClient(uri, "replay", token="secret") as buffer:
+            assert len(buffer) == 0
+        with ReplayClient(uri, "replay", reconnect_s=0.1) as buffer, pytest.raises(SampleBatchError):
+            len(buffer)
+        assert "replay" in run("top", uri, "--once", "--interval", "0.1", "--token-file", str(tmp_path / "token"))[1]
+
+
+def test_tls_is_used(tmp_path: Path) -> None:
+    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    make = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    subprocess.run([*make.split(), *names], check=True, capture_output=True)
+    with serving("-t", "replay=uniform:9", "--tls-cert", certificate, "--tls-key", key) as (_, uri):
+        assert uri.startswith("grpc+tls://")
+        with ReplayClient(uri, "replay", tls_root_certs=certificate) as buffer:
+            assert len(buffer) == 0
+        status, told = run("top", uri, "--once", "--interval", "0.1", "--tls-roots", certificate)
+        assert status == 0
+        assert "0 of 9 steps" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ((), 2, "--table"),
+        (("-t", "replay=unifrom:5"), 2, "did you mean 'uniform'?"),
+        (("-t", "r=prioritized:5,alpha=-1"), 2, "alpha must be a number from 0, got -1"),
+        (("-t", "r=uniform:5", "-t", "r=uniform:5"), 2, "two are named 'r'"),
+        (("-t", "r=uniform:5", "--checkpoint-every", "5"), 2, "give a folder with --checkpoint, too"),
+        (("-t", "r=uniform:5", "--tls-cert", "c.pem"), 2, "--tls-cert and --tls-key"),
+        (("-t", "r=uniform:5", "--token-file", "/nowhere/token"), 2, "No such file or directory: '/nowhere/token'"),
+        (("-t", "r=uniform:5", "--token-file", os.devnull), 2, "must have a token, it is empty"),
+        (("-t", "r=uniform:5", "--checkpoint", os.devnull), 2, "it is a file"),
+    ],
+)
+def test_wrong_arguments_of_serve_are_told_in_one_sentence(
+    arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    found, told = run("serve", *arguments)
+    assert found == status
+    assert message in " ".join(told.replace("│", " ").split())
+    assert "Traceback" not in told
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with serving("-t", "r=uniform:5") as (_, uri):
+        status, told = run("serve", "-t", "r=uniform:5", "--port", uri.rpartition(":")[2])
+    assert status in (1, 2)
+    assert "must be able to listen" in told
+    assert "Traceback" not in told
+
+
+def test_help_teaches() -> None:
+    for command, words in (("serve", ("prioritized", "--checkpoint-every", "Examples")), ("top", ("Examples", "URI"))):
+        status, told = run(command, "--help")
+        assert status == 0
+        assert all(word in told for word in words)
+
+
+# Looking at a service
+
+
+def test_top_shows_tables_and_who_is_held_back_until_ctrl_c() -> None:
+    with (
+        serving("-t", "replay=uniform:50,min_size=20") as (_, uri),
+        ReplayClient(uri, "replay") as writer,
+        ReplayClient(uri, "replay") as learner,
+    ):
+        writer.extend(episode(0, range(9)))
+        writer.flush()
+        thread = threading.Thread(target=lambda: learner.sample(4), daemon=True)
+        thread.start()
+        top = Process("top", uri, "--interval", "0.2")
+        top.wait_for(r"9 of 50 steps")
+        top.wait_for(r"replay: the sample of .* held back for .* sampling needs 20 items, and there are 9")
+        assert top.end() == 130
+        assert not any("Traceback" in line for line in top.lines)
+        assert top.popen.stdout is not None
+        top.popen.stdout.close()
+        writer.extend(episode(1, range(20)))
+        writer.flush()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def test_top_tells_that_a_service_cannot_be_reached() -> None:
+    status, told = run("top", "grpc://127.0.0.1:1", "--once")
+    assert status in (1, 2)
+    assert "must be reachable" in told
+    assert "Traceback" not in told
+
+
+def test_rates_are_those_of_the_time_between_two_looks() -> None:
+    from rich.console import Console
+
+    table = ReplayTable("replay", capacity=100, limiter=RateLimiter(2, samples_per_insert=4))
+    before = {"replay": table.info()}
+    table.insert(episode(0, range(10)))
+    table.sample(6)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(draw_tables({"replay": table.info()}, before, 2.0, "title"))
+    told = captured.get()
+    assert re.search(r"replay │ uniform │ 10 of 100 steps │ .* MB │ +10 │ +5 │ +6 │ +3 │ min_size=2, samples_per", told)
+
+
+# Metrics
+
+
+def test_metrics_are_read_over_http() -> None:
+    with serving("-t", "replay=uniform:50", "-t", "q=queue:3", "--metrics-port", "0") as (process, uri):
+        url = process.wait_for(r"Metrics at (http://127\.0\.0\.1:\d+/metrics)")[1]
+        with ReplayClient(uri, "replay") as buffer:
+            buffer.extend(episode(0, range(9)))
+            buffer.sample(4)
+        with urlopen(url, timeout=WAIT_S) as answer:
+            assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+            lines = answer.read().decode().splitlines()
+        assert 'samplebatch_table_inserted_total{table="replay"} 9' in lines
+        assert 'samplebatch_table_size{table="q"} 0' in lines
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(url + "/other", timeout=WAIT_S)
+
+
+def test_metrics_keep_to_the_text_format() -> None:
+    table = ReplayTable('a "b"\\\n', capacity=5, limiter=RateLimiter(samples_per_insert=2))
+    table.insert(SampleBatch(obs=[1], actions=[0], rewards=[0.0], terminateds=[True]))
+    lines = render_metrics([table.info()]).splitlines()
+    value = re.compile(r'(samplebatch_table_\w+)\{table="a \\"b\\"\\\\\\n"(,action="(insert|sample)")?\} [\d.]+')
+    names = [match[1] for line in lines if (match := value.fullmatch(line))]
+    described = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert list(dict.fromkeys(names)) == described
+    assert len(lines) == len(names) + 2 * len(described)
+
+
+def test_metrics_tell_how_long_requests_are_held_back() -> None:
+    table = ReplayTable("replay", capacity=5)
+
+    def sample() -> None:
+        with pytest.raises(LimitTimeoutError):
+            table.sample(1, timeout=2.0)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    time.sleep(0.5)
+    lines = dict(line.rsplit(" ", 1) for line in render_metrics([table.info()]).splitlines())
+    assert lines['samplebatch_table_held_back{table="replay",action="sample"}'] == "1"
+    assert lines['samplebatch_table_held_back{table="replay",action="insert"}'] == "0"
+    assert 0.1 < float(lines['samplebatch_table_held_back_seconds{table="replay",action="sample"}']) < 60
+    thread.join()
+
+
+def test_a_port_for_metrics_that_is_taken_is_refused() -> None:
+    with MetricsServer([ReplayTable("r", capacity=np.int64(5))]) as server:
+        port = int(server.url.split(":")[2].split("/")[0])
+        with pytest.raises(SampleBatchError, match=f"metrics must have a port to listen at, {port} is none"):
+            MetricsServer([], port=port)
+    with pytest.raises(SampleBatchError, match="70000 is none"):
+        MetricsServer([], port=70_000)
+    with pytest.raises(ArgumentError, match="port must be a whole number from 0, got -1"):
+        MetricsServer([], port=-1)
