@@ -257,7 +257,17 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
 
 class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
-    """An update rule that learns from all steps of a buffer at once, which the policy has just collected."""
+    """An update rule that learns from all steps of a buffer at once, which the policy has just collected.
+
+    Attributes
+    ----------
+    allows_stale_steps
+        Whether it learns from steps of the policy before the last update as well, so that workers may collect while it
+        updates (`overlap` of `OnPolicyTrainerParams`). An algorithm that weighs steps by how likely the policy made
+        them which collected them says so; others take its policy for that one.
+    """
+
+    allows_stale_steps: bool = False
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
         """Make the trainer that runs such an algorithm."""

@@ -109,6 +109,10 @@ class DiscreteQLearningPolicy(Policy):
             act[chosen.numpy()] = torch.multinomial(chances, 1)[chosen, 0].numpy()
         return act
 
+    def note_steps(self, steps: int) -> None:
+        """Count steps that copies of the policy have made, for the schedule of epsilon."""
+        self._steps += steps
+
 
 class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     """Deep Q-learning of a policy for discrete actions.

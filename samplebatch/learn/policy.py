@@ -230,6 +230,16 @@ class Policy(nn.Module, ABC):
         """
         return act
 
+    def note_steps(self, steps: int) -> None:
+        """Count steps that copies of the policy have made in other processes, for schedules; this one has none.
+
+        Parameters
+        ----------
+        steps
+            How many.
+        """
+        return None
+
 
 @contextmanager
 def policy_within_training_step(policy: Policy, enabled: bool = True) -> Iterator[None]:

@@ -29,6 +29,10 @@ class Rollouts(ABC):
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
         """Collect into the buffer, by the newest policy."""
 
+    def begin(self, n_step: int | None, n_episode: int | None) -> None:
+        """Begin to collect with the newest policy, where that can be done aside; the next `collect` is for as much."""
+        return None
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the state of who collects; the buffer has its own."""
@@ -82,24 +86,44 @@ class WorkerRollouts(Rollouts):
     def __init__(self, workers: RolloutWorkers, policy: Any) -> None:
         self._workers, self._policy = workers, policy
         self.buffer = workers.buffer
+        self._begun: tuple[int | None, int | None] | None = None
+        self._held: CollectStats[Any] | None = None
+        """The report on steps that lie in the buffer, and that no call of `collect` has told of."""
 
     def reset(self, *, reset_buffer: bool) -> None:
         """Empty the buffer, if told so; workers begin with new episodes when they are started."""
         if reset_buffer:
             self.buffer.reset()
 
-    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
-        """Publish the policy's weights, and let all workers collect their share."""
+    def begin(self, n_step: int | None, n_episode: int | None) -> None:
+        """Publish the policy's weights, and let workers begin; their fragments wait in shared memory."""
         self._workers.publish(self._policy.state_dict())
-        return self._workers.collect(n_step=n_step, n_episode=n_episode)
+        self._workers.request(n_step, n_episode)
+        self._begun = n_step, n_episode
+
+    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
+        """Receive the steps that were begun with; if there are none, collect with the newest weights."""
+        stats, self._held = self._held, None
+        if stats is None:
+            if self._begun is None:
+                self._workers.publish(self._policy.state_dict())
+            self._begun = None
+            stats = self._workers.collect(n_step, n_episode)
+        # Copies of the policy have made these; its schedules go by its own count.
+        self._policy.note_steps(stats.n_collected_steps)
+        return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all workers."""
-        return self._workers.state_dict()
+        """Return the state of all workers, once the steps under way have come."""
+        if self._begun is not None:
+            self._held = self._workers.collect(*self._begun)
+            self._begun = None
+        return self._workers.state_dict() | {"held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool) -> None:
         """Load the state of all workers."""
         self._workers.load_state_dict(state, allow_pickle=allow_pickle)
+        self._held = state["held"]
 
 
 def rollouts_of(source: Any, policy: Any) -> Rollouts:

@@ -41,9 +41,17 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
         if params.training_fn is not None:
             params.training_fn(counters.epoch, counters.env_step)
         stats = self.rollouts.collect(params.collection_step_num_env_steps, params.collection_step_num_episodes)
+        if params.overlap and not self._is_last(stats):
+            self.rollouts.begin(params.collection_step_num_env_steps, params.collection_step_num_episodes)
         counters.env_episode += stats.n_collected_episodes
         counters.collect_s += time.monotonic() - began
         return self._reduce(stats)
+
+    def _is_last(self, stats: CollectStats[Any]) -> bool:
+        """Tell whether training ends with the steps of a report."""
+        counters, params = self.counters, self.params
+        steps = (counters.epoch_steps or 0) + stats.n_collected_steps
+        return counters.epoch >= params.max_epochs and steps >= params.epoch_num_steps
 
     def _passes_test(self, stats: CollectStats[Any]) -> bool:
         """Test at once, if the episodes that ended are good enough; tell whether the test is as well."""
@@ -80,7 +88,20 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
         An algorithm with `policy` and `update(buffer=, batch_size=, repeat=)`.
     params
         How to train it.
+
+    Raises
+    ------
+    ArgumentError
+        If workers are to collect during updates, and the algorithm does not allow steps of earlier policies.
     """
+
+    def __init__(self, algorithm: Any, params: OnPolicyTrainerParams) -> None:
+        if params.overlap and not getattr(algorithm, "allows_stale_steps", False):
+            raise ArgumentError(
+                f"overlap must be False for {type(algorithm).__name__}, whose allows_stale_steps is False: it takes "
+                "all steps for those of its newest policy"
+            )
+        super().__init__(algorithm, params)
 
     def _update(self, stats: CollectStats[Any]) -> Any:
         params = self.params

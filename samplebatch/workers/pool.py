@@ -151,10 +151,14 @@ class WorkerPool:
                     self._note_exit(worker, end)
                     continue
                 if fragment is not None:
-                    self._left_at = time.monotonic()
+                    self.leave()
                     yield worker, fragment
                     del fragment
                     self._come_back()
+
+    def leave(self) -> None:
+        """Take it that nobody waits for fragments until `receive` is called or goes on."""
+        self._left_at = time.monotonic()
 
     def _come_back(self) -> None:
         """Do not count the time for which nobody wanted anything from the workers."""

@@ -232,6 +232,7 @@ class RolloutWorkers(ResumableWorkers):
         self._received = Received()
         self._leftover: list[Fragment] = []
         """Fragments of a call of `collect` that did not come to its end."""
+        self._requested: tuple[int | None, int | None] | None = None
         self._is_iterating = False
         self._earlier_versions = 0
         self._one_version = threading.RLock()
@@ -327,15 +328,13 @@ class RolloutWorkers(ResumableWorkers):
         ColumnMismatchError
             If the columns of different workers cannot be joined.
         """
-        check_amounts(n_step, n_episode)
         began = time.perf_counter()
         count = StepCount()
         found: list[tuple[int, Fragment]] = []
         with self._one_version:
-            pool = self._idle("collect")
-            workers, envs = len(self._specs), self._specs[0].num_envs
-            amounts = zip(shares(n_step, workers, envs), shares(n_episode, workers, envs), strict=True)
-            pool.ask({place: Request(*amount) for place, amount in enumerate(amounts) if 0 not in amount})
+            if self._requested != (n_step, n_episode):
+                self.request(n_step, n_episode)
+            self._requested = None
             try:
                 for one in self._receive(count):
                     found.append(one)
@@ -344,6 +343,30 @@ class RolloutWorkers(ResumableWorkers):
                 raise
         batch = None if self.buffer is not None else join_streams([one for _, one in sorted(found, key=itemgetter(0))])
         return count.report(time.perf_counter() - began, batch)
+
+    def request(self, n_step: int | None = None, n_episode: int | None = None) -> None:
+        """Let all workers begin with their share, and return at once; `collect` for as much receives it.
+
+        Weights that are published in between reach those workers that have not begun.
+
+        Parameters
+        ----------
+        n_step, n_episode
+            As `collect` takes them. Any other amount there, and an iteration, leave these steps to the next iteration.
+
+        Raises
+        ------
+        ArgumentError, WorkerError
+            As `collect` does.
+        """
+        check_amounts(n_step, n_episode)
+        with self._one_version:
+            pool = self._idle("collect")
+            workers, envs = len(self._specs), self._specs[0].num_envs
+            amounts = zip(shares(n_step, workers, envs), shares(n_episode, workers, envs), strict=True)
+            pool.ask({place: Request(*amount) for place, amount in enumerate(amounts) if 0 not in amount})
+            pool.leave()
+            self._requested = n_step, n_episode
 
     def __iter__(self) -> Iterator[Fragment]:
         if self._pool is None:
@@ -360,7 +383,8 @@ class RolloutWorkers(ResumableWorkers):
         self._is_iterating = False
 
     def _finish_collect(self) -> None:
-        """Receive the rest of a call of `collect` that was interrupted."""
+        """Receive the rest of a call of `collect` that was interrupted, or of a request that nobody collected."""
+        self._requested = None
         self._leftover += [fragment for _, fragment in self._receive()]
 
     def _receive(self, count: StepCount | None = None) -> Iterator[tuple[int, Fragment]]:

@@ -32,6 +32,10 @@ class Push(nn.Module):
         self.weight = nn.Parameter(torch.zeros(()))
         self.is_within_training_step = False
         self.asked: set[bool] = set()
+        self.noted = 0
+
+    def note_steps(self, steps: int) -> None:
+        self.noted += steps
 
     def forward(self, batch: Any, state: Any = None, **_: Any) -> Batch:
         self.asked.add(self.is_within_training_step)

@@ -1,0 +1,144 @@
+"""Trainers over rollout workers: whose weights steps are made with, and steps that are collected during updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from counting import Counting, Stats
+from torch import nn
+
+from samplebatch import Batch, RolloutWorkers, VectorReplayBuffer
+from samplebatch.errors import ArgumentError
+from samplebatch.learn import (
+    OffPolicyTrainer,
+    OffPolicyTrainerParams,
+    OnPolicyTrainer,
+    OnPolicyTrainerParams,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+
+class Counted(nn.Module):
+    """Tells with each step how often it had been updated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.is_within_training_step = False
+        self.noted = 0
+
+    def note_steps(self, steps: int) -> None:
+        self.noted += steps
+
+    def forward(self, batch: Any, state: Any = None) -> Batch:
+        rows = len(batch.obs)
+        actions = (np.asarray(batch.obs)[:, 2] > 0).astype(np.int64)
+        return Batch(act=actions, policy=Batch(updates=np.full(rows, self.weight.item())))
+
+
+class Seeing(Counting):
+    """Notes at each update by which policies the rows of the buffer were made."""
+
+    allows_stale_steps = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy: Any = Counted()
+        self.seen: list[list[float]] = []
+        self.kept: list[float] = []
+
+    def update(self, buffer: Any, **given: Any) -> Stats:
+        rows, _ = buffer.sample(0)
+        self.seen.append(sorted(set(rows.policy.updates.tolist())))
+        self.kept.append(float(rows.obs.sum()))
+        return super().update(buffer, **given)
+
+
+@pytest.fixture(params=["inline", "process"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def workers(algorithm: Seeing, backend: Any = "inline") -> RolloutWorkers:
+    return RolloutWorkers(
+        "CartPole-v1", algorithm.policy, VectorReplayBuffer(400, 2), num_workers=2, seed=1, backend=backend
+    )
+
+
+def on_policy(algorithm: Seeing, collector: Any, **options: Any) -> OnPolicyTrainer:
+    params = OnPolicyTrainerParams(
+        training_collector=collector,
+        max_epochs=2,
+        epoch_num_steps=40,
+        collection_step_num_env_steps=20,
+        verbose=False,
+        show_progress=False,
+        **options,
+    )
+    return OnPolicyTrainer(algorithm, params)
+
+
+def test_steps_are_made_with_the_newest_weights(backend: str) -> None:
+    algorithm = Seeing()
+    with workers(algorithm, backend) as collector:
+        info = on_policy(algorithm, collector).run()
+    assert algorithm.seen == [[0.0], [1.0], [2.0], [3.0]]
+    assert [rows for rows, *_ in algorithm.updates] == [20] * 4
+    assert info.train_step == algorithm.policy.noted == 80
+
+
+def test_steps_that_are_collected_during_updates_are_one_update_old(backend: str) -> None:
+    algorithm = Seeing()
+    with workers(algorithm, backend) as collector:
+        info = on_policy(algorithm, collector, overlap=True).run()
+        assert collector.stats.n_collected_steps == info.train_step == 80
+    assert algorithm.seen == [[0.0], [0.0], [1.0], [2.0]]
+    assert [rows for rows, *_ in algorithm.updates] == [20] * 4
+
+
+def test_the_buffer_does_not_change_while_an_algorithm_off_policy_learns() -> None:
+    algorithm = Seeing()
+    with workers(algorithm, "process") as collector:
+        params = OffPolicyTrainerParams(
+            training_collector=collector,
+            max_epochs=1,
+            epoch_num_steps=60,
+            collection_step_num_env_steps=20,
+            update_step_num_gradient_steps_per_sample=0.2,
+            overlap=True,
+            verbose=False,
+            show_progress=False,
+        )
+        OffPolicyTrainer(algorithm, params).run()
+    assert [rows for rows, *_ in algorithm.updates] == [20] * 4 + [40] * 4 + [60] * 4
+    assert algorithm.seen[::4] == [[0.0], [0.0], [0.0, 4.0]]
+    assert [len(set(algorithm.kept[place : place + 4])) for place in (0, 4, 8)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_training_with_workers_is_resumed_exactly(overlap: bool, tmp_path: Path) -> None:
+    whole, cut, resumed = Seeing(), Seeing(), Seeing()
+    with workers(whole) as collector:
+        on_policy(whole, collector, overlap=overlap).run()
+    with workers(cut) as collector:
+        trainer = on_policy(cut, collector, overlap=overlap)
+        trainer.reset()
+        trainer.execute_epoch()
+        save_checkpoint(trainer, tmp_path)
+    with workers(resumed) as collector:
+        trainer = on_policy(resumed, collector, overlap=overlap)
+        assert load_checkpoint(trainer, tmp_path, allow_pickle=True) is None
+        assert trainer.run().train_step == 80
+    assert cut.seen + resumed.seen == whole.seen
+    assert cut.kept + resumed.kept == whole.kept
+
+
+def test_an_algorithm_of_the_newest_policy_alone_is_not_given_older_steps() -> None:
+    algorithm = Counting()
+    with pytest.raises(ArgumentError, match="overlap must be False for Counting, whose allows_stale_steps is False"):
+        on_policy(algorithm, workers(algorithm), overlap=True)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Requests: workers begin with their share, and a later call of `collect` receives it."""
+
+from __future__ import annotations
+
+import pytest
+
+from samplebatch import RolloutWorkers, VectorReplayBuffer
+from samplebatch.errors import ArgumentError, WorkerError
+
+
+def workers(buffer: VectorReplayBuffer | None = None) -> RolloutWorkers:
+    return RolloutWorkers("CartPole-v1", "random", buffer, num_workers=2, seed=1, backend="inline")
+
+
+def test_collect_receives_what_was_requested() -> None:
+    with workers() as one, workers() as other:
+        one.request(n_step=30)
+        for _ in range(2):
+            first, again = one.collect(n_step=30).batch, other.collect(n_step=30).batch
+            assert first is not None
+            assert again is not None
+            assert (first["obs"] == again["obs"]).all()
+            assert (first["t"] == again["t"]).all()
+        assert one.stats.n_collected_steps == other.stats.n_collected_steps == 60
+
+
+def test_another_amount_leaves_the_requested_steps_to_iteration() -> None:
+    with workers() as collector:
+        collector.request(n_step=30)
+        assert collector.collect(n_step=10).n_collected_steps == 10
+        assert collector.stats.n_collected_steps == 40
+
+
+def test_requested_steps_reach_the_buffer_when_they_are_collected() -> None:
+    buffer = VectorReplayBuffer(100, 2)
+    with workers(buffer) as collector:
+        collector.request(n_step=30)
+        assert len(buffer) == 0
+        assert collector.collect(n_step=30).n_collected_steps == 30
+        assert len(buffer) == 30
+
+
+def test_a_state_has_the_steps_that_were_requested() -> None:
+    with workers() as one, workers() as other, workers() as whole:
+        one.request(n_step=30)
+        other.load_state_dict(one.state_dict(), allow_pickle=True)
+        whole.collect(n_step=30)
+        assert other.stats.n_collected_steps == 30
+        found, expected = other.collect(n_step=20).batch, whole.collect(n_step=20).batch
+        assert found is not None
+        assert expected is not None
+        assert (found["obs"] == expected["obs"]).all()
+
+
+def test_amounts_are_refused_as_collect_refuses_them() -> None:
+    with workers() as collector, pytest.raises(ArgumentError, match="exactly one of n_step and n_episode"):
+        collector.request()
+    with pytest.raises(WorkerError, match="workers must be started"):
+        workers().request(n_step=1)
