@@ -49,7 +49,7 @@ _HELP = """Collect reinforcement-learning experience into Arrow files, look into
 
 [bold]Train a policy, and see how it learns:[/bold]
 
-  samplebatch train dqn CartPole-v1
+  samplebatch train ppo CartPole-v1
 
 [bold]Read the file in Python, without copying it:[/bold]
 
@@ -76,7 +76,7 @@ Ctrl-C ends the run early, and writes what has been collected so far.
 
 _TRAIN_HELP = """Train a policy, and show how it learns: by ALGORITHM, in an environment or from data.
 
-ALGORITHM is bc, bcq, cql, dqn, sac or td3. SOURCE is an environment, as [bold]collect[/bold] takes it;
+ALGORITHM is ppo, reinforce, dqn, sac, td3, bc, bcq or cql. SOURCE is an environment, as [bold]collect[/bold] takes it;
 for the algorithms that learn from data (bc, bcq, cql), a file, a dataset or a folder of Parquet files, such as
 [bold]collect[/bold] writes.
 
@@ -85,7 +85,7 @@ figures ([bold]log[/bold], for samplebatch inspect), and a checkpoint, from whic
 
 [bold]Examples[/bold]
 
-  samplebatch train dqn CartPole-v1
+  samplebatch train ppo CartPole-v1
 
   samplebatch train sac Pendulum-v1 --seed 3 --set lr=3e-4 --set max_epochs=20 --out runs/pendulum
 

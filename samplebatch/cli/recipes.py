@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, near_names
+from samplebatch.learn.actor_policy import ProbabilisticActorPolicy
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
 from samplebatch.learn.cql import CQL
@@ -21,15 +22,19 @@ from samplebatch.learn.heads import (
     DiscreteActor,
     DiscreteCritic,
     DuelingCritic,
+    ValueCritic,
 )
 from samplebatch.learn.networks import MLP, Convolutional
 from samplebatch.learn.optimizer import AdamOptimizerFactory
+from samplebatch.learn.ppo import PPO
+from samplebatch.learn.reinforce import Reinforce
 from samplebatch.learn.sac import SAC, SACPolicy
 from samplebatch.learn.td3 import TD3, ContinuousDeterministicPolicy
 from samplebatch.learn.temperature import AutoAlpha
 from samplebatch.learn.trainer_params import (
     OfflineTrainerParams,
     OffPolicyTrainerParams,
+    OnPolicyTrainerParams,
     TrainerParams,
 )
 
@@ -207,6 +212,21 @@ def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
     return head(_body(obs, settings), act)
 
 
+def _actor_policy(obs: Space, act: Space, settings: Settings) -> ProbabilisticActorPolicy:
+    return ProbabilisticActorPolicy(actor=_actor(obs, act, settings), deterministic_eval=True, **_spaces(obs, act))
+
+
+def _make_ppo(obs: Space, act: Space, settings: Settings) -> PPO:
+    critic = ValueCritic(_body(obs, settings))
+    policy = _actor_policy(obs, act, settings)
+    return PPO(policy=policy, critic=critic, optim=_optim(settings), **_arguments(PPO, settings))
+
+
+def _make_reinforce(obs: Space, act: Space, settings: Settings) -> Reinforce:
+    policy = _actor_policy(obs, act, settings)
+    return Reinforce(policy=policy, optim=_optim(settings), **_arguments(Reinforce, settings))
+
+
 def _make_dqn(obs: Space, act: Space, settings: Settings) -> DQN:
     head = DuelingCritic if settings["is_dueling"] else DiscreteCritic
     policy = DiscreteQLearningPolicy(
@@ -266,6 +286,29 @@ def _make_bcq(obs: Space, act: Space, settings: Settings) -> DiscreteBCQ:
 
 
 RECIPES: Mapping[str, Recipe] = {
+    "ppo": Recipe(
+        "proximal policy optimization, for any actions",
+        PPO,
+        OnPolicyTrainerParams,
+        _make_ppo,
+        _COMMON
+        | {
+            "lr": 1e-3,
+            "num_envs": 16,
+            "batch_size": 256,
+            "epoch_num_steps": 10_240,
+            "update_step_num_repetitions": 6,
+            "ent_coef": 0.003,
+            "max_grad_norm": 0.5,
+        },
+    ),
+    "reinforce": Recipe(
+        "the policy gradient, for any actions",
+        Reinforce,
+        OnPolicyTrainerParams,
+        _make_reinforce,
+        _COMMON | {"lr": 3e-3, "batch_size": None, "epoch_num_steps": 10_240, "return_standardization": True},
+    ),
     "dqn": Recipe(
         "deep Q-learning, for discrete actions",
         DQN,

@@ -347,17 +347,8 @@ class RolloutWorkers(ResumableWorkers):
     def request(self, n_step: int | None = None, n_episode: int | None = None) -> None:
         """Let all workers begin with their share, and return at once; `collect` for as much receives it.
 
-        Weights that are published in between reach those workers that have not begun.
-
-        Parameters
-        ----------
-        n_step, n_episode
-            As `collect` takes them. Any other amount there, and an iteration, leave these steps to the next iteration.
-
-        Raises
-        ------
-        ArgumentError, WorkerError
-            As `collect` does.
+        Weights that are published in between reach those workers that have not begun. Another amount, there or here,
+        leaves these steps to the next iteration. Takes amounts and raises as `collect` does.
         """
         check_amounts(n_step, n_episode)
         with self._one_version:

@@ -72,7 +72,13 @@ def test_a_folder_with_a_training_is_not_begun_again() -> None:
     assert "'run' must not hold a training already; go on by --resume run, or give another --out" in printed
 
 
-ENVIRONMENTS = {"dqn": "CartPole-v1", "td3": "Pendulum-v1", "sac": "Pendulum-v1"}
+ENVIRONMENTS = {
+    "ppo": "Pendulum-v1",
+    "reinforce": "CartPole-v1",
+    "dqn": "CartPole-v1",
+    "td3": "Pendulum-v1",
+    "sac": "Pendulum-v1",
+}
 DATA = {"bc": "CartPole-v1", "bcq": "CartPole-v1", "cql": "Pendulum-v1"}
 
 
