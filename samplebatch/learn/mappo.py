@@ -234,7 +234,7 @@ class MAPPO(Algorithm[Any]):
 
     def _log_probability(self, policy_id: PolicyID, rows: Any) -> torch.Tensor:
         dist, _ = self.policy[policy_id].distribution(Batch(obs=rows[names.OBS]))
-        return log_probability(dist, torch.as_tensor(rows[names.ACTIONS]))
+        return log_probability(dist, torch.as_tensor(rows[names.ACTIONS], device=self.critic.head.weight.device))
 
     def _update_with_batch(self, batch: Any, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
         weight = self.critic.head.weight
