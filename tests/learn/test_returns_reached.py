@@ -112,6 +112,19 @@ def test_measures_are_aimed_where_observations_show(make: Any) -> None:
     assert mean_return(algorithm.policy, Aim()) > -1.5
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("make", [td3, sac])
+def test_a_pendulum_is_swung_up(make: Any) -> None:
+    """A random policy gets about -1200, good ones about -150."""
+    import gymnasium
+
+    torch.manual_seed(0)
+    env = gymnasium.make("Pendulum-v1")
+    algorithm = make(env, [64, 64], 1e-3, gamma=0.98, tau=0.02)
+    learn_online(algorithm, ["Pendulum-v1"] * 2, steps=8000, start=1000, batch_size=128)
+    assert mean_return(algorithm.policy, env, 10) > -300
+
+
 def learn_offline(algorithm: Any, collector: Collector, folder: Path, *, updates: int, random: bool) -> Any:
     """Write some steps of a collector into a dataset, and learn from its folder."""
     with collector:
