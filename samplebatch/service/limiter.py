@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isinf
 from typing import Any, Self
 
 from samplebatch.arguments import positive, whole
@@ -29,8 +30,8 @@ class RateLimiter:
     Raises
     ------
     ArgumentError
-        If `min_size` is no whole number from 1, `samples_per_insert` no number above 0, or `error_buffer` none from
-        the larger of 1 and `samples_per_insert`; if there is an `error_buffer` without the other.
+        If `min_size` is no whole number from 1, `samples_per_insert` no finite number above 0, or `error_buffer` none
+        from the larger of 1 and `samples_per_insert`; if there is an `error_buffer` without the other.
 
     Attributes
     ----------
@@ -68,6 +69,10 @@ class RateLimiter:
         if ratio is not None and error_buffer is None:
             error_buffer = max(2.0 * max(1.0, ratio), 0.1 * ratio * least)
         buffer = None if error_buffer is None else positive("error_buffer", error_buffer)
+        if isinf(ratio or 0.0) or isinf(buffer or 0.0):
+            raise ArgumentError(
+                "samples_per_insert and error_buffer must be finite, got inf; leave them out for no limit"
+            )
         if ratio is not None and buffer is not None and buffer < max(1.0, ratio):
             raise ArgumentError(
                 f"error_buffer must be at least {max(1.0, ratio):g}, one sample and those of one insert, got {buffer:g}"

@@ -314,8 +314,8 @@ class StepItems(Items):
             rings = buffer._table.rings
             known = np.asarray(generations).reshape(-1)
             there = rings.holds(slots) & (rings.generation(slots) == known if len(known) == len(slots) else True)
-        spent = self.left.spent(slots) if self.left is not None else ~there
-        if self.left is not None and spent.any():
+        spent = np.zeros(len(slots), np.bool_) if self.left is None else self.left.spent(slots)
+        if spent.any():
             # Their weights are 0, so that they are not drawn.
             slots, there = slots[~spent], there[~spent]
             weights = np.broadcast_to(np.asarray(weights), spent.shape)[~spent]

@@ -16,7 +16,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(["insert", "sample"]), st.intege
 
 
 @given(OPERATIONS, RATIOS, st.integers(1, 20), st.floats(1.0, 4.0))
-def test_requests_are_admitted_as_the_ratio_of_the_paper_says(
+def test_requests_are_admitted_as_reverb_admits_their_first_item(
     operations: list[tuple[str, int]], ratio: float, min_size: int, slack: float
 ) -> None:
     buffer = slack * max(1.0, ratio)
@@ -97,6 +97,8 @@ def test_a_reset_counts_from_the_beginning() -> None:
         ({"error_buffer": 3}, "error_buffer is that of a ratio; give samples_per_insert, too"),
         ({"samples_per_insert": 4, "error_buffer": 3}, "error_buffer must be at least 4, .* got 3"),
         ({"samples_per_insert": 0.5, "error_buffer": 0.9}, "error_buffer must be at least 1, .* got 0.9"),
+        ({"samples_per_insert": float("inf")}, "must be finite, got inf; leave them out for no limit"),
+        ({"samples_per_insert": 1, "error_buffer": float("inf")}, "must be finite, got inf"),
         ({"samples_per_insert": float("nan")}, "samples_per_insert must be a number above 0, got nan"),
     ],
 )
