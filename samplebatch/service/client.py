@@ -39,8 +39,9 @@ class ReplayClient(RemoteTable):
     Where client and service share a machine, large samples are mapped from shared memory; else their arrays lie in the
     memory that they were received in. Arrays that were received are read-only.
 
-    A client that loses the service tries to reach it again, sends what was not acknowledged once more, and goes on. It
-    goes to other processes by pickle, and connects there by itself. Threads may share one.
+    A client that loses the service tries to reach it again, sends the fragments that were not acknowledged once more,
+    and goes on. It goes to other processes by pickle, and connects there by itself; a forked child cannot use it.
+    Threads may share one.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from samplebatch import errors, names
+from samplebatch import errors
 from samplebatch.arguments import choice, fraction, positive, whole
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, SampleBatchError, near_names
 
@@ -38,9 +38,6 @@ SAMPLE_KEY: Final = b"samplebatch.sample"
 
 WEIGHTS_KEY: Final = b"samplebatch.weights"
 """Key of the description of weights in the metadata of their schema."""
-
-ROW_COLUMNS: Final = (names.BATCH_INDEXES, names.GENERATION)
-"""Columns of a sample that name its rows, beside those of the rows."""
 
 
 class LostError(errors.ServiceError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from samplebatch.arguments import positive, whole
-from samplebatch.errors import ArgumentError, ServiceError
+from samplebatch.errors import ArgumentError, OwnershipError, ServiceError
 from samplebatch.service.drawing import SampleSession
 from samplebatch.service.local_memory import read_secret
 from samplebatch.service.protocol import Draw, LostError, read_json, write_json
@@ -57,7 +57,7 @@ class RemoteTable:
         self._connect()
 
     def _connect(self) -> None:
-        """Begin with a connection of this process's own, which opens when it is first used."""
+        """Make a connection, which opens when it is first used."""
         from samplebatch.service.link import Link
 
         certificates = None
@@ -174,9 +174,11 @@ class RemoteTable:
         if self._closed:
             raise ServiceError("the client must be open to be used, it has been closed")
         if self._process != os.getpid():
-            # A forked child has a copy of the connection, which is its parent's.
-            self._process = os.getpid()
-            self._connect()
+            # The threads of gRPC are not there in a forked child, which would wait for them for ever.
+            raise OwnershipError(
+                "a client of a service cannot be used in a forked child; start processes by 'spawn' or 'forkserver', "
+                "which pickle it"
+            )
 
     # Weights
 

@@ -215,6 +215,31 @@ def resident_nbytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+FORK = """
+import os, sys
+from samplebatch.service import ReplayClient
+client = ReplayClient(sys.argv[1], "replay")
+client.info()
+if not os.fork():
+    try:
+        client.info()
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+os.wait()
+print(client.info()["size"], flush=True)
+stream = client.stream(1)
+"""
+
+
+def test_a_forked_child_is_told_that_it_cannot_use_the_client() -> None:
+    with ReplayServer([ReplayTable("replay", capacity=10)]) as server, running(FORK, server.uri) as (process, line):
+        assert line == "OwnershipError"
+        assert process.stdout.read() == "0\n"
+        # It ends, though nobody has closed the client.
+        assert process.wait(20.0) == 0
+
+
 def test_a_sample_that_is_held_back_does_not_go_to_a_client_that_has_left() -> None:
     table = ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
