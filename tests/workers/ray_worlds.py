@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "rollout")])
 ENVIRONMENT = {"env_vars": {"PYTHONPATH": PATHS}}
 """Lets the processes of Ray import this working tree."""
+_STORE = {"object_store_memory": 100 << 20}
+NODE = {"num_cpus": 4, **_STORE}
+"""A node with room for some actors."""
 
 
 @contextmanager
@@ -27,13 +30,12 @@ def started_cluster(*nodes: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
 
     # A node is taken for dead after five seconds, in place of fifteen.
     quick = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    sizes = {"object_store_memory": 100 << 20}
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": quick, **sizes},
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": quick, **_STORE},
     )
     try:
-        added = [cluster.add_node(**{"num_cpus": 4, **sizes, **node}) for node in nodes]
+        added = [cluster.add_node(**{**NODE, **node}) for node in nodes]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", runtime_env=ENVIRONMENT)
         yield cluster, added
     finally:

@@ -29,10 +29,25 @@ pytestmark = pytest.mark.long
 SPREAD_OUT = RayOptions(scheduling_strategy="SPREAD")
 
 
+@pytest.fixture(scope="module")
+def started() -> Iterator[Any]:
+    with ray_worlds.started_cluster() as (cluster, _):
+        yield cluster
+
+
 @pytest.fixture
-def cluster() -> Iterator[tuple[Any, list[Any]]]:
-    with ray_worlds.started_cluster({}, {}, {}) as started:
-        yield started
+def cluster(started: Any) -> tuple[Any, list[Any]]:
+    """Bring a cluster to three nodes beside its head, and return it and them."""
+    while len(started.worker_nodes) < 3:
+        started.add_node(**ray_worlds.NODE)
+    return started, list(started.worker_nodes)
+
+
+def node_of(workers: RolloutWorkers, nodes: list[Any]) -> Any:
+    """Find the node that the first of the workers runs on."""
+    assert workers._pool is not None
+    (found,) = (node for node in nodes if node.node_id == workers._pool.workers[0]._newest.node)  # type: ignore[attr-defined]
+    return found
 
 
 def check_rings(buffer: Any) -> None:
@@ -61,7 +76,7 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
         seed=1,
     ) as workers:
         workers.collect(n_step=3)
-        timer = threading.Timer(1.2, cluster.remove_node, [nodes[1]], {"allow_graceful": False})
+        timer = threading.Timer(1.2, cluster.remove_node, [node_of(workers, nodes)], {"allow_graceful": False})
         timer.start()
         if collects:
             assert workers.collect(n_step=9000).n_collected_steps == 9000
@@ -69,10 +84,10 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
             assert sum(len(fragment) for fragment in workers) == 9000
         timer.join()
         facts, stats = workers.worker_stats, workers.stats
-    assert len(facts.failures) == facts.restarts == 1
-    (failure,) = facts.failures
-    assert failure.how in ("died", "died with its node", "cannot be reached")
-    assert facts.lost_steps == failure.lost_steps > 0
+    # Ray may have put more than one of the actors there.
+    assert 1 <= len(facts.failures) == facts.restarts <= 3
+    assert {failure.how for failure in facts.failures} <= {"died", "died with its node", "cannot be reached"}
+    assert facts.lost_steps == sum(failure.lost_steps for failure in facts.failures) > 0
     assert stats.n_collected_steps == len(buffer) == 9003
     check_rings(buffer)
 
@@ -95,12 +110,12 @@ def test_fragments_that_are_lost_with_a_node_are_made_again(cluster: Any) -> Non
         deadline = time.monotonic() + 30
         while workers.worker_stats.queue_depth < 8 and time.monotonic() < deadline:
             time.sleep(0.05)
-        cluster.remove_node(nodes[0], allow_graceful=False)
+        cluster.remove_node(node_of(workers, nodes), allow_graceful=False)
         steps += sum(len(fragment) for fragment in fragments)
         facts = workers.worker_stats
     assert steps == 1200
-    assert facts.restarts == len(facts.failures) == 1
-    assert facts.failures[0].lost_steps in (50, 100, 150)
+    assert 1 <= len(facts.failures) == facts.restarts <= 3
+    assert all(failure.lost_steps in (50, 100, 150) for failure in facts.failures)
 
 
 def test_actors_that_are_killed_again_and_again_cost_their_fragments_only(cluster: Any) -> None:
