@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -27,20 +28,19 @@ Space = gymnasium.Space[Any]
 def ask(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
     """Ask a network, recurrent or not, and return its output and its state; None for the state of one that has none.
 
-    >>> ask(nn.Identity(), 3)
+    A state is given to networks that have a parameter of that name, or take any number of arguments.
+
+    >>> ask(nn.Identity(), 3, state="another's")
     (3, None)
     """
-    found = network(obs) if state is None else network(obs, state)
+    found = network(obs) if state is None or not _takes_state(type(network)) else network(obs, state)
     return found if isinstance(found, tuple) and len(found) == 2 else (found, None)
 
 
-def takes_state(network: nn.Module) -> bool:
-    """Tell whether a network has a parameter called `state`.
-
-    >>> takes_state(nn.Linear(1, 1)), takes_state(Recurrent(spaces.Box(0, 1, (2,))))
-    (False, True)
-    """
-    return "state" in inspect.signature(network.forward).parameters
+@cache
+def _takes_state(kind: type[nn.Module]) -> bool:
+    parameters = inspect.signature(kind.forward).parameters.values()
+    return any(one.name == "state" or one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
 class Flatten(nn.Module):
