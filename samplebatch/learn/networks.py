@@ -33,7 +33,8 @@ def ask(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
     >>> ask(nn.Identity(), 3, state="another's")
     (3, None)
     """
-    found = network(obs) if state is None or not _takes_state(type(network)) else network(obs, state)
+    kind: Any = type(network)
+    found = network(obs) if state is None or not _takes_state(kind) else network(obs, state)
     return found if isinstance(found, tuple) and len(found) == 2 else (found, None)
 
 
