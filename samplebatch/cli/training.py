@@ -150,7 +150,7 @@ def resume_training(folder: Path, *, plot: Path | None = None, allow_pickle: boo
     return _run(training, folder, plot=plot, is_resumed=True, allow_pickle=allow_pickle)
 
 
-def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool) -> int:
+def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool = False) -> int:
     # A console script has its own folder on the path, not the one it is called from.
     sys.path.insert(0, os.getcwd())
     if plot is not None:
@@ -273,7 +273,7 @@ def _spaces_of(env: str) -> tuple[Any, Any]:
         made.close()
 
 
-def _open_rows(source: str, *, allow_pickle: bool) -> Any:
+def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
     """Open data to learn from: a file of ours becomes a buffer, a dataset stays where it is."""
     path = Path(source)
     if not path.exists():

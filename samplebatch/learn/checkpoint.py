@@ -173,7 +173,7 @@ def _encode(value: Any) -> Any:
         raise ColumnTypeError(f"a checkpoint cannot hold a {type(value).__name__}, as it cannot be pickled") from error
 
 
-def _decode(value: Any, *, allow_pickle: bool) -> Any:
+def _decode(value: Any, *, allow_pickle: bool = False) -> Any:
     """Turn what `_encode` made back into a state."""
     if isinstance(value, list | tuple):
         return type(value)([_decode(own, allow_pickle=allow_pickle) for own in value])

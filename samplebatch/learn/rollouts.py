@@ -38,7 +38,7 @@ class Rollouts(ABC):
         """Return the state of who collects; the buffer has its own."""
 
     @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Go on where others were that were made alike."""
 
     def clear(self) -> None:
@@ -67,7 +67,7 @@ class CollectorRollouts(Rollouts):
         state: dict[str, Any] = self._collector.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Load a collector's state."""
         self._collector.load_state_dict(state, allow_pickle=allow_pickle)
 
@@ -120,7 +120,7 @@ class WorkerRollouts(Rollouts):
             self._begun = None
         return self._workers.state_dict() | {"held": self._held}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Load the state of all workers."""
         self._workers.load_state_dict(state, allow_pickle=allow_pickle)
         self._held = state["held"]

@@ -43,7 +43,7 @@ def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
     return found | {"buffer": f"{stem}.arrow", _LEFT: None if state[_LEFT] is None else f"{stem}-{_LEFT}.arrow"}
 
 
-def read_state(plain: Plain, folder: Path, *, allow_pickle: bool) -> Plain:
+def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Plain:
     """Return the state of a table from its files.
 
     Raises
@@ -89,7 +89,7 @@ def _write_fragments(fragments: list[Any], folder: Path, stem: str) -> Plain:
     }
 
 
-def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool) -> list[Any]:
+def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> list[Any]:
     files = [open_arrow(folder / name, memory_map=False) for name in plain["files"]]
     groups = [0] * len(files)
     found = []
