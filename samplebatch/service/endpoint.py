@@ -30,6 +30,8 @@ from samplebatch.service.service import Service
 _AHEAD_NBYTES: Final = 1 << 18
 """Bytes from which a sample is sent by another thread, while the next one is drawn."""
 
+_NOT_ARROW: Final = "the message must be whole Arrow data, it is not: {}"
+
 _log = logging.getLogger(__name__)
 
 
@@ -81,7 +83,8 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
                     raise refusal from None
                 # Nothing of a fragment is kept while the next one is waited for.
                 del chunk
-                writer.write(pa.py_buffer(write_json(told)))
+                if not _acknowledge(writer, told):
+                    return
 
     def _place(self, descriptor: Any) -> tuple[Any, str, str]:
         """Return the table, the writer and the number of that writer's stream that the path of a descriptor names."""
@@ -254,12 +257,25 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnauthenticatedError(str(refusal), write_error(refusal))
 
 
+def _acknowledge(writer: Any, told: Mapping[str, Any]) -> bool:
+    """Answer a fragment, and tell whether its writer was still there."""
+    try:
+        writer.write(pa.py_buffer(write_json(told)))
+    except OSError:
+        # It was killed, say; that is no fault of the service's.
+        return False
+    return True
+
+
 def _next(reader: Any) -> Any:
     """Read the next message of a stream; None once the client has closed its side."""
     try:
         return reader.read_chunk()
     except StopIteration:
         return None
+    except OSError as error:
+        # So says Arrow that a schema lacks parts.
+        raise FormatError(_NOT_ARROW.format(_first_line(error))) from error
 
 
 @contextmanager
@@ -283,4 +299,8 @@ def _ours(error: Exception) -> SampleBatchError:
     """Return an error as one of ours: bytes that Arrow refuses are no batch."""
     if isinstance(error, SampleBatchError):
         return error
-    return FormatError(f"the message must be whole Arrow data, it is not: {str(error).splitlines()[0]}")
+    return FormatError(_NOT_ARROW.format(_first_line(error)))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

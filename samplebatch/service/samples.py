@@ -161,7 +161,11 @@ def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
         As `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow` do.
     """
     table = pa.Table.from_batches([rows])
-    about = metadata_of(table.schema)
+    try:
+        about = metadata_of(table.schema)
+        table.column_names  # noqa: B018 (they are decoded when they are first looked at)
+    except UnicodeDecodeError as error:
+        raise FormatError("a fragment must have names in UTF-8, it has others") from error
     several = about is not None and about.get("type") == "MultiAgentBatch"
     return MultiAgentBatch.from_arrow(table) if several else SampleBatch.from_arrow(table)
 

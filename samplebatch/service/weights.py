@@ -104,7 +104,7 @@ def _read(raw: Any) -> tuple[str, pa.RecordBatch]:
             name = str(json.loads((schema.metadata or {})[WEIGHTS_KEY])["name"])
             batch = stream.read_next_batch()
         batch.validate(full=True)
-    except (pa.ArrowException, KeyError, ValueError, TypeError, RecursionError, StopIteration) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, RecursionError, StopIteration) as error:
         raise FormatError("weights must come as an Arrow stream that names them, they do not") from error
     if not schema.equals(_SCHEMA) or any(column.null_count for column in batch.columns):
         raise FormatError("weights must have the columns path, dtype, shape and data, without nulls, they have not")

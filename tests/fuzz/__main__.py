@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import driver, foreign, formats
+from tests.fuzz import driver, foreign, formats, wire
 
-TARGETS = formats.TARGETS | foreign.TARGETS
+TARGETS = formats.TARGETS | foreign.TARGETS | wire.TARGETS
 
 
 def main() -> None:

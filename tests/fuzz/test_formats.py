@@ -9,9 +9,10 @@ from tests.fuzz.driver import CASES, SEED, fuzz
 pytest.importorskip("h5py")
 pytest.importorskip("tianshou")
 pytest.importorskip("ray")
-from tests.fuzz import foreign, formats
+pytest.importorskip("grpc")
+from tests.fuzz import foreign, formats, wire
 
-TARGETS = formats.TARGETS | foreign.TARGETS
+TARGETS = formats.TARGETS | foreign.TARGETS | wire.TARGETS
 SLOW = ("TIANSHOU_HDF5", "RLLIB_EPISODES")
 """Formats whose process imports their library first, which takes as long as all cases of others."""
 

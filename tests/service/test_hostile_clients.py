@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from samplebatch import SampleBatch
 from samplebatch.errors import CapacityError
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from samplebatch.service.fragments import as_fragment
+from samplebatch.service.samples import read_stream, write_stream
+from samplebatch.service.weights import pack_weights
 from tests.service.table_rows import episode
 
 PATH = flight.FlightDescriptor.for_path("replay", "someone")
@@ -182,6 +185,27 @@ def test_bad_actions(raw: Any, action: str, body: bytes, why: str) -> None:
     with pytest.raises(flight.FlightError, match=why) as caught:
         list(raw.do_action(flight.Action(action, body)))
     assert "Traceback" not in str(caught.value)
+
+
+def damaged(raw: bytes, old: bytes, new: bytes) -> pa.RecordBatch:
+    """Change bytes of an Arrow stream, and read its record batch."""
+    assert raw.count(old) == 1
+    return read_stream(raw.replace(old, new))
+
+
+def test_names_that_are_no_text(raw: Any) -> None:
+    rows = damaged(write_stream(ROWS), b"rewards", b"reward\xc3")
+    with pytest.raises(flight.FlightServerError, match="must have names in UTF-8"):
+        put(raw, rows)
+
+
+def test_a_schema_that_lacks_parts(raw: Any) -> None:
+    weights = bytearray(pack_weights({"w": np.zeros(2)}, "net").to_pybytes())
+    # The table of a field begins with how far its own layout lies before it.
+    for place in range(8, 400):
+        body = bytes([*weights[:place], 0, *weights[place + 1 :]])
+        with contextlib.suppress(flight.FlightServerError):
+            list(raw.do_action(flight.Action("publish", body)))
 
 
 def test_a_session_goes_on_after_what_it_cannot_do(raw: Any) -> None:
