@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,7 +143,8 @@ def _torch() -> SimpleNamespace:
     return SimpleNamespace(torch=torch, multiprocessing=torch.multiprocessing, strategy=strategy)
 
 
-def _ray() -> SimpleNamespace:
+def _ray_alone() -> Any:
+    """Return Ray, connected to a cluster of this process's own."""
     import ray
 
     if not ray.is_initialized():
@@ -155,6 +156,11 @@ def _ray() -> SimpleNamespace:
             logging_level="ERROR",
             object_store_memory=2**31,
         )
+    return ray
+
+
+def _ray() -> SimpleNamespace:
+    ray = _ray_alone()
 
     @ray.remote
     class Receiver:
@@ -162,6 +168,71 @@ def _ray() -> SimpleNamespace:
             return len(columns["rewards"]), float(columns["rewards"][-1])
 
     return SimpleNamespace(put=ray.put, get=ray.get, seen=Receiver.remote().seen.remote)
+
+
+def _ray_tianshou() -> SimpleNamespace:
+    from tianshou.data import ReplayBuffer
+
+    from benchmarks.served import EPISODE, SIZES, STORED, steps
+
+    theirs = {
+        "new_obs": "obs_next",
+        "actions": "act",
+        "rewards": "rew",
+        "terminateds": "terminated",
+        "truncateds": "truncated",
+    }
+    ray = _ray_alone()
+
+    def rows(columns: Any) -> Any:
+        named = {theirs.get(name, name): values for name, values in columns.items()}
+        return ReplayBuffer.from_data(**named, done=named["terminated"])
+
+    @ray.remote(num_cpus=0)
+    class Buffer:
+        """A Tianshou buffer that others call."""
+
+        def __init__(self, kind: str) -> None:
+            self._size, self._stored = SIZES[kind], STORED[kind]
+            self._sequences = kind == "sequences"
+            self._buffer = rows(steps(kind, STORED[kind]))
+            self._rng = np.random.default_rng(7)
+
+        def sample(self) -> Any:
+            if not self._sequences:
+                return dict(self._buffer.sample(self._size)[0])
+            starts = self._rng.integers(self._stored - EPISODE, size=self._size)
+            return dict(self._buffer[(starts[:, None] + np.arange(EPISODE)).reshape(-1)])
+
+        def insert(self, columns: Any) -> int:
+            self._buffer.update(rows(columns))
+            return len(self._buffer)
+
+    return SimpleNamespace(buffer=Buffer.remote, get=ray.get, kill=ray.kill)
+
+
+def _torchrl() -> SimpleNamespace:
+    from torchrl.data import LazyTensorStorage, RayReplayBuffer, SliceSampler
+
+    _ray_alone()
+
+    def buffer(capacity: int, batch_size: int, length: int | None) -> Any:
+        sampled = {} if length is None else {"sampler": partial(SliceSampler, slice_len=length, end_key="terminateds")}
+        return RayReplayBuffer(
+            storage=partial(LazyTensorStorage, capacity),
+            batch_size=batch_size,
+            remote_config={"num_cpus": 0, "num_gpus": 0},
+            **sampled,
+        )
+
+    return SimpleNamespace(batch=_tensordict().batch, buffer=buffer)
+
+
+def _reverb() -> SimpleNamespace:
+    from benchmarks.reverb_peer import ReverbSession, python
+
+    python()
+    return SimpleNamespace(session=ReverbSession)
 
 
 def _leaves(columns: Any) -> Any:
@@ -188,6 +259,9 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "torch fd": _torch,
     "torch fs": _torch,
     "ray": _ray,
+    "ray tianshou": _ray_tianshou,
+    "torchrl": _torchrl,
+    "reverb": _reverb,
     "numpy": _numpy,
     "pipe": _numpy,
     BARE: _numpy,

@@ -1,0 +1,255 @@
+"""`service.*`: experience into and out of a replay buffer in another process, on one machine.
+
+Three kinds of experience: 256 steps with observations of 17 floats; 32 steps whose observations are four frames of 84
+by 84 bytes; 8 sequences of 80 of the small steps. Each step has the next observation, too, so these are samples of
+about 49 KB, 1.8 MB and 130 KB.
+
+- `sample`: a learner asks for one sample and has it. Ours is mapped from shared memory where it is large.
+- `wire`: the same without shared memory.
+- `stream`: 16 samples, some of which are drawn while the ones before are read; without shared memory. Reverb draws all
+  its samples ahead, and stands here alone.
+- `insert`: 8 fragments of as many steps, under way at once, until the last is acknowledged.
+- `p99`: the 99th percentile of the seconds from sending a fragment to its acknowledgement, one after the other.
+
+Bare is Arrow Flight alone: the bytes of our sample lie ready in the memory of its server, and fragments are dropped as
+they come. Peers are a Tianshou buffer in an actor of Ray, TorchRL's `RayReplayBuffer`, and Reverb, which runs in an
+interpreter of its own: the environment variable `REVERB_PYTHON` is the path of one that can import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks import served
+from benchmarks.harness import Row, Way
+from benchmarks.served import EPISODE, KINDS, SIZES, STEPS, STORED, steps
+
+STREAMED, INSERTED, TIMED = 16, 8, 100
+"""Samples, fragments, and fragments that are timed, of one call."""
+FLIGHT_BAR = 1.25
+"""80 % of Arrow Flight alone."""
+
+Call = Callable[[], Any]
+
+
+class Connection:
+    """A call, and the connection that it stands on, which is closed when nobody calls any more."""
+
+    def __init__(self, call: Call, close: Call) -> None:
+        self._call, self._close = call, close
+
+    def __call__(self) -> Any:
+        return self._call()
+
+    def __del__(self) -> None:
+        # The servers may be gone when the program ends.
+        with contextlib.suppress(Exception):
+            self._close()
+
+
+def p99(insert: Call) -> float:
+    """Return the 99th percentile of the seconds that an insert takes."""
+    seconds = []
+    for _ in range(TIMED):
+        began = perf_counter()
+        insert()
+        seconds.append(perf_counter() - began)
+    return float(np.percentile(seconds, 99))
+
+
+# Ours
+
+
+def _client(table: str, **options: Any) -> Any:
+    from samplebatch.service import ReplayClient
+
+    return ReplayClient(served.service(), table, **options)
+
+
+def _ours_sample(_: Any, kind: str, **options: Any) -> Call:
+    client = _client(kind, **options)
+    if kind == "sequences":
+        call = partial(client.sample_sequences, SIZES[kind], EPISODE)
+    else:
+        call = partial(client.sample, SIZES[kind])
+    call()
+    return Connection(call, client.close)
+
+
+def _ours_stream(_: Any, kind: str) -> Call:
+    client = _client(kind, shared_memory=False)
+    options = {"mode": "sequences", "length": EPISODE} if kind == "sequences" else {}
+    samples = client.stream(SIZES[kind], prefetch=4, **options)
+    return Connection(lambda: [next(samples) for _ in range(STREAMED)][-1], lambda: (samples.close(), client.close()))
+
+
+def _ours_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
+    client = _client(f"written {kind}")
+    rows = lib.SampleBatch(steps(kind, STEPS[kind]))
+
+    def call() -> None:
+        for _ in range(count):
+            client.extend(rows)
+        client.flush()
+
+    call()
+    return Connection(call, client.close)
+
+
+# Arrow Flight alone
+
+
+def _connect() -> Any:
+    from pyarrow import flight
+
+    return flight.connect(served.raw_flight())
+
+
+def _raw_sample(_: Any, kind: str) -> Call:
+    from pyarrow import flight
+
+    client = _connect()
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(kind))
+
+    def call() -> Any:
+        writer.write_metadata(b"{}")
+        return reader.read_chunk().data
+
+    call()
+    return Connection(call, lambda: (writer.close(), client.close()))
+
+
+def _raw_stream(_: Any, kind: str) -> Call:
+    from pyarrow import flight
+
+    client = _connect()
+    reader = client.do_get(flight.Ticket(kind))
+    return Connection(
+        lambda: [reader.read_chunk().data for _ in range(STREAMED)][-1], lambda: (reader.cancel(), client.close())
+    )
+
+
+def _raw_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
+    from pyarrow import flight
+
+    from samplebatch import SampleBatch
+    from samplebatch.service.fragments import as_fragment
+
+    client = _connect()
+    rows = as_fragment(SampleBatch(steps(kind, STEPS[kind])))
+    writer, reader = client.do_put(flight.FlightDescriptor.for_path(kind), rows.schema)
+
+    def call() -> None:
+        for _ in range(count):
+            writer.write_batch(rows)
+        for _ in range(count):
+            reader.read()
+
+    call()
+    return Connection(call, lambda: (writer.close(), client.close()))
+
+
+# Peers
+
+
+def _actor_sample(lib: Any, kind: str) -> Call:
+    actor = lib.buffer(kind)
+
+    def call() -> Any:
+        return lib.get(actor.sample.remote())
+
+    call()
+    return Connection(call, partial(lib.kill, actor))
+
+
+def _actor_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
+    actor = lib.buffer(kind)
+    rows = steps(kind, STEPS[kind])
+
+    def call() -> None:
+        lib.get([actor.insert.remote(rows) for _ in range(count)])
+
+    call()
+    return Connection(call, partial(lib.kill, actor))
+
+
+def _torchrl_sample(lib: Any, kind: str) -> Call:
+    length = EPISODE if kind == "sequences" else None
+    buffer = lib.buffer(STORED[kind], STEPS[kind], length)
+    buffer.extend(lib.batch(steps(kind, STORED[kind])))
+    buffer.sample()
+    return Connection(buffer.sample, buffer.close)
+
+
+def _torchrl_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
+    buffer = lib.buffer(STORED[kind], STEPS[kind], None)
+    rows = lib.batch(steps(kind, STEPS[kind]))
+
+    def call() -> None:
+        for _ in range(count):
+            buffer.extend(rows)
+
+    call()
+    return Connection(call, buffer.close)
+
+
+def _reverb(work: str) -> Way:
+    """Let Reverb's own interpreter do the work, which tells how long it took."""
+    return Way(lambda lib, kind: lib.session(work, kind), clocked=True)
+
+
+def _late(setup: Callable[..., Call]) -> Way:
+    """Time the 99th percentile of single inserts."""
+    return Way(lambda lib, kind: partial(p99, setup(lib, kind, 1)), clocked=True)
+
+
+def _row(work: str, kind: str, *, bar: float | None = None, level: float = 1.0, **ways: Way) -> Row:
+    named = {name.replace("_", " "): way for name, way in ways.items()}
+    # Each contestant draws by its own generator.
+    return Row(f"service.{work}.{kind}", partial(str, kind), named, traffic=True, view=None, bar=bar, level=level)
+
+
+def _rows(kind: str) -> list[Row]:
+    wire = partial(_ours_sample, shared_memory=False)
+    return [
+        _row("stream", kind, ours=Way(_ours_stream), reverb=_reverb("stream"), bare=Way(_raw_stream), bar=FLIGHT_BAR),
+        _row("wire", kind, ours=Way(wire), bare=Way(_raw_sample), bar=FLIGHT_BAR),
+        _row(
+            "sample",
+            kind,
+            ours=Way(_ours_sample),
+            ray_tianshou=Way(_actor_sample),
+            torchrl=Way(_torchrl_sample),
+            bare=Way(_raw_sample),
+            bar=FLIGHT_BAR,
+        ),
+        _row(
+            "insert",
+            kind,
+            ours=Way(_ours_insert),
+            ray_tianshou=Way(_actor_insert),
+            torchrl=Way(_torchrl_insert),
+            reverb=_reverb("insert"),
+            bare=Way(_raw_insert),
+            bar=FLIGHT_BAR,
+        ),
+        _row(
+            "p99",
+            kind,
+            ours=_late(_ours_insert),
+            ray_tianshou=_late(_actor_insert),
+            torchrl=_late(_torchrl_insert),
+            reverb=_reverb("p99"),
+            bare=_late(_raw_insert),
+        ),
+    ]
+
+
+ROWS = list(itertools.chain.from_iterable(zip(*map(_rows, KINDS), strict=True)))

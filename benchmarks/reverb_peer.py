@@ -1,0 +1,142 @@
+"""Reverb as a contestant of `bench_service`, in an interpreter of its own: its TensorFlow wants an older NumPy.
+
+The environment variable `REVERB_PYTHON` is the path of that interpreter. It runs this file as a program, which
+starts itself again as a server of Reverb, does the work once for each line that it reads, and answers with the seconds
+that it took.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.served import EPISODE, KINDS, SIZES, STEPS, STORED, steps
+
+
+class ReverbSession:
+    """Reverb's interpreter at one work; a call returns the seconds that it took."""
+
+    def __init__(self, work: str, kind: str) -> None:
+        # Its output, but for the answers, is a log.
+        self._process = subprocess.Popen(
+            [python(), __file__, work, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True,
+        )  # fmt: skip
+        self()
+
+    def __call__(self) -> float:
+        sent, answers = self._process.stdin, self._process.stdout
+        assert sent is not None
+        assert answers is not None
+        sent.write("go\n")
+        sent.flush()
+        return float(answers.readline())
+
+    def __del__(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def python() -> str:
+    """Return the path of Reverb's interpreter.
+
+    Raises
+    ------
+    ImportError
+        If there is none.
+    """
+    found = os.environ.get("REVERB_PYTHON")
+    if found is None:
+        raise ImportError("REVERB_PYTHON must be the path of a Python that imports reverb")
+    return found
+
+
+def _serve(kind: str) -> None:
+    """Serve a table of Reverb until the standard input is closed."""
+    import reverb
+    import tensorflow as tf
+
+    length = EPISODE if kind == "sequences" else 1
+    signature = {
+        name: tf.TensorSpec([length, *values.shape[1:]] if length > 1 else values.shape[1:], values.dtype, name)
+        for name, values in steps(kind, 1).items()
+    }
+    table = reverb.Table(
+        kind, reverb.selectors.Uniform(), reverb.selectors.Fifo(), STORED[kind], reverb.rate_limiters.MinSize(1),
+        signature=signature,
+    )  # fmt: skip
+    server = reverb.Server([table], port=None)
+    print(server.port, flush=True)
+    sys.stdin.read()
+
+
+def _works(kind: str, port: int) -> dict[str, Any]:
+    """Connect to Reverb, and return what can be done with it."""
+    import reverb
+
+    length = EPISODE if kind == "sequences" else 1
+    client = reverb.Client(f"localhost:{port}")
+    writer = client.trajectory_writer(num_keep_alive_refs=length)
+
+    def insert(rows: Any) -> None:
+        count = len(rows["rewards"])
+        for number in range(count):
+            writer.append({name: values[number] for name, values in rows.items()})
+            if length == 1:
+                item = {name: column[-1] for name, column in writer.history.items()}
+            elif number % EPISODE == EPISODE - 1:
+                item = {name: column[-EPISODE:] for name, column in writer.history.items()}
+            else:
+                continue
+            writer.create_item(kind, 1.0, item)
+        writer.flush()
+
+    insert(steps(kind, min(STORED[kind], 4 * STEPS[kind])))
+    dataset = reverb.TrajectoryDataset.from_table_signature(
+        client.server_address, kind, max_in_flight_samples_per_worker=2 * SIZES[kind]
+    )
+    samples = iter(dataset.batch(SIZES[kind]).as_numpy_iterator())
+    rows = steps(kind, STEPS[kind])
+
+    def late() -> float:
+        seconds = []
+        for _ in range(100):
+            began = perf_counter()
+            insert(rows)
+            seconds.append(perf_counter() - began)
+        return sorted(seconds)[98]
+
+    return {
+        "stream": lambda: [next(samples) for _ in range(16)],
+        "insert": lambda: [insert(rows) for _ in range(8)],
+        "p99": late,
+    }
+
+
+def main() -> None:
+    """Do the work for each line of the standard input."""
+    work, kind = sys.argv[1:]
+    assert kind in KINDS
+    if work == "serve":
+        _serve(kind)
+        return
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    works = _works(kind, int(server.stdout.readline()))
+    for _ in sys.stdin:
+        began = perf_counter()
+        found = works[work]()
+        print(found if work == "p99" else perf_counter() - began, flush=True)
+
+
+if __name__ == "__main__":
+    main()

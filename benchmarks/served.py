@@ -1,0 +1,131 @@
+"""The processes at the other end of the rows of `bench_service`: our replay service, and Arrow Flight alone.
+
+Each is started when it is first needed, used for all rows, and ended with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+from collections.abc import Callable
+from functools import cache
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+EPISODE = 80
+"""Steps of an episode, and of a sequence."""
+SIZES = {"vectors": 256, "frames": 32, "sequences": 8}
+"""Items of a sample: steps, or sequences."""
+STEPS = {"vectors": 256, "frames": 32, "sequences": 8 * EPISODE}
+"""Steps of a sample, and of a fragment."""
+STORED = {"vectors": 20_000, "frames": 512, "sequences": 20_000}
+"""Steps that a table has when samples are drawn from it."""
+KINDS = tuple(SIZES)
+
+Columns = dict[str, Any]
+
+
+def steps(kind: str, rows: int, seed: int = 7) -> Columns:
+    """Make transitions: observations of 17 floats, or of four frames of 84 by 84, and actions of 6 floats."""
+    rng = np.random.default_rng(seed)
+
+    def observations() -> Any:
+        if kind == "frames":
+            return rng.integers(0, 256, (rows, 4, 84, 84), np.uint8)
+        return rng.standard_normal((rows, 17), dtype=np.float32)
+
+    number = np.arange(rows)
+    return {
+        "obs": observations(),
+        "new_obs": observations(),
+        "actions": rng.standard_normal((rows, 6), dtype=np.float32),
+        "rewards": rng.standard_normal(rows),
+        "terminateds": number % EPISODE == EPISODE - 1,
+        "truncateds": np.zeros(rows, bool),
+    }
+
+
+def drawn(kind: str) -> Any:
+    """Draw a sample as the service packs it: the bytes that Arrow Flight alone sends."""
+    from samplebatch.service.samples import pack
+
+    return pack(_sample(_table(kind, filled=True), kind)).batch
+
+
+def _sample(table: Any, kind: str) -> Any:
+    if kind == "sequences":
+        return table.sample(SIZES[kind], mode="sequences", length=EPISODE)
+    return table.sample(SIZES[kind])
+
+
+def _table(kind: str, *, filled: bool) -> Any:
+    from samplebatch import SampleBatch
+    from samplebatch.service import ReplayTable
+
+    table = ReplayTable(kind if filled else f"written {kind}", capacity=STORED[kind], seed=7)
+    if filled:
+        table.insert(SampleBatch(steps(kind, STORED[kind])))
+    return table
+
+
+def _serve_tables(back: Any) -> None:
+    from samplebatch.service import ReplayServer
+
+    with ReplayServer([_table(kind, filled=filled) for kind in KINDS for filled in (True, False)]) as server:
+        _tell_and_wait(back, server.uri)
+
+
+def _serve_bytes(back: Any) -> None:
+    from pyarrow import RecordBatchReader, flight
+
+    samples = {kind: drawn(kind) for kind in KINDS}
+
+    class Bytes(flight.FlightServerBase):  # type: ignore[misc]
+        """Sends a sample that lies ready, and drops the fragments that it gets."""
+
+        def do_get(self, context: Any, ticket: Any) -> Any:
+            sample = samples[ticket.ticket.decode()]
+            return flight.RecordBatchStream(RecordBatchReader.from_batches(sample.schema, repeat(sample)))
+
+        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            sample = samples[descriptor.command.decode()]
+            writer.begin(sample.schema)
+            for _ in reader:
+                writer.write_batch(sample)
+
+        def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            for _ in reader:
+                writer.write(json.dumps({"inserted": 1}).encode())
+
+    with Bytes("grpc://127.0.0.1:0") as server:
+        _tell_and_wait(back, f"grpc://127.0.0.1:{server.port}")
+
+
+def _tell_and_wait(back: Any, uri: str) -> None:
+    back.send(uri)
+    while back.poll(None):
+        return
+
+
+def _start(serve: Callable[[Any], None]) -> str:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=serve, args=(there,), daemon=True, name=f"benchmarks {serve.__name__}").start()
+    there.close()
+    atexit.register(here.close)
+    return str(here.recv())
+
+
+@cache
+def service() -> str:
+    """Start our replay service, and return its address."""
+    return _start(_serve_tables)
+
+
+@cache
+def raw_flight() -> str:
+    """Start a server of Arrow Flight that has its samples ready in memory, and return its address."""
+    return _start(_serve_bytes)
