@@ -88,11 +88,14 @@ def write_steps(uri: str, folder: Path, number: int, rate: float) -> None:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     path, step = folder / f"writer.{number}", 0
+    stream, streams = None, 0
     with ReplayClient(uri, "soak", writer=f"writer {number}", reconnect_s=120.0) as client:
         while not ended.is_set():
             steps = np.arange(step, step + STEPS)
             step += STEPS
-            note(path, step, client.written.rows)
+            if client._writer._stream is not stream:
+                stream, streams = client._writer._stream, streams + 1
+            note(path, step, client.written.rows, streams)
             obs = np.stack([np.full(STEPS, number), steps], 1)
             client.extend(
                 SampleBatch(
@@ -102,7 +105,7 @@ def write_steps(uri: str, folder: Path, number: int, rate: float) -> None:
             )  # fmt: skip
             ended.wait(1 / rate if rate else 0.0)
         client.flush()
-        note(path, step, client.written.rows)
+        note(path, step, client.written.rows, streams + 1)
 
 
 def learn(uri: str, folder: Path, number: int) -> None:
@@ -270,7 +273,8 @@ def account(
     Parameters
     ----------
     lines
-        When a fragment was sent, the number of rows up to its end, and how many were known to be acknowledged.
+        When a fragment was sent, the number of rows up to its end, how many were known to be acknowledged, and how
+        many streams had been opened.
     counted
         How often each of its rows is in the table.
     losses
@@ -287,16 +291,15 @@ def account(
     acknowledged = 0
     heard = np.full(fragments, np.inf)
     sent = np.full(fragments, np.inf)
-    for moment, rows, known in lines:
+    for moment, rows, known, _ in lines:
         sent[int(rows) // STEPS - 1] = min(moment, sent[int(rows) // STEPS - 1])
         heard[acknowledged : int(known) // STEPS] = moment
         acknowledged = int(known) // STEPS
     for fragment in np.flatnonzero((times != times[:, :1]).any(1)):
         faults.append(f"fragment {fragment} is there in part")
     often = times[:, 0]
-    moments = np.array([moment for moment, *_ in lines])
     for fragment in np.flatnonzero((often == 0) & np.isfinite(heard)):
-        if not any(since <= heard[fragment] <= _noted(moments, kill) for since, kill in losses):
+        if not any(since <= heard[fragment] <= _noted(lines, kill) for since, kill in losses):
             faults.append(f"fragment {fragment}, sent at {sent[fragment]:.2f}, is lost")
     for fragment in np.flatnonzero(often > 1):
         if not any(sent[fragment] <= kill <= heard[fragment] for kill in kills):
@@ -313,13 +316,13 @@ def account(
     return faults, sums
 
 
-def _noted(moments: Any, kill: float) -> float:
+def _noted(lines: list[list[float]], kill: float) -> float:
     """Return when a writer had noted all that was acknowledged before a kill.
 
-    It reads an acknowledgement when it sends the next fragment, and notes that before the one after it.
+    It may read such acknowledgements until it opens another stream, which its next line tells.
     """
-    after = moments[moments > kill]
-    return float(after[:2][-1]) if len(after) else kill
+    before = [streams for moment, _, _, streams in lines if moment <= kill]
+    return next((moment for moment, _, _, streams in lines if moment > kill and [streams] != before[-1:]), np.inf)
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ def test_every_step_is_accounted_for(
         assert figures["service killed"] > 1
 
 
-LINES = [[0.0, STEPS, 0], [1.0, 2 * STEPS, STEPS], [2.0, 3 * STEPS, STEPS], [3.0, 3 * STEPS, 3 * STEPS]]
-"""Three fragments are sent; the first is known to be acknowledged at 1.0, the others at 3.0."""
+LINES = [[0.0, STEPS, 0, 1], [1.0, 2 * STEPS, STEPS, 2], [2.0, 3 * STEPS, STEPS, 3], [3.0, 3 * STEPS, 3 * STEPS, 4]]
+"""Three fragments are sent, each on another stream; the first is known to be acknowledged at 1.0, the others at 3.0."""
 
 
 @pytest.mark.parametrize(
