@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,7 +19,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn.lagged import LaggedNetwork
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
-from samplebatch.learn.policy import Policy, policy_within_training_step
+from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
 from samplebatch.learn.sources import open_source, sample_steps
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
@@ -186,9 +185,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     ) -> TrainingStats:
         """Sample a batch and update the policy with it, within a training step."""
         start = perf_counter()
-        with policy_within_training_step(self.policy), _mode_kept(self):
+        with policy_within_training_step(self.policy), torch_train_mode(self, False):
             batch, indices = self._sample_batch(buffer, sample_size)
-            self.eval()
             batch = self._preprocess_batch(batch, buffer, indices)
             sampled = batch.get(WEIGHT)
             self.train()
@@ -223,13 +221,14 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what `state_dict` has beside parameters: optimizers, schedules, the number of updates.
+        """Return the part of `state_dict` beside parameters: optimizers, schedules, exploration, the count of updates.
 
         An algorithm with more to go on from returns more, and takes it in `set_extra_state`.
         """
         return {
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "lr_schedulers": [scheduler.state_dict() for scheduler in self.lr_schedulers],
+            "exploration": self.policy.get_exploration_state(),
             "updates": self.updates,
         }
 
@@ -247,6 +246,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
                 raise ArgumentError(f"state must have {len(own)} {name}, as the algorithm has, got {len(state[name])}")
             for one, kept in zip(own, state[name], strict=True):
                 one.load_state_dict(kept)
+        self.policy.set_exploration_state(state["exploration"])
         self.updates = state["updates"]
 
     # Returns
@@ -391,15 +391,3 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         from samplebatch.learn.trainer import OfflineTrainer
 
         return OfflineTrainer(self, params)
-
-
-@contextmanager
-def _mode_kept(module: nn.Module) -> Iterator[None]:
-    """Bring a module back to the mode in which it was, training or evaluation."""
-    before = module.training
-    try:
-        yield
-    finally:
-        # Modules are walked one by one, which takes as long as a small network's step.
-        if module.training != before:
-            module.train(before)

@@ -12,10 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.column.unpickling import unpickle
-from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError
+from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError, SampleBatchError
 from samplebatch.storage.arrow_file import replacing
 from samplebatch.storage.buffer_state import generator_from_state, generator_state
+from samplebatch.storage.dataset import Dataset
+from samplebatch.storage.mixed_sampler import MixedSampler
 
 FILE = "checkpoint.pt"
 _KIND = "samplebatch.kind"
@@ -118,7 +121,7 @@ class Draws:
     Parameters
     ----------
     rows
-        A replay buffer or dataset.
+        A replay buffer, `Dataset` or `MixedSampler`.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -131,6 +134,64 @@ class Draws:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draw on from a state."""
         self._rows._rng = generator_from_state(state)
+
+
+class MixedDraws:
+    """Shares and generators of a mixed sampler and of its sources, as a part of checkpoints.
+
+    Parameters
+    ----------
+    sampler
+        The sampler.
+
+    Raises
+    ------
+    ArgumentError
+        As `rows_part` does for a source.
+    """
+
+    def __init__(self, sampler: MixedSampler) -> None:
+        self._sampler, self._own = sampler, Draws(sampler)
+        self._sources = {name: rows_part(source) for name, source in sampler._sources.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the shares, the sampler's generator, and the state of each source."""
+        sources = {name: part.state_dict() for name, part in self._sources.items()}
+        return {"shares": self._sampler._shares.copy(), "own": self._own.state_dict(), "sources": sources}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draw on from a state."""
+        # Set as they were: the sampler's property would divide them by their sum once more.
+        self._sampler._shares = state["shares"]
+        self._own.load_state_dict(state["own"])
+        for name, part in self._sources.items():
+            part.load_state_dict(state["sources"][name])
+
+
+def rows_part(rows: Any) -> Any:
+    """Return the part of checkpoints for rows that are there before training: their generators, and priorities if any.
+
+    Parameters
+    ----------
+    rows
+        A replay buffer, `Dataset` or `MixedSampler`; or another source with `state_dict` and `load_state_dict`.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of these.
+    """
+    if isinstance(rows, MixedSampler):
+        return MixedDraws(rows)
+    # The class is looked at, as a buffer goes through its columns for names that it has not.
+    kind = type(rows)
+    if isinstance(rows, ReplayBuffer | Dataset) and not hasattr(kind, "update_weight"):
+        return Draws(rows)
+    if hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict"):
+        return rows
+    raise ArgumentError(
+        f"buffer must have state_dict and load_state_dict to be a part of checkpoints, a {kind.__name__} has not"
+    )
 
 
 def generators_state() -> dict[str, Any]:
@@ -174,7 +235,7 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(value: Any, *, allow_pickle: bool = False) -> Any:
-    """Turn what `_encode` made back into a state."""
+    """Decode a state that `_encode` made."""
     if isinstance(value, list | tuple):
         return type(value)([_decode(own, allow_pickle=allow_pickle) for own in value])
     if not isinstance(value, dict):

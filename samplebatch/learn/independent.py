@@ -64,6 +64,16 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
         for policy in self._policies.values():
             policy.is_within_training_step = enabled
 
+    def get_exploration_state(self) -> dict[str, Any]:
+        """Return the states of the exploration of each policy, by label."""
+        labels = label_policies(self._policies)
+        return {labels[policy_id]: policy.get_exploration_state() for policy_id, policy in self._policies.items()}
+
+    def set_exploration_state(self, state: Mapping[str, Any]) -> None:
+        """Let each policy explore on from a state that `get_exploration_state` returned."""
+        for policy_id, label in label_policies(self._policies).items():
+            self._policies[policy_id].set_exploration_state(state[label])
+
     def state_dict(self) -> dict[PolicyID, dict[str, Any]]:
         """Return the weights of each policy, as `RolloutWorkers.publish` takes them."""
         return {policy_id: policy.state_dict() for policy_id, policy in self._policies.items()}

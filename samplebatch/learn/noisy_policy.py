@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import gymnasium
@@ -50,3 +51,12 @@ class ContinuousPolicyWithExplorationNoise(Policy):
             return act
         noisy = np.asarray(act) + self.exploration_noise(act.shape)
         return noisy.astype(act.dtype, copy=False)
+
+    def get_exploration_state(self) -> dict[str, Any]:
+        """Return the state of the noise, if the policy has some."""
+        return {} if self.exploration_noise is None else self.exploration_noise.state_dict()
+
+    def set_exploration_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the noise from a state that `get_exploration_state` returned."""
+        if self.exploration_noise is not None:
+            self.exploration_noise.load_state_dict(dict(state))

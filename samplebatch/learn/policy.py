@@ -168,7 +168,7 @@ class Policy(nn.Module, ABC):
         return int(act[0]) if isinstance(self.action_space, spaces.Discrete) else act[0]
 
     def map_action(self, act: Any) -> Array:
-        """Turn actions into what environments take; they are stored as they were.
+        """Map actions to those that environments take; they are stored as they were.
 
         Actions of a Box are bounded by the policy's method, then scaled to the space if they are to be; those of a
         Discrete space begin at its `start`.
@@ -201,7 +201,7 @@ class Policy(nn.Module, ABC):
         return scaled
 
     def map_action_inverse(self, act: Any) -> Array:
-        """Turn actions that environments take into those that the policy would have given.
+        """Map actions that environments take to those of the policy.
 
         Collectors do so with random actions. Those at a bound, which `"tanh"` never reaches, become large, not
         infinite.
@@ -229,6 +229,18 @@ class Policy(nn.Module, ABC):
             What it was asked about.
         """
         return act
+
+    def get_exploration_state(self) -> dict[str, Any]:
+        """Return the state of exploration beside parameters and buffers, such as a noise's drift; here there is none.
+
+        It is no weight that collectors get: their copies of the policy drift by themselves. `Algorithm.state_dict` has
+        it.
+        """
+        return {}
+
+    def set_exploration_state(self, state: Mapping[str, Any]) -> None:
+        """Explore on from a state that `get_exploration_state` returned."""
+        return None
 
     def note_steps(self, steps: int) -> None:
         """Count steps that copies of the policy have made in other processes, for schedules; this one has none.
@@ -283,7 +295,9 @@ def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        module.train(before)
+        # Modules are walked one by one, which takes as long as a small network's step.
+        if module.training != before:
+            module.train(before)
 
 
 def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:

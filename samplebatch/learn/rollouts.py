@@ -110,7 +110,11 @@ class WorkerRollouts(Rollouts):
             self._begun = None
             stats = self._workers.collect(n_step, n_episode)
         # Copies of the policy have made these; its schedules go by its own count.
-        self._policy.note_steps(stats.n_collected_steps)
+        if stats.policies:
+            for policy_id, own in stats.policies.items():
+                self._policy[policy_id].note_steps(own.n_collected_steps)
+        else:
+            self._policy.note_steps(stats.n_collected_steps)
         return stats
 
     def state_dict(self) -> dict[str, Any]:

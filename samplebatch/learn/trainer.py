@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Any, TypeVar
 
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.checkpoint import Draws
+from samplebatch.learn.checkpoint import rows_part
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.rollouts import Rollouts, rollouts_of
 from samplebatch.learn.trainer_params import (
@@ -148,11 +148,20 @@ class OfflineTrainer(Trainer[OfflineTrainerParams]):
         An algorithm with `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, one gradient step.
     params
         How to train it.
+
+    Raises
+    ------
+    ArgumentError
+        If there are to be checkpoints, and the source of rows is another than a replay buffer, `Dataset` or
+        `MixedSampler`, and has no `state_dict`.
     """
 
     def __init__(self, algorithm: Any, params: OfflineTrainerParams) -> None:
         super().__init__(algorithm, params)
         self._buffer = algorithm.process_buffer(params.buffer)
+        if params.checkpoint_dir is not None:
+            # What no checkpoint can hold is found before hours of training, not after.
+            rows_part(self._buffer)
 
     def _training_step(self) -> TrainingStep:
         training = self.algorithm.update(buffer=self._buffer, sample_size=self.params.batch_size)
@@ -163,5 +172,4 @@ class OfflineTrainer(Trainer[OfflineTrainerParams]):
         return 0
 
     def _parts(self) -> dict[str, Any]:
-        has_priorities = hasattr(self._buffer, "update_weight")
-        return super()._parts() | {"buffer": self._buffer if has_priorities else Draws(self._buffer)}
+        return super()._parts() | {"buffer": rows_part(self._buffer)}

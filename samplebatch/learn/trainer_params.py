@@ -37,7 +37,7 @@ class TrainerParams:
     epoch_num_steps
         Environment steps of an epoch, at least; of an `OfflineTrainer`, its updates.
     test_collector
-        A collector that plays test episodes; None for no tests.
+        A collector that plays test episodes, no `RolloutWorkers`; None for no tests.
     test_step_num_episodes
         Episodes of a test.
     training_fn
@@ -69,8 +69,8 @@ class TrainerParams:
     Raises
     ------
     ArgumentError
-        If there is no such parameter; names the near ones. If a number is not positive, or a function for tests is
-        given without a `test_collector`.
+        If there is no such parameter; names the near ones. If a number is not positive, `test_collector` no collector,
+        or a function for tests is given without one.
     """
 
     max_epochs: int = 100
@@ -102,7 +102,10 @@ class TrainerParams:
         for name in _WHOLE:
             if (value := getattr(self, name, None)) is not None:
                 setattr(self, name, whole(name, value, 1))
-        if self.test_collector is None:
+        collector = self.test_collector
+        if collector is not None and not all(callable(getattr(collector, own, None)) for own in ("reset", "collect")):
+            raise ArgumentError(f"test_collector must be a collector, got a {type(collector).__name__}")
+        if collector is None:
             for name in ("stop_fn", "test_fn", "save_best_fn"):
                 if getattr(self, name) is not None:
                     raise ArgumentError(f"{name} must be given with a test_collector, which is None")

@@ -271,9 +271,6 @@ class Trainer(ABC, Generic[ParamsT]):
     def _parts(self) -> dict[str, Any]:
         """Return the parts that have states of their own, by name; those with environments load pickles."""
         own: dict[str, Any] = {"algorithm": self.algorithm, "counters": self.counters, "losses": self._losses}
-        noise = getattr(self.algorithm.policy, "exploration_noise", None)
-        if hasattr(noise, "state_dict"):
-            own["exploration_noise"] = noise
         loggers = {f"logger_{place}": logger for place, logger in enumerate(self.params.loggers)}
         return own | {name: logger for name, logger in loggers.items() if hasattr(logger, "state_dict")}
 

@@ -17,10 +17,13 @@ from samplebatch.learn import (
     LRSchedulerFactoryLinear,
     OfflineAlgorithm,
     OfflineTrainer,
+    OfflineTrainerParams,
     OffPolicyAlgorithm,
     OffPolicyTrainer,
+    OffPolicyTrainerParams,
     OnPolicyAlgorithm,
     OnPolicyTrainer,
+    OnPolicyTrainerParams,
     Policy,
     SimpleLossTrainingStats,
     TorchOptimizerFactory,
@@ -241,12 +244,12 @@ def test_each_kind_of_algorithm_makes_its_trainer() -> None:
             return TrainingStats()
 
     collector = SimpleNamespace(buffer=filled())
-    params: Any = SimpleNamespace(verbose=False, show_progress=False, training_collector=collector, buffer=None)
-    for algorithm, kind in (
-        (Summed(), OnPolicyTrainer),
-        (Watched(), OffPolicyTrainer),
-        (Offline(policy=Linear()), OfflineTrainer),
-    ):
+    cases: list[tuple[Any, Any, Any]] = [
+        (Summed(), OnPolicyTrainer, OnPolicyTrainerParams(training_collector=collector)),
+        (Watched(), OffPolicyTrainer, OffPolicyTrainerParams(training_collector=collector)),
+        (Offline(policy=Linear()), OfflineTrainer, OfflineTrainerParams(buffer=collector.buffer)),
+    ]
+    for algorithm, kind, params in cases:
         trainer = algorithm.create_trainer(params)
         assert type(trainer) is kind
         assert trainer.algorithm is algorithm

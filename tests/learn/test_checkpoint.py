@@ -6,19 +6,44 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from counting import Counting
-from resumed_run import run
+from resumed_run import Cloning, run
 
-from samplebatch import Batch, Collector, ReplayBuffer, VectorReplayBuffer
+from samplebatch import (
+    Batch,
+    Collector,
+    Dataset,
+    MixedSampler,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+)
 from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError, UntrustedPickleError
 from samplebatch.learn import (
+    MLP,
+    PPO,
+    SAC,
+    AdamOptimizerFactory,
+    AutoAlpha,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    DiscreteActor,
+    DiscreteActorPolicy,
+    LRSchedulerFactoryLinear,
+    OfflineTrainer,
+    OfflineTrainerParams,
     OffPolicyTrainer,
     OffPolicyTrainerParams,
     OnPolicyTrainer,
     OnPolicyTrainerParams,
+    OUNoise,
+    Recurrent,
+    SACPolicy,
+    ValueCritic,
     load_checkpoint,
     read_log,
     save_checkpoint,
@@ -236,9 +261,93 @@ def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path) -
     assert read_checkpoint(tmp_path, allow_pickle=True)["parts"]["counters"]["epoch"] == 5
 
 
-def test_rows_that_do_not_change_are_no_part_of_offline_checkpoints(tmp_path: Path) -> None:
-    from samplebatch.learn import OfflineTrainer, OfflineTrainerParams
+def recurrent_ppo() -> tuple[PPO, str]:
+    env = gymnasium.make("CartPole-v1")
+    body = Recurrent(env.observation_space, 8)
+    schedule = LRSchedulerFactoryLinear(2, 40, 20)
+    algorithm = PPO(
+        policy=DiscreteActorPolicy(actor=DiscreteActor(body, env.action_space), action_space=env.action_space),
+        critic=ValueCritic(body),
+        optim=AdamOptimizerFactory().with_lr_scheduler_factory(schedule),
+        return_scaling=True,
+    )
+    return algorithm, "CartPole-v1"
 
+
+def noisy_sac() -> tuple[SAC, str]:
+    env = gymnasium.make("Pendulum-v1")
+    obs, act = env.observation_space, env.action_space
+    optim = AdamOptimizerFactory()
+    actor = ContinuousActorProbabilistic(MLP(obs, [8]), act, conditioned_sigma=True)
+    algorithm = SAC(
+        policy=SACPolicy(actor=actor, action_space=act, exploration_noise=OUNoise()),
+        policy_optim=optim,
+        critic=ContinuousCritic(obs, act, [8]),
+        critic2=ContinuousCritic(obs, act, [8]),
+        critic_optim=optim,
+        alpha=AutoAlpha(-1.0, 0.0, optim),
+    )
+    return algorithm, "Pendulum-v1"
+
+
+@pytest.mark.parametrize("make", [recurrent_ppo, noisy_sac])
+def test_algorithms_of_the_library_go_on_bit_for_bit(make: Any, tmp_path: Path) -> None:
+    def library_trainer(**options: Any) -> Any:
+        torch.manual_seed(0)
+        algorithm, env = make()
+        kind = OnPolicyTrainerParams if isinstance(algorithm, PPO) else OffPolicyTrainerParams
+        buffer = VectorReplayBuffer(100, 2, random_seed=2)
+        collector = Collector(algorithm.policy, env, buffer, num_envs=2, seed=1, exploration_noise=True)
+        params = {"epoch_num_steps": 40, "collection_step_num_env_steps": 20, "batch_size": 10, "max_epochs": 2}
+        return algorithm.create_trainer(kind(training_collector=collector, verbose=False, **params | options))
+
+    whole = library_trainer()
+    whole.run()
+    library_trainer(max_epochs=1, checkpoint_dir=tmp_path).run()
+    resumed = library_trainer()
+    assert load_checkpoint(resumed, tmp_path, allow_pickle=True) is None
+    assert resumed.run().train_step == 80
+    assert_same(resumed.algorithm.state_dict(), whole.algorithm.state_dict())
+
+
+def dataset(folder: Path) -> Dataset:
+    found = Dataset(folder, seed=3)
+    if not found.parts():
+        with Collector("random", "CartPole-v1", seed=3) as collector:
+            found.append(collector.collect(n_step=50).batch)
+    return found
+
+
+def mixed(folder: Path) -> MixedSampler:
+    newer = PrioritizedReplayBuffer(50, alpha=0.6, beta=0.4, random_seed=4)
+    with Collector("random", "CartPole-v1", newer, seed=5) as collector:
+        collector.collect(n_step=50)
+    sources = {"older": dataset(folder), "newer": newer}
+    return MixedSampler(sources, {"older": 1.0, "newer": 2.0}, missing="drop", seed=6)
+
+
+@pytest.mark.parametrize("source", [dataset, mixed])
+def test_a_training_from_data_goes_on_with_the_draws_to_come(source: Any, tmp_path: Path) -> None:
+    def offline_trainer(**options: Any) -> OfflineTrainer:
+        torch.manual_seed(0)
+        params = {"epoch_num_steps": 5, "batch_size": 7, "max_epochs": 2, "verbose": False} | options
+        return OfflineTrainer(Cloning(), OfflineTrainerParams(buffer=source(tmp_path / "rows"), **params))
+
+    whole = offline_trainer()
+    whole.run()
+    offline_trainer(max_epochs=1, checkpoint_dir=tmp_path).run()
+    resumed = offline_trainer()
+    load_checkpoint(resumed, tmp_path)
+    assert resumed.run().update_step == 10
+    assert_same(resumed.algorithm.state_dict(), whole.algorithm.state_dict())
+
+
+def test_rows_without_a_state_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"buffer must have state_dict and load_state_dict .* a list has not"):
+        OfflineTrainer(Counting(), OfflineTrainerParams(buffer=[], checkpoint_dir=tmp_path))
+
+
+def test_rows_that_do_not_change_are_no_part_of_offline_checkpoints(tmp_path: Path) -> None:
     rows = ReplayBuffer(10)
     rows.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, obs_next=1, info={}))
     params = OfflineTrainerParams(buffer=rows, verbose=False, show_progress=False)

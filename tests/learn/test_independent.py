@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from learning import assert_equal_parameters, assert_goes_on
 from teams import SPEAKER_LISTENER, SPREAD, actor, adam, spaces_of
 
-from samplebatch import MultiAgentCollector, MultiAgentReplayBuffer, PrioritizedReplayBuffer
+from samplebatch import Batch, MultiAgentCollector, MultiAgentReplayBuffer, PrioritizedReplayBuffer, RolloutWorkers
 from samplebatch.errors import ArgumentError, EmptyBufferError, PolicyNotFoundError
 from samplebatch.learn import (
     DQN,
     MLP,
     PPO,
+    ContinuousDeterministicPolicy,
     DiscreteCritic,
     DiscreteQLearningPolicy,
     MultiAgentOffPolicyAlgorithm,
@@ -23,8 +25,10 @@ from samplebatch.learn import (
     MultiAgentPolicy,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
+    OUNoise,
     ValueCritic,
 )
+from samplebatch.learn.rollouts import WorkerRollouts
 
 ROLES = ("speaker", "listener")
 
@@ -127,6 +131,36 @@ def test_it_goes_on_from_its_state() -> None:
     everything = {role: len(own) for role, own in buffer.buffers.items()}
     assert everything == {"speaker": 100, "listener": 100}
     assert_goes_on(algorithm, MultiAgentOffPolicyAlgorithm(q_learners(2)), lambda one: one.update(buffer, 0))
+
+
+def test_noises_of_policies_go_on_from_the_state_of_all() -> None:
+    def drifting() -> MultiAgentPolicy:
+        space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+        made = {}
+        for policy_id in (1, "two"):
+            noise = OUNoise(sigma=0.0, theta=0.5, mu=4.0, dt=1.0)
+            made[policy_id] = ContinuousDeterministicPolicy(
+                actor=torch.nn.Identity(), action_space=space, exploration_noise=noise
+            )
+        return MultiAgentPolicy(made)
+
+    policies, fresh = drifting(), drifting()
+    act = np.zeros((1, 2))
+    policies[1].add_exploration_noise(act, Batch())
+    fresh.set_exploration_state(policies.get_exploration_state())
+    assert fresh[1].add_exploration_noise(act, Batch()).tolist() == [[3.0, 3.0]]
+    assert fresh["two"].add_exploration_noise(act, Batch()).tolist() == [[2.0, 2.0]]
+
+
+def test_steps_of_workers_count_for_the_schedule_of_the_policy_that_made_them() -> None:
+    learners = q_learners()
+    algorithm = MultiAgentOffPolicyAlgorithm(learners)
+    buffer = MultiAgentReplayBuffer(1000)
+    with RolloutWorkers(
+        SPEAKER_LISTENER, algorithm.policy, num_workers=1, seed=1, buffer=buffer, backend="inline"
+    ) as workers:
+        WorkerRollouts(workers, algorithm.policy).collect(50, None)
+    assert [int(learners[role].policy._steps) for role in ROLES] == [50, 50]
 
 
 def test_policies_are_a_mapping_with_weights_for_workers() -> None:

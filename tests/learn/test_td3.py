@@ -22,6 +22,7 @@ from samplebatch.learn import (
     ContinuousDeterministicPolicy,
     GaussianNoise,
     ImitationPolicy,
+    OUNoise,
 )
 from tests.learn.learning import CHOICES, MEASURES, OBS, assert_goes_on, filled, parameters_of, seeded
 
@@ -139,6 +140,24 @@ def test_exploration_noise_keeps_the_dtype_of_actions() -> None:
         ).exploration_noise,
         GaussianNoise,
     )
+
+
+def test_a_noise_that_drifts_goes_on_from_the_state_of_its_algorithm() -> None:
+    def drifting() -> TD3:
+        algorithm = make()
+        algorithm.policy.exploration_noise = OUNoise(sigma=0.5, dt=0.5)
+        return algorithm
+
+    algorithm, fresh = drifting(), drifting()
+    act, batch = np.zeros((4, 2), np.float32), Batch(obs=np.zeros((4, 3)))
+    algorithm.policy.add_exploration_noise(act, batch)
+    fresh.load_state_dict(algorithm.state_dict())
+    torch.manual_seed(3)
+    expected = algorithm.policy.add_exploration_noise(act, batch)
+    torch.manual_seed(3)
+    np.testing.assert_array_equal(fresh.policy.add_exploration_noise(act, batch), expected)
+    # Workers are given the policy's own state, and drift by themselves.
+    assert algorithm.policy.state_dict().keys() == make().policy.state_dict().keys()
 
 
 def test_discrete_actions_are_refused() -> None:

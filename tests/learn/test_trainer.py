@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from counting import Counting, Stats
 
-from samplebatch import Batch, Collector, ReplayBuffer, VectorReplayBuffer
+from samplebatch import Batch, Collector, ReplayBuffer, RolloutWorkers, VectorReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import (
     OfflineTrainer,
@@ -234,6 +234,13 @@ def test_lines_say_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_parameters_are_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         OffPolicyTrainerParams(**collectors(Counting().policy) | given)
+
+
+def test_tests_are_played_by_a_collector() -> None:
+    workers = RolloutWorkers("CartPole-v1", num_workers=1, backend="inline")
+    with pytest.raises(ArgumentError, match="test_collector must be a collector, got a RolloutWorkers"):
+        OffPolicyTrainerParams(**collectors(Counting().policy) | {"test_collector": workers})
+    workers.stop()
 
 
 def test_a_collecting_that_brings_no_gradient_step_is_refused() -> None:
