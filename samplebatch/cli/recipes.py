@@ -335,14 +335,7 @@ RECIPES: Mapping[str, Recipe] = {
         TD3,
         OffPolicyTrainerParams,
         _make_td3,
-        _OFF_POLICY
-        | {
-            "lr": 1e-3,
-            "hidden_sizes": [256, 256],
-            "noise_sigma": 0.1,
-            "num_envs": 1,
-            "collection_step_num_env_steps": 1,
-        },
+        _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "noise_sigma": 0.1},
     ),
     "sac": Recipe(
         "soft actor-critic, for continuous actions",

@@ -21,7 +21,7 @@ from samplebatch.learn.optimizer import OptimizerFactory
 
 
 class DiscreteBCQPolicy(DiscreteQLearningPolicy):
-    """A policy that takes the action of the highest value among those that the data are likely to have taken.
+    """A policy that takes the action of the highest value among the likely ones of the data.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """Return the value after so many steps."""
+        """Return the value after a number of steps."""
 
 
 class LinearSchedule(Schedule):
@@ -175,7 +175,7 @@ class LinearSchedule(Schedule):
         self.steps, self.begin = whole("steps", steps, 1), whole("begin", begin)
 
     def __call__(self, step: int) -> float:
-        """Return the value after so many steps."""
+        """Return the value after a number of steps."""
         done = min(1.0, max(0.0, (step - self.begin) / self.steps))
         return self.start * (1.0 - done) + self.end * done
 
@@ -206,7 +206,7 @@ class ExponentialSchedule(Schedule):
         self.start, self.end, self.decay = float(start), float(end), fraction("decay", decay)
 
     def __call__(self, step: int) -> float:
-        """Return the value after so many steps."""
+        """Return the value after a number of steps."""
         return self.end + (self.start - self.end) * self.decay**step
 
 

@@ -201,7 +201,7 @@ class WandbLogger(Logger):
 
 
 def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return figures with `/` between the names of groups and those in them; what is no number is left out.
+    """Return figures with `/` between the names of groups and those in them; others than numbers are left out.
 
     Examples
     --------

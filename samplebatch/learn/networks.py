@@ -45,7 +45,7 @@ def _takes_state(kind: type[nn.Module]) -> bool:
 
 
 class Flatten(nn.Module):
-    """Makes one row of numbers of each observation: parts of dicts and tuples side by side, choices one-hot.
+    """A layer that makes a row of numbers of each observation: parts of dicts and tuples side by side, choices one-hot.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Flatten(nn.Module):
         self.output_dim = int(spaces.flatdim(space))
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """Flatten observations, whatever axes of rows and steps come before their own."""
+        """Flatten observations behind the axes of rows and steps."""
         return _flatten(self.space, obs)
 
 

@@ -58,7 +58,7 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
         return LambdaLR(optim, self.factor)
 
     def factor(self, update: int) -> float:
-        """Return the part of the learning rate that is left after so many updates."""
+        """Return the part of the learning rate that is left after a number of updates."""
         return max(0.0, 1.0 - update / self.max_updates)
 
 

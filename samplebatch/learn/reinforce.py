@@ -91,6 +91,6 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
 
 
 def summarize(figures: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
-    """Sum up each of so many figures of gradient steps, with one copy from their device; None where there are none."""
+    """Sum up `count` figures of each gradient step, with one copy from their device; None where there was no step."""
     steps = torch.stack(figures).cpu().numpy().reshape(-1, count) if figures else np.empty((0, count))
     return [SequenceSummaryStats.from_sequence(figure) for figure in steps.T]

@@ -174,7 +174,7 @@ class TrainingCounters:
 
 @dataclass
 class SmoothedLosses:
-    """Means of each loss over the last updates; what is not finite is left out.
+    """Means of each loss over the last updates, for trainers; losses that are not finite are left out.
 
     Examples
     --------

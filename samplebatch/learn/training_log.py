@@ -120,7 +120,7 @@ def is_log(batch: object) -> TypeGuard[SampleBatch]:
 
 
 def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
-    """Read the figures of a training, without those that a resumed training has told again.
+    """Read the figures of a training, each once where a resumed training has told it again.
 
     Raises
     ------
