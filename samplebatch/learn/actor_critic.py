@@ -19,7 +19,7 @@ from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm
 from samplebatch.learn.moments import RunningMoments
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import ask, recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
 
 STATE_IN = "state_in"
@@ -73,8 +73,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         sequence_length: int = 32,
     ) -> None:
         super().__init__(policy=policy)
-        shared = set(policy.modules())
-        if any(isinstance(part, nn.RNNBase) and part not in shared for part in critic.modules()):
+        if not set(recurrent_parts(critic)) <= set(policy.modules()):
             raise ArgumentError("critic must share the actor's body to be recurrent, as only its state is collected")
         self.critic = critic
         self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)

@@ -23,12 +23,12 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
-from samplebatch.errors import EmptyBufferError
+from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.independent import MultiAgentPolicy
 from samplebatch.learn.moments import RunningMoments
-from samplebatch.learn.networks import MLP
+from samplebatch.learn.networks import MLP, recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import policy_within_training_step, torch_train_mode
 from samplebatch.learn.ppo import ActorCriticTrainingStats
@@ -129,7 +129,7 @@ class MAPPO(Algorithm[Any]):
     Raises
     ------
     ArgumentError
-        If an argument is out of its range, or there are no policies.
+        If an argument is out of its range, or there are no policies or recurrent ones.
     """
 
     def __init__(
@@ -146,6 +146,11 @@ class MAPPO(Algorithm[Any]):
         gamma: float = 0.99,
     ) -> None:
         super().__init__(policy=MultiAgentPolicy(policies))
+        for policy_id, policy in policies.items():
+            if recurrent_parts(policy):
+                raise ArgumentError(
+                    f"policy {policy_id!r} must not be recurrent for MAPPO, which learns from single steps"
+                )
         labels = label_policies(policies)
         self.actors = nn.ModuleDict({labels[policy_id]: policy for policy_id, policy in policies.items()})
         self.critic, self.moments = critic, RunningMoments()

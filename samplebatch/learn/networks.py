@@ -44,6 +44,15 @@ def _takes_state(kind: type[nn.Module]) -> bool:
     return any(one.name == "state" or one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
+def recurrent_parts(network: nn.Module) -> list[nn.Module]:
+    """Return the recurrent layers of a network.
+
+    >>> recurrent_parts(nn.Sequential(nn.Linear(2, 3), nn.GRU(3, 3)))
+    [GRU(3, 3)]
+    """
+    return [part for part in network.modules() if isinstance(part, nn.RNNBase)]
+
+
 class Flatten(nn.Module):
     """A layer that makes a row of numbers of each observation: parts of dicts and tuples side by side, choices one-hot.
 

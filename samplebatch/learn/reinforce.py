@@ -10,9 +10,11 @@ import torch
 from samplebatch.arguments import fraction
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm, TrainingStats
 from samplebatch.learn.moments import RunningMoments
+from samplebatch.learn.networks import recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.rollout.collect_statistics import SequenceSummaryStats
 
@@ -49,7 +51,7 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
     Raises
     ------
     ArgumentError
-        If an argument is out of its range.
+        If an argument is out of its range, or the policy is recurrent.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
         max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(policy=policy)
+        if recurrent_parts(policy):
+            raise ArgumentError("policy must not be recurrent for Reinforce, which learns from single steps; take PPO")
         self.gamma = fraction("gamma", gamma)
         self.ret_rms = RunningMoments() if return_standardization else None
         self.optim = self._create_optimizer(policy, optim, max_grad_norm)

@@ -12,8 +12,16 @@ from learning import assert_goes_on
 from teams import SPEAKER_LISTENER, SPREAD, actor, adam, joint_critic, spaces_of
 
 from samplebatch import Batch, MultiAgentBatch, MultiAgentCollector, MultiAgentReplayBuffer, RolloutWorkers, SampleBatch
-from samplebatch.errors import ColumnNotFoundError, EmptyBufferError
-from samplebatch.learn import MAPPO, JointCritic, OnPolicyTrainer, OnPolicyTrainerParams
+from samplebatch.errors import ArgumentError, ColumnNotFoundError, EmptyBufferError
+from samplebatch.learn import (
+    MAPPO,
+    DiscreteActor,
+    DiscreteActorPolicy,
+    JointCritic,
+    OnPolicyTrainer,
+    OnPolicyTrainerParams,
+    Recurrent,
+)
 
 LINE = spaces.Box(-10.0, 10.0, (1,), np.float32)
 
@@ -188,6 +196,13 @@ def test_steps_must_be_there_and_say_whose_they_are() -> None:
     del columns["agent_index"]
     with pytest.raises(ColumnNotFoundError, match="agent_index"):
         pair().update(MultiAgentBatch({"one": SampleBatch(columns)}, 6), 2, 1)
+
+
+def test_recurrent_policies_are_refused() -> None:
+    (obs, *_), (act, *_) = spaces_of(SPREAD)
+    policy = DiscreteActorPolicy(actor=DiscreteActor(Recurrent(obs), act), action_space=act)
+    with pytest.raises(ArgumentError, match="policy 'agent' must not be recurrent for MAPPO"):
+        MAPPO(policies={"agent": policy}, critic=joint_critic(SPREAD), optim=adam())
 
 
 @pytest.mark.long

@@ -14,10 +14,11 @@ from samplebatch.learn import (
     AdamOptimizerFactory,
     DiscreteActor,
     DiscreteActorPolicy,
+    Recurrent,
     Reinforce,
     policy_within_training_step,
 )
-from tests.learn.learning import CHOICES, assert_equal_parameters, assert_goes_on, filled, seeded
+from tests.learn.learning import CHOICES, OBS, assert_equal_parameters, assert_goes_on, filled, seeded
 from tests.learn.oracle import Asked, same_order, their_buffer, update_theirs
 from tests.learn.tasks import Match
 
@@ -77,3 +78,8 @@ def test_it_learns() -> None:
             buffer.reset(keep_statistics=True)
     with Collector(policy, [Match()], seed=1) as collector:
         assert collector.collect(n_episode=10).returns.mean() >= 7.5
+
+
+def test_recurrent_policies_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="policy must not be recurrent for Reinforce"):
+        make(DiscreteActor(Recurrent(OBS), CHOICES))
