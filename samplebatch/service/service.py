@@ -171,7 +171,7 @@ class Service:
             If the table refuses, or the sample is too large.
         """
         table = self.table(draw.table)
-        self._check_nbytes("a sample", draw.batch_size * (draw.length or 1) * _item_nbytes(table))
+        self._check_nbytes("a sample", draw.batch_size * (draw.length or 1) * table.item_nbytes)
         mode: Any = draw.mode
         packed = pack(
             table.sample(
@@ -287,12 +287,6 @@ class Service:
         """Let all who wait at a table raise."""
         for table in self.tables.values():
             table.close()
-
-
-def _item_nbytes(table: ReplayTable) -> int:
-    """Estimate the bytes of one item of a table; rings have memory for all of their steps."""
-    info = table.info()
-    return int(info["nbytes"]) // max(1, int(info["capacity" if table.unit == "steps" else "size"]))
 
 
 def _read(body: Any, action: str, known: tuple[str, ...]) -> dict[str, Any]:

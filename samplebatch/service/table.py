@@ -379,9 +379,8 @@ class ReplayTable:
         -------
         dict
             `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of the weights by which
-            items are drawn; `inserted` and `sampled` items so far; the
-            `limits`; and `held_back`, a list of requests with `who`, `action`, `why`, and `since`, in seconds of Unix
-            time.
+            items are drawn; `inserted` and `sampled` items so far; the `limits`; and `held_back`, requests with `who`,
+            `action`, `why`, and `since`, in seconds of Unix time.
         """
         with self._lock:
             return {
@@ -399,6 +398,11 @@ class ReplayTable:
                 "held_back": self._room.held_back(),
                 "closed": self._room.closed,
             }
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of one item, about: of a step those of its slot, of fragments the mean."""
+        return int(self._items.nbytes) // max(1, self.capacity if self.unit == "steps" else len(self))
 
     @property
     def closed(self) -> bool:
