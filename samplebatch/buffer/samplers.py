@@ -235,15 +235,8 @@ class Prioritized(Sampler):
         """
         if not len(slots):
             return
-        sizes = np.abs(priorities)
-        sizes += EPSILON
-        peak = sizes.max()
+        sizes, peak = self.sizes(priorities)
         smallest, largest = float(sizes.min()), float(peak)
-        if not largest < np.inf or self.alpha * log(largest) > log(self.tree.limit):
-            found = "NaN" if isnan(largest) else f"{largest:g}"
-            raise PriorityError(
-                f"the sum of priorities to the power of alpha must be finite, got a priority of {found}"
-            )
         if sizes.dtype != np.float64 and self.alpha * log(largest) > _LOG_FLOAT32_MAX:
             sizes, peak = sizes.astype(np.float64), peak.astype(np.float64)
         self.tree.put(slots, (sizes**self.alpha).astype(np.float64, copy=False))
@@ -251,6 +244,25 @@ class Prioritized(Sampler):
         if largest > self.largest:
             self.largest, self.new_weight = largest, float(peak**self.alpha)
         self.smallest = min(self.smallest, smallest)
+
+    def sizes(self, priorities: npt.NDArray[np.floating[Any]]) -> tuple[Floats, np.floating[Any]]:
+        """Return the sizes of priorities, of which there must be one at least, and the largest of them.
+
+        Raises
+        ------
+        PriorityError
+            If a priority is NaN or too large.
+        """
+        sizes = np.abs(priorities)
+        sizes += EPSILON
+        peak = sizes.max()
+        largest = float(peak)
+        if not largest < np.inf or self.alpha * log(largest) > log(self.tree.limit):
+            found = "NaN" if isnan(largest) else f"{largest:g}"
+            raise PriorityError(
+                f"the sum of priorities to the power of alpha must be finite, got a priority of {found}"
+            )
+        return sizes, peak
 
     def state_dict(self, slots: Ints) -> dict[str, Any]:
         """Return the state of the sampler and of slots; see `Sampler.state_dict`."""

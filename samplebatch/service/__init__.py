@@ -12,7 +12,7 @@ from samplebatch.exports import exports
 _HOMES = {
     "Checkpoint": "samplebatch.service.checkpoint",
     "Checkpoints": "samplebatch.service.checkpoint",
-    "InsertResult": "samplebatch.service.table",
+    "InsertResult": "samplebatch.service.items",
     "MetricsServer": "samplebatch.service.metrics",
     "RateLimiter": "samplebatch.service.limiter",
     "ReplayClient": "samplebatch.service.client",
@@ -29,10 +29,10 @@ __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
     from samplebatch.service.client import ReplayClient as ReplayClient
+    from samplebatch.service.items import InsertResult as InsertResult
     from samplebatch.service.items import Sample as Sample
     from samplebatch.service.limiter import RateLimiter as RateLimiter
     from samplebatch.service.server import ReplayServer as ReplayServer
-    from samplebatch.service.table import InsertResult as InsertResult
     from samplebatch.service.table import ReplayTable as ReplayTable
     from samplebatch.service.writing import WriteCounts as WriteCounts
 

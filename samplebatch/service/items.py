@@ -73,6 +73,28 @@ class Sample:
     held_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class InsertResult:
+    """The result of an insert into a replay table, for writers.
+
+    Attributes
+    ----------
+    inserted
+        Rows that were inserted.
+    indices
+        Where the items are: slots of steps, shape (rows,); the number of a fragment, shape (1,).
+    size
+        Items of the table afterwards.
+    held_s
+        Seconds that the table held the request back.
+    """
+
+    inserted: int
+    indices: npt.NDArray[np.int64]
+    size: int
+    held_s: float
+
+
 class Items(ABC):
     """The items of a replay table; all but `prepare`, `request` and `finish` are called with the lock held.
 

@@ -1,9 +1,8 @@
-"""Service: the tables, weights and writers of a replay service, which its endpoint serves."""
+"""Service: the tables and weights of a replay service, which its endpoint serves."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,9 +19,6 @@ from samplebatch.service.samples import Packed, pack, read_fragment, with_batch_
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.waiting import Gone
 from samplebatch.service.weights import name_of_weights
-
-MAX_WRITERS: Final = 1 << 16
-"""Writers of which it is remembered which fragment was taken last."""
 
 MAX_WEIGHTS: Final = 64
 """Names that weights can be published under."""
@@ -45,7 +41,7 @@ class Bounds:
 
 
 class Service:
-    """The tables, weights and writers of a replay service, for its endpoint; threads may call it at the same time.
+    """The tables and weights of a replay service, for its endpoint; threads may call it at the same time.
 
     Parameters
     ----------
@@ -64,8 +60,6 @@ class Service:
         self.bounds = bounds
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
-        self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
-        """Number of the last fragment that was taken, by table, writer and stream."""
         self._schemas: dict[str, pa.Schema] = {}
         """Schema of the last fragment that was put, by table."""
         self._weights: dict[str, tuple[int, pa.Buffer]] = {}
@@ -129,36 +123,27 @@ class Service:
         if rows is None:
             raise FormatError("a fragment must have rows, this message has none")
         self._check_nbytes("a fragment", rows.nbytes)
-        if fragment.number and fragment.number <= self.taken(table.name, writer, stream):
-            return {"number": fragment.number, "inserted": 0, "held_s": 0.0, "size": len(table)}
         rows.validate()
         found = read_fragment(with_batch_text(rows, fragment.batch))
         priorities: Any = fragment.priority
         if not isinstance(found, MultiAgentBatch) and names.PRIORITY in found:
             priorities = found.pop(names.PRIORITY)
         result = table.insert(
-            found, writer=writer, priorities=priorities, keys=fragment.key, timeout=fragment.timeout_s, gone=gone
+            found,
+            writer=writer,
+            stream=stream,
+            number=fragment.number,
+            priorities=priorities,
+            keys=fragment.key,
+            timeout=fragment.timeout_s,
+            gone=gone,
         )
         self._schemas[table.name] = rows.schema
-        if fragment.number:
-            self._note_taken((table.name, writer, stream), fragment.number)
         return {"number": fragment.number, "inserted": result.inserted, "held_s": result.held_s, "size": result.size}
 
     def schema(self, table: str) -> pa.Schema:
         """Return the schema of the last fragment of a table; an empty one if there is none yet."""
         return self._schemas.get(table, pa.schema([]))
-
-    def taken(self, table: str, writer: str, stream: str) -> int:
-        """Return the number of the last fragment that was taken from a writer's stream, 0 if there is none."""
-        with self._lock:
-            return self._taken.get((table, writer, stream), 0)
-
-    def _note_taken(self, stream: tuple[str, str, str], number: int) -> None:
-        with self._lock:
-            self._taken[stream] = number
-            self._taken.move_to_end(stream)
-            if len(self._taken) > MAX_WRITERS:
-                self._taken.popitem(last=False)
 
     # Samples
 
@@ -279,9 +264,9 @@ class Service:
 
     def _acknowledged(self, body: Any) -> list[bytes]:
         request = _read(body, "acknowledged", ("table", "writer", "stream"))
-        name = self.table(request.get("table")).name
-        whose = [text(own, request.get(own, "")) for own in ("writer", "stream")]
-        return [write_json({"number": self.taken(name, *whose)})]
+        table = self.table(request.get("table"))
+        writer, stream = (text(own, request.get(own, "")) for own in ("writer", "stream"))
+        return [write_json({"number": table.taken(writer, stream)})]
 
     def close(self) -> None:
         """Let all who wait at a table raise."""

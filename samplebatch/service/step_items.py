@@ -128,7 +128,8 @@ class StepItems(Items):
         CapacityError
             If there are more steps than a ring has slots.
         PriorityError
-            If there are priorities, and steps have none; if they are not one, or one for each step.
+            If there are priorities, and steps have none; if they are not one, or one for each step, or no finite
+            numbers.
         SampleBatchError
             As `ReplayBuffer.extend` does.
         """
@@ -139,11 +140,17 @@ class StepItems(Items):
         if count > most:
             raise CapacityError(f"a fragment must have at most {most} steps, the slots of a ring here, got {count}")
         if priorities is not None:
-            if self._prioritized is None:
+            sampler = self._prioritized
+            if sampler is None:
                 raise PriorityError("steps have priorities in tables of kind 'prioritized' only; leave them out")
             priorities = np.asarray(priorities)
+            if priorities.dtype.kind not in "biuf":
+                raise PriorityError(f"priorities must be numbers, got dtype {priorities.dtype}")
             if priorities.size not in (1, count):
                 raise PriorityError(f"priorities must be one, or one for each of {count} steps, got {priorities.size}")
+            if count:
+                # Before anything is written: a fragment that is refused is not in the table.
+                sampler.sizes(priorities.astype(np.float64))
         return (held, count, priorities), count, count
 
     def hold_insert(self, count: int) -> Hold | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from samplebatch.arguments import choice, positive, whole
 from samplebatch.errors import ArgumentError, near_names
 from samplebatch.service.fragment_items import FragmentItems
-from samplebatch.service.items import Items, Mode, Request, Sample, take_options
+from samplebatch.service.items import InsertResult, Items, Mode, Request, Sample, take_options
 from samplebatch.service.limiter import RateLimiter
 from samplebatch.service.selectors import REMOVERS
 from samplebatch.service.step_items import StepItems
+from samplebatch.service.taken import TakenNumbers
 from samplebatch.service.waiting import Gone, Hold, WaitingRoom
 
 Kind = Literal["uniform", "prioritized", "fifo", "lifo", "key"]
@@ -26,28 +27,6 @@ KINDS: tuple[Kind, ...] = ("uniform", "prioritized", "fifo", "lifo", "key")
 
 _OF_STEPS = ("uniform", "prioritized")
 _LIMITS = ("min_size", "samples_per_insert", "error_buffer", "max_times_sampled")
-
-
-@dataclass(frozen=True)
-class InsertResult:
-    """The result of an insert into a replay table, for writers.
-
-    Attributes
-    ----------
-    inserted
-        Rows that were inserted.
-    indices
-        Where the items are: slots of steps, shape (rows,); the number of a fragment, shape (1,).
-    size
-        Items of the table afterwards.
-    held_s
-        Seconds that the table held the request back.
-    """
-
-    inserted: int
-    indices: npt.NDArray[np.int64]
-    size: int
-    held_s: float
 
 
 class ReplayTable:
@@ -147,6 +126,7 @@ class ReplayTable:
         self._check_limits(self._limiter.limits, times)
         self._lock = self._items.lock
         self._room = WaitingRoom(name, self._lock)
+        self._taken = TakenNumbers()
 
     def _make_items(self, capacity: int, times: int, streams: int, seed: Any, options: dict[str, Any]) -> Items:
         if self.unit == "steps":
@@ -188,6 +168,8 @@ class ReplayTable:
         rows: Any,
         *,
         writer: str = "",
+        stream: str = "",
+        number: int = 0,
         priorities: Any = None,
         keys: str | None = None,
         timeout: float | None = None,
@@ -204,6 +186,9 @@ class ReplayTable:
             the columns where they lie: they must not be written to afterwards.
         writer
             Who inserts, for `info` and for `streams`.
+        stream, number
+            Which of the writer's streams brings the fragment, and its number there, which goes up. One whose number is
+            not above the last one's was sent again, and is not inserted. 0 for fragments that have no numbers.
         priorities
             Of a prioritized table, or of fragments that are removed by priority: one, or one for each step. By default
             the largest so far.
@@ -232,16 +217,27 @@ class ReplayTable:
         """
         ready, count, steps = self._items.prepare(rows, priorities, keys)
         with self._lock:
-            if not count:
-                return InsertResult(0, np.zeros(0, np.int64), len(self._items), 0.0)
-            held_s = self._room.admit(writer, "insert", lambda: self._hold_insert(count), _seconds(timeout), gone)
+            # A fragment of a lost connection may be held back here, and the same one that was sent again with it.
+            was_taken = partial(self._taken.includes, writer, stream, number)
+            hold = partial(self._hold_insert, count, was_taken)
+            held_s = self._room.admit(writer, "insert", hold, _seconds(timeout), gone) if count else 0.0
+            if not count or was_taken():
+                return InsertResult(0, np.zeros(0, np.int64), len(self._items), held_s)
             indices = self._items.insert(ready, writer)
+            self._taken.note(writer, stream, number)
             self._limiter.count_inserts(count)
             self._room.wake()
             size = len(self._items)
         return InsertResult(steps, indices, size, held_s)
 
-    def _hold_insert(self, count: int) -> Hold | None:
+    def taken(self, writer: str, stream: str = "") -> int:
+        """Return the number of the last fragment that was taken from a stream of a writer; 0 if there is none."""
+        with self._lock:
+            return self._taken.last(writer, stream)
+
+    def _hold_insert(self, count: int, was_taken: Callable[[], bool]) -> Hold | None:
+        if was_taken():
+            return None
         why = "" if self._room.needs_items else self._limiter.why_not_insert(len(self._items))
         return Hold(why) if why else self._items.hold_insert(count)
 
@@ -379,8 +375,8 @@ class ReplayTable:
         -------
         dict
             `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of the weights by which
-            items are drawn; `inserted` and `sampled` items so far; the `limits`; and `held_back`, requests with `who`,
-            `action`, `why`, and `since`, in seconds of Unix time.
+            items are drawn; `inserted` and `sampled` items so far; the `limits`; `closed`; and `held_back`, requests with
+            `who`, `action`, `why`, and `since`, in seconds of Unix time.
         """
         with self._lock:
             return {
@@ -419,15 +415,20 @@ class ReplayTable:
     def state_dict(self) -> dict[str, Any]:
         """Return the items, limits, counts and generator, with which a table of the same arguments carries on."""
         with self._lock:
-            return self._limit_state() | self._items.state_dict()
+            return self._own_state() | self._items.state_dict()
 
     def freeze(self) -> dict[str, Any]:
         """Return the state of this moment without copying the rows, for `Checkpoints`, which reads them in parts."""
         with self._lock:
-            return self._limit_state() | self._items.freeze()
+            return self._own_state() | self._items.freeze()
 
-    def _limit_state(self) -> dict[str, Any]:
-        return {"limiter": self._limiter.state_dict(), "max_times": self._items.max_times}
+    def _own_state(self) -> dict[str, Any]:
+        """Return the state of all but the items; the numbers of fragments are those that the items are of."""
+        return {
+            "limiter": self._limiter.state_dict(),
+            "max_times": self._items.max_times,
+            "taken": self._taken.state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on exactly as the table whose state it is; limits become those of the state.
@@ -438,10 +439,10 @@ class ReplayTable:
             If it is of a table of other arguments, or not whole.
         """
         with self._lock:
-            limiter = RateLimiter.from_state_dict(state["limiter"])
+            limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
             self._items.set_max_times(whole("max_times", state["max_times"]))
             self._items.load_state_dict(state)
-            self._limiter = limiter
+            self._limiter, self._taken = limiter, taken
             self._room.wake()
 
 

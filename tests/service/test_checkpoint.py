@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from samplebatch import MultiAgentBatch, SampleBatch
-from samplebatch.errors import ColumnMismatchError, FormatError, StorageError, UntrustedPickleError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, FormatError, StorageError, UntrustedPickleError
 from samplebatch.service import Checkpoints, RateLimiter, ReplayTable
 from samplebatch.storage import live_buffer
 from tests.service.table_rows import episode, fragment
@@ -106,6 +106,28 @@ def test_fragments_of_every_form_come_back_as_they_were(tmp_path: Path) -> None:
     again = ReplayTable("q", kind="fifo", capacity=9)
     Checkpoints(tmp_path).restore([again])
     assert again.state_dict()["fragments"] == rows[2:]
+
+
+def test_a_fragment_that_is_in_a_checkpoint_is_not_taken_again(tmp_path: Path) -> None:
+    table = make("prioritized")
+    for number in (1, 2):
+        table.insert(episode(number, range(3)), writer="w", stream="s", number=number)
+    Checkpoints(tmp_path).write([table])
+    again = make("prioritized")
+    Checkpoints(tmp_path).restore([again])
+    assert (again.taken("w", "s"), again.taken("w")) == (2, 0)
+    sent_again = [
+        again.insert(episode(number, range(3)), writer="w", stream="s", number=number).inserted for number in (2, 3)
+    ]
+    assert sent_again == [0, 3]
+    assert len(again) == 9
+
+
+@pytest.mark.parametrize("taken", [7, [["w", "s"]], [["w", "s", -1]], [["w", "s", "x"]]])
+def test_numbers_of_fragments_that_are_none_are_refused(taken: Any) -> None:
+    table = make("uniform")
+    with pytest.raises((FormatError, ArgumentError)):
+        table.load_state_dict(table.state_dict() | {"taken": taken})
 
 
 # While threads insert

@@ -142,6 +142,46 @@ def test_fragments_that_were_taken_before_the_connection_broke_are_not_taken_twi
         ]
 
 
+CHECKPOINT_AND_DIE = """
+import os, signal, sys, time
+from samplebatch.service import Checkpoints, ReplayServer, ReplayTable
+table = ReplayTable("replay", capacity=1000, seed=3)
+checkpoints = Checkpoints(sys.argv[2])
+checkpoints.restore([table])
+insert = table.insert
+
+def take_and_die(rows, **options):
+    found = insert(rows, **options)
+    if len(table) == 35:
+        checkpoints.write([table])
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+if "dies" in sys.argv:
+    table.insert = take_and_die
+with ReplayServer([table], port=int(sys.argv[1])) as server:
+    print(server.port, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_fragments_are_taken_once_by_a_service_that_is_killed_before_it_acknowledges_what_it_wrote_down(
+    tmp_path: Path,
+) -> None:
+    folder = str(tmp_path / "checkpoints")
+    with running(CHECKPOINT_AND_DIE, "0", folder, "dies") as (server, port):
+        client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay")
+        for number in range(8):
+            client.extend(episode(number, range(5)))
+        assert server.wait(20.0) == -signal.SIGKILL
+        with running(CHECKPOINT_AND_DIE, port, folder):
+            client.flush()
+            episodes, _ = client.sample_episodes(64, seed=0)
+            assert len(client) == client.written.rows == 40
+            assert {int(one.obs[0]) // 100 for one in episodes} == {*range(8)}
+        client._end()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by the paths of descriptors")
 def test_large_samples_are_mapped_and_nothing_is_left_when_the_service_is_killed() -> None:
     before = shared_mappings()

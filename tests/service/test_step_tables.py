@@ -347,6 +347,8 @@ def test_samples_that_cannot_be_are_refused(request_: dict[str, Any], error: typ
         ("uniform", {"keys": "k"}, ArgumentError, "steps have no keys"),
         ("uniform", {"priorities": 1.0}, PriorityError, "in tables of kind 'prioritized' only"),
         ("prioritized", {"priorities": [1.0, 2.0]}, PriorityError, "must be one, or one for each of 9 steps, got 2"),
+        ("prioritized", {"priorities": np.full(9, np.nan)}, PriorityError, "must be finite, got a priority of NaN"),
+        ("prioritized", {"priorities": ["a"] * 9}, PriorityError, "priorities must be numbers"),
         ("prioritized", {"rows": SampleBatch(obs=[1, 2], seq_lens=[2])}, SequenceError, "plain steps"),
     ],
 )

@@ -103,6 +103,21 @@ def test_a_full_queue_holds_writers_back_until_it_is_read() -> None:
         inserting.result(5)
 
 
+def test_a_fragment_that_is_sent_again_while_it_is_held_back_is_taken_once() -> None:
+    table = ReplayTable("queue", kind="fifo", capacity=1, max_times_sampled=1)
+
+    def insert() -> int:
+        return table.insert(fragment(1), writer="w", stream="s", number=2, timeout=20).inserted
+
+    table.insert(fragment(0), writer="w", stream="s", number=1)
+    with running(insert, insert) as calls:
+        wait_for_held(table, 2)
+        table.sample(1)
+        assert sorted(call.result(20) for call in calls) == [0, 2]
+    assert table.taken("w", "s") == 2
+    assert table.info()["inserted"] == 2
+
+
 def test_every_fragment_of_many_writers_is_read_once() -> None:
     table = ReplayTable("queue", kind="fifo", capacity=3, max_times_sampled=1)
     seen: list[int] = []
