@@ -68,8 +68,8 @@ class Collector(Resumable):
         function that makes one, or its id, such as `"CartPole-v1"` (see `environment_factory`), also in lists; or a
         vector environment in any autoreset mode.
     buffer
-        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each; or a `ReplayClient`, which
-        gets the steps at the end of each call of `collect`.
+        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each; or a `ReplayClient` or
+        `ShardedReplayClient`, which gets the steps at the end of each call of `collect`.
     num_envs
         How many environments to make where `env` is a function or an id; by default 1.
     env_kwargs

@@ -75,8 +75,8 @@ class RolloutWorkers(ResumableWorkers):
     buffer
         Where the steps go, too, as they arrive: a buffer of one agent with a ring for each environment of all workers,
         ring k for `env_id` k; or a `MultiAgentReplayBuffer`. An episode that a worker left behind is truncated there.
-        Or a `ReplayClient`: each worker writes to the service from its own process, fragments that are handed out have
-        rewards, flags and ids alone, and `collect` returns when all steps are in the table.
+        Or a `ReplayClient` or `ShardedReplayClient`: each worker writes to the service from its own process, fragments
+        that are handed out have rewards, flags and ids alone, and `collect` returns when all steps are in the table.
     n_step
         Environment steps of an iteration: exactly so many in all fragments together, as many in every environment, give
         or take one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from samplebatch import Collector, MultiAgentCollector, ReplayBuffer, RolloutWorkers, SampleBatch, VectorReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, ShardedReplayClient
 
 _STEPS = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next")
 
@@ -57,6 +59,40 @@ def test_workers_write_straight_to_the_service(backend: Any) -> None:
         assert report.n_collected_steps == wanted.n_collected_steps == 80
         assert sorted(report.returns) == sorted(wanted.returns)
     assert held(buffer_of(table)) == held(local)
+
+
+@pytest.fixture
+def shards() -> Iterator[tuple[list[ReplayTable], ShardedReplayClient]]:
+    tables = [ReplayTable("replay", capacity=1600, streams=16, seed=seed) for seed in range(2)]
+    with ExitStack() as stack:
+        uris = [stack.enter_context(ReplayServer([table])).uri for table in tables]
+        # By this name, some environments go to each.
+        yield tables, stack.enter_context(ShardedReplayClient(uris, "replay", writer="w", seed=0))
+
+
+@pytest.mark.parametrize("way", ["collector", "inline", "process"])
+def test_each_environment_is_collected_into_one_of_several_services(
+    way: Any, shards: tuple[list[ReplayTable], ShardedReplayClient]
+) -> None:
+    tables, client = shards
+    local = VectorReplayBuffer(1600, 4)
+    for buffer in (client, local):
+        if way == "collector":
+            with Collector("random", "CartPole-v1", buffer, num_envs=4, seed=1) as collector:
+                collected = [collector.collect(n_step=80) for _ in range(2)]
+        else:
+            options: Any = {"num_workers": 2, "envs_per_worker": 2, "seed": 1}
+            kind = way if buffer is client else "inline"
+            with RolloutWorkers("CartPole-v1", "random", buffer, backend=kind, **options) as workers:
+                collected = [workers.collect(n_step=80) for _ in range(2)]
+        assert [(one.batch, one.n_collected_steps) for one in collected] == [(None, 80)] * 2
+    assert len(client) == len(local) == 160
+    rows = [buffer_of(table)[:] for table in tables]
+    for env in range(4):
+        (whole,) = [own[own.env_id == env] for own in rows if env in own.env_id]
+        wanted = local[:][env * 40 : env * 40 + 40]
+        assert {name: whole[name].tolist() for name in _STEPS} == {name: wanted[name].tolist() for name in _STEPS}
+    assert all(len(own) for own in rows)
 
 
 def test_what_iteration_yields_has_the_columns_of_statistics_alone() -> None:
