@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, Self
@@ -110,8 +110,12 @@ class ShardedReplayClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *details: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        for shard in self._shards.all:
+            shard.client._end()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uris!r}, {self.table!r})"
@@ -120,13 +124,16 @@ class ShardedReplayClient:
         return _restore, (self.uris, self.table, self._pickled)
 
     def close(self) -> None:
-        """Wait until all fragments are acknowledged, as far as services can be reached, and close the connections."""
-        with self._lock:
+        """Wait until all fragments are acknowledged, as far as services can be reached, and close the connections.
+
+        Raises
+        ------
+        SampleBatchError
+            If a service refuses a fragment; all connections are closed then, too.
+        """
+        with self._lock, ExitStack() as stack:
             for shard in self._shards.all:
-                try:
-                    shard.client.close()
-                except ServiceError:
-                    continue
+                stack.callback(_close, shard.client)
 
     @property
     def lost(self) -> list[str]:
@@ -383,6 +390,12 @@ class ShardedReplayClient:
         """Let every service write all of its tables to its disk, and return where; as `ReplayClient.checkpoint`."""
         with self._lock:
             return self._shards.on_all(ReplayClient.checkpoint)
+
+
+def _close(client: ReplayClient) -> None:
+    """Close a client, whose service may be gone."""
+    with suppress(ServiceError):
+        client.close()
 
 
 def _number(indices: Any, shard: Shard) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -181,7 +182,11 @@ class FragmentWriter:
             close_quietly(stream[0])
 
     def close(self) -> None:
-        """End the stream; fragments that are not acknowledged are forgotten."""
+        """End the stream; fragments that are not acknowledged are forgotten, and nobody waits for them."""
+        if self._pending and self._stream is not None:
+            # The service ends its side when it is done with what it has got, which limits may hold back for ever.
+            threading.Thread(target=close_quietly, args=self._stream[:1], name="samplebatch-end", daemon=True).start()
+            self._stream = None
         self._pending.clear()
         self._close_stream()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from samplebatch.errors import (
     ServiceError,
     UntrustedPickleError,
 )
-from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, ShardedReplayClient
 from tests.service.table_rows import episode, fragment
 
 
@@ -329,3 +330,20 @@ def test_only_who_has_the_token_is_served() -> None:
         ReplayServer([new_table()], token="öpen")
     with pytest.raises(ArgumentError, match="visible ASCII"):
         ReplayClient("grpc://127.0.0.1:1", "replay", token="two words")
+
+
+def leave_by_an_error(client: Any) -> None:
+    with client:
+        for number in range(2):
+            client.extend(fragment(number))
+        raise KeyError
+
+
+def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_held_back() -> None:
+    table = ReplayTable("queue", kind="fifo", capacity=1, max_times_sampled=1)
+    with ReplayServer([table]) as server:
+        for client in (ReplayClient(server.uri, "queue"), ShardedReplayClient([server.uri], "queue")):
+            began = time.monotonic()
+            with pytest.raises(KeyError):
+                leave_by_an_error(client)
+            assert time.monotonic() - began < 20.0

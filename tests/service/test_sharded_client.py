@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from samplebatch import MultiAgentBatch, concat_samples
-from samplebatch.errors import ArgumentError, RowIndexError, ServiceError
+from samplebatch.errors import ArgumentError, CapacityError, RowIndexError, ServiceError
 from samplebatch.service import ReplayServer, ReplayTable, ShardedReplayClient
 from tests.service.table_rows import episode, fragment
 
@@ -147,6 +147,19 @@ def test_a_client_goes_to_another_process_by_pickle() -> None:
         client.flush()
         with pickle.loads(pickle.dumps(client)) as other:
             assert (len(other), other.uris) == (5, client.uris)
+
+
+def test_closing_sends_to_every_service_whatever_one_of_them_refuses() -> None:
+    one, two = tables(streams=16)
+    with contextlib.ExitStack() as stack:
+        uris = [stack.enter_context(ReplayServer([table])).uri for table in (one, two)]
+        client = ShardedReplayClient(uris, "replay", max_unacknowledged=100)
+        client.extend(concat_samples([episode(i, range(4), env_id=i) for i in range(16)]))
+        client.flush()
+        client.extend(concat_samples([episode(i, range(300), env_id=i) for i in range(16)]))
+        with pytest.raises(CapacityError, match="at most 250 steps"):
+            client.close()
+        assert all(shard.client._closed for shard in client._shards.all)
 
 
 def test_limits_and_reset_are_those_of_all_tables() -> None:
