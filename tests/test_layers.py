@@ -125,6 +125,7 @@ ONE_IMPORTER = {
         "samplebatch.service.fragment_items",
         "samplebatch.service.shards",
         "samplebatch.service.table_files",
+        "samplebatch.service.taken",
         "samplebatch.storage.dataset_writer",
         "samplebatch.storage.live_buffer",
         "samplebatch.workers.ray_worker",
