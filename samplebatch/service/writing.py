@@ -85,16 +85,26 @@ class FragmentWriter:
         Raises
         ------
         ServiceError
-            If the service cannot be reached.
+            If the service cannot be reached; where too many are under way, this one is not sent then.
         SampleBatchError
             If it refuses a fragment, this one or an earlier one. That one is dropped; the others are not.
         """
-        while len(self._pending) >= self._max:
-            self._advance()
+        try:
+            while len(self._pending) >= self._max:
+                self._advance()
+        except SampleBatchError:
+            if len(self._pending) < self._max:
+                # An earlier one was refused: there is room for this one, which goes with the next that is sent.
+                self._keep(rows, fragment)
+            raise
+        self._keep(rows, fragment)
+        self._link.retry(self._write)
+
+    def _keep(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
+        """Number a fragment, and keep it until it is acknowledged."""
         self._number += 1
         self.counts.sent += 1
         self._pending.append((rows, replace(fragment, number=self._number)))
-        self._link.retry(self._write)
 
     def flush(self) -> None:
         """Wait until all fragments are acknowledged; raises as `put` does."""

@@ -14,6 +14,7 @@ from samplebatch import Batch, MultiAgentBatch, PrioritizedReplayBuffer, ReplayB
 from samplebatch.errors import (
     AccessError,
     ArgumentError,
+    CapacityError,
     ColumnLengthError,
     ColumnMismatchError,
     LimitTimeoutError,
@@ -347,3 +348,15 @@ def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_
             with pytest.raises(KeyError):
                 leave_by_an_error(client)
             assert time.monotonic() - began < 20.0
+
+
+def test_a_fragment_is_sent_though_an_earlier_one_is_refused_while_it_waits_for_room() -> None:
+    with (
+        ReplayServer([ReplayTable("replay", capacity=10)]) as server,
+        ReplayClient(server.uri, "replay", max_unacknowledged=1) as client,
+    ):
+        client.extend(episode(0, range(11)))
+        with pytest.raises(CapacityError, match="at most 10 steps"):
+            client.extend(episode(1, range(4)))
+        assert len(client) == client.written.rows == 4
+        assert (client.written.sent, client.written.fragments, client.written.refused) == (2, 1, 1)
