@@ -375,8 +375,8 @@ class ReplayTable:
         -------
         dict
             `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of the weights by which
-            items are drawn; `inserted` and `sampled` items so far; the `limits`; `closed`; and `held_back`, requests with
-            `who`, `action`, `why`, and `since`, in seconds of Unix time.
+            items are drawn; `inserted` and `sampled` items so far; the `limits`; `closed`; and `held_back`, requests
+            with `who`, `action`, `why`, and `since`, in seconds of Unix time.
         """
         with self._lock:
             return {
@@ -424,11 +424,8 @@ class ReplayTable:
 
     def _own_state(self) -> dict[str, Any]:
         """Return the state of all but the items; the numbers of fragments are those that the items are of."""
-        return {
-            "limiter": self._limiter.state_dict(),
-            "max_times": self._items.max_times,
-            "taken": self._taken.state(),
-        }
+        limiter, taken = self._limiter.state_dict(), self._taken.state()
+        return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on exactly as the table whose state it is; limits become those of the state.
