@@ -129,13 +129,15 @@ def q_policy(envs: Any, net: Any = None) -> Any:
     )
 
 
-def discrete_actor(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
+def discrete_actor(envs: Any, hidden: Sequence[int] = HIDDEN, **options: Any) -> Any:
     """Make a policy of logits."""
     from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
     from tianshou.utils.net.discrete import DiscreteActor
 
     actor = DiscreteActor(
-        preprocess_net=network(envs, hidden, actions=False), action_shape=envs.action_space[0].n, softmax_output=False
+        preprocess_net=network(envs, hidden, actions=False, **options),
+        action_shape=envs.action_space[0].n,
+        softmax_output=False,
     )
     return DiscreteActorPolicy(
         actor=actor,
@@ -144,11 +146,11 @@ def discrete_actor(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
     )
 
 
-def state_values(envs: Any, hidden: Sequence[int] = HIDDEN) -> Any:
+def state_values(envs: Any, hidden: Sequence[int] = HIDDEN, **options: Any) -> Any:
     """Make a critic of observations."""
     from tianshou.utils.net.discrete import DiscreteCritic
 
-    return DiscreteCritic(preprocess_net=network(envs, hidden, actions=False))
+    return DiscreteCritic(preprocess_net=network(envs, hidden, actions=False, **options))
 
 
 def action_values(envs: Any) -> Any:

@@ -1,0 +1,215 @@
+"""Tasks that algorithms learn in the learning benchmark: environments, budgets, hyperparameters, and what is measured.
+
+All contestants get the same environments, networks, optimizers, hyperparameters and environment steps, and learn with
+their own collectors, buffers, algorithms and trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+Act = Callable[[Any, Any], tuple[Any, Any]]
+"""A policy that acts deterministically: observation and recurrent state in, action and next state out."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: an environment, a budget of environment steps or offline updates, and an algorithm's hyperparameters."""
+
+    name: str
+    make: Callable[[], Any]
+    steps: int
+    envs: int
+    hidden: tuple[int, ...]
+    lr: float
+    gamma: float
+    options: dict[str, Any] = field(default_factory=dict)
+    episodes: int = 20
+    """How many episodes the trained policy is tried in."""
+
+
+@dataclass
+class Curve:
+    """The returns of a run's training episodes, by the environment steps at their ends."""
+
+    steps: int = 0
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+    def watch(self, make: Callable[[], Any]) -> Callable[[], Any]:
+        """Make a function whose environments count into this curve."""
+        return lambda: Watched(make(), self)
+
+
+class Watched(gymnasium.Wrapper):  # type: ignore[misc, type-arg]
+    """An environment whose steps and returns are counted into a curve."""
+
+    def __init__(self, env: Any, curve: Curve) -> None:
+        super().__init__(env)
+        self._curve, self._return = curve, 0.0
+
+    def reset(self, **options: Any) -> Any:
+        self._return = 0.0
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        found = self.env.step(action)
+        self._curve.steps += 1
+        self._return += float(found[1])
+        if found[2] or found[3]:
+            self._curve.points.append((self._curve.steps, self._return))
+        return found
+
+
+def play(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -> list[float]:
+    """Return the returns of whole episodes in a new environment."""
+    env, found = make(), []
+    for number in range(episodes):
+        obs, _ = env.reset(seed=seed + number)
+        state, total, done = None, 0.0, False
+        while not done:
+            action, state = act(obs, state)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, done = total + float(reward), terminated or truncated
+        found.append(total)
+    env.close()
+    return found
+
+
+class Masked(gymnasium.ObservationWrapper):  # type: ignore[misc, type-arg]
+    """CartPole without velocities, which a policy with memory has to make up for."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        self.observation_space = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return observation[[0, 2]]
+
+
+class BitFlipping(gymnasium.Env[Any, Any]):
+    """Bits that are flipped one a step until they are those of a goal: the task of the hindsight paper, section 3.1.
+
+    Andrychowicz et al. (2017), https://arxiv.org/abs/1707.01495.
+    """
+
+    def __init__(self, bits: int = 8) -> None:
+        one = gymnasium.spaces.Box(0.0, 1.0, (bits,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(
+            dict.fromkeys(("observation", "achieved_goal", "desired_goal"), one)
+        )
+        self.action_space = gymnasium.spaces.Discrete(bits)
+        self._bits, self._goal = np.zeros((2, bits), np.float32)
+
+    def _seen(self) -> dict[str, Any]:
+        return {"observation": self._bits, "achieved_goal": self._bits, "desired_goal": self._goal}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._bits, self._goal = self.np_random.integers(0, 2, (2, len(self._bits))).astype(np.float32)
+        self._left = len(self._bits)
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self._bits = self._bits.copy()
+        self._bits[int(action)] = 1 - self._bits[int(action)]
+        self._left -= 1
+        reward = float(reached(self._bits, self._goal))
+        return self._seen(), reward, reward == 0.0, self._left == 0, {}
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return reached(achieved, desired)
+
+
+def reached(achieved: Any, desired: Any) -> Any:
+    """Return 0 where all bits are those of the goal, -1 elsewhere."""
+    return np.where((np.asarray(achieved) == np.asarray(desired)).all(-1), 0.0, -1.0)
+
+
+def _cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def _pendulum() -> Any:
+    return gymnasium.make("Pendulum-v1")
+
+
+def _masked() -> Any:
+    return Masked(_cartpole())
+
+
+def balance(obs: Any) -> Any:
+    """Balance CartPole by a rule, for rows of observations."""
+    return (obs[:, 2] + 0.3 * obs[:, 3] > 0).astype(np.int64)
+
+
+def swing_up(obs: Any) -> Any:
+    """Swing Pendulum up by adding energy, and hold it up, for rows of observations."""
+    cosine, sine, speed = obs.T
+    angle = np.arctan2(sine, cosine)
+    energy = speed**2 / 6 + 5 * (cosine - 1)
+    hold = -10 * angle - 2 * speed
+    pump = -2 * np.sign(speed * energy)
+    return np.where(cosine > 0.8, hold, pump).clip(-2, 2)[:, None].astype(np.float32)
+
+
+def collected(make: Callable[[], Any], rule: Callable[[Any], Any], path: Path, noise: float) -> int:
+    """Write the steps of a rule, some actions random, to a Parquet file by our collector; return their number."""
+    from samplebatch.rollout import Collector
+
+    rng, space = np.random.default_rng(0), make().action_space
+
+    def act(obs: Any) -> Any:
+        actions = rule(np.asarray(obs))
+        for row in np.flatnonzero(rng.random(len(actions)) < noise):
+            actions[row] = space.sample()
+        return actions
+
+    with Collector(act, [make] * 10, seed=0, infos=False) as collector:
+        batch = collector.collect(n_episode=50).batch
+    batch.save(path)
+    return int(batch.count)
+
+
+_PPO = {"n_steps": 128, "epochs": 10, "batch": 256, "lambda": 0.95, "clip": 0.2, "entropy": 0.0, "norm": 0.5}
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("ppo", _cartpole, 50_176, 8, (64, 64), 1e-3, 0.98, _PPO | {"n_steps": 32, "lambda": 0.8, "epochs": 20}),
+        Task(
+            "dqn", _cartpole, 50_000, 1, (256, 256), 2.3e-3, 0.99,
+            {"size": 100_000, "start": 1000, "batch": 64, "every": 256, "updates": 128, "target": 128, "epsilon": 0.04,
+             "fraction": 0.16},
+        ),
+        Task(
+            "sac", _pendulum, 8_000, 1, (64, 64), 1e-3, 0.99,
+            {"size": 50_000, "start": 500, "batch": 256, "every": 1, "updates": 1, "tau": 0.005},
+        ),
+        Task(
+            "td3", _pendulum, 8_000, 1, (64, 64), 1e-3, 0.98,
+            {"size": 50_000, "start": 500, "batch": 256, "every": 1, "updates": 1, "tau": 0.005, "noise": 0.1},
+        ),
+        Task(
+            "her", BitFlipping, 20_000, 1, (64, 64), 1e-3, 0.95,
+            {"size": 50_000, "start": 500, "batch": 128, "every": 16, "updates": 16, "target": 100, "epsilon": 0.1,
+             "fraction": 0.2, "horizon": 8},
+            episodes=100,
+        ),
+        Task(
+            "bc", _cartpole, 2_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "rule": balance, "noise": 0.1}
+        ),
+        Task(
+            "cql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99,
+            {"batch": 256, "tau": 0.005, "weight": 1.0, "rule": swing_up, "noise": 0.3},
+        ),
+        Task("recurrent", _masked, 100_352, 8, (64,), 1e-3, 0.98, _PPO | {"state": 64}),
+    )
+}  # fmt: skip
+"""The tasks by name. Budgets are such that all contestants learn in a few minutes a run."""
