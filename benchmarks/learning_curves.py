@@ -3,8 +3,8 @@
 Each run is a process of its own with one thread of torch's; a run learns for a fixed number of environment steps, and
 its policy is tried without exploration afterwards. Contestants take turns, so that a busy machine slows all of them:
 
-    python -m benchmarks.bench_learning --seeds 3 --plot curves.png
-    python -m benchmarks.bench_learning ppo sac --only ours,sb3
+    python -m benchmarks.learning_curves --seeds 3 --plot curves.png
+    python -m benchmarks.learning_curves ppo sac --only ours,sb3
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run(who: str, name: str, seed: int, scale: float) -> Outcome:
 
 def run_in_process(who: str, name: str, seed: int, scale: float) -> Outcome | None:
     """Learn a task in a process of its own; None if the contestant is not installed or does not have the task."""
-    code = "from benchmarks.bench_learning import child; child()"
+    code = "from benchmarks.learning_curves import child; child()"
     asked = json.dumps([who, name, seed, scale])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, asked],
@@ -164,7 +164,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_learning")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_curves")
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all if none")
     parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, with commas between")
     parser.add_argument("--seeds", type=int, default=3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("gymnasium")
-from benchmarks.bench_learning import CONTESTANTS, Outcome, run_in_process, runs_of, smooth, table
+from benchmarks.learning_curves import CONTESTANTS, Outcome, run_in_process, runs_of, smooth, table
 from benchmarks.learning_tasks import TASKS
 
 
