@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import stat
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from samplebatch.arguments import whole
@@ -99,6 +102,9 @@ class ReplayServer:
         self._thread: threading.Thread | None = None
         self._closing = threading.Lock()
         self._closed = False
+        # At the interpreter's exit, Flight would wait for the streams of clients that are open, in this process too.
+        self._at_exit = partial(_close, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     @property
     def uri(self) -> str:
@@ -129,6 +135,7 @@ class ReplayServer:
             if self._closed:
                 return
             self._closed = True
+            atexit.unregister(self._at_exit)
             self._service.close()
             stopping = threading.Thread(target=self._endpoint.shutdown, name="samplebatch-stop", daemon=True)
             stopping.start()
@@ -140,6 +147,13 @@ class ReplayServer:
             if self._thread is not None:
                 self._thread.join()
             self._endpoint.close()
+
+
+def _close(server: weakref.ref[ReplayServer]) -> None:
+    """Close a server that is still there."""
+    found = server()
+    if found is not None:
+        found.close()
 
 
 def _by_name(tables: Iterable[ReplayTable]) -> dict[str, ReplayTable]:

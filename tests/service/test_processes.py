@@ -327,3 +327,14 @@ def test_a_server_closes_while_clients_wait_and_streams_are_open() -> None:
     assert len(found) == 1
     for one in (client, idle):
         one._end()
+
+
+def test_an_interpreter_ends_though_its_server_and_a_client_of_its_own_are_left_open() -> None:
+    code = """
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+server = ReplayServer([ReplayTable("replay", capacity=10)]).start()
+client = ReplayClient(server.uri, "replay")
+client.extend({"obs": [1], "act": [0], "rew": [1.0], "terminated": [True], "truncated": [False]})
+client.sample(1)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
