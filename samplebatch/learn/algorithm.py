@@ -24,6 +24,8 @@ from samplebatch.learn.sources import open_source, sample_steps
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
 from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+from samplebatch.service.client import ReplayClient
+from samplebatch.service.sharded_client import ShardedReplayClient
 from samplebatch.storage.mixed_sampler import MixedSampler
 
 if TYPE_CHECKING:
@@ -149,12 +151,13 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     # For algorithms: the parts of an update
 
-    def _sample_batch(self, buffer: ReplayBuffer, sample_size: int | None) -> tuple[Batch, Indices]:
+    def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Indices]:
         """Draw rows of a buffer, as tensors on the device and in the floating-point dtype of the parameters."""
         parameter = next(self.parameters())
-        return buffer.sample(
+        batch, indices = buffer.sample(
             sample_size, n_step=self.n_step, gamma=self.gamma, device=parameter.device, floats=parameter.dtype
         )
+        return batch, indices
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         """Add columns that are computed before any gradient step: targets, advantages. Networks are in evaluation mode.
@@ -191,8 +194,9 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             sampled = batch.get(WEIGHT)
             self.train()
             stats = update_with_batch(batch)
-            if sampled is not None and batch.get(WEIGHT) is sampled:
-                # Importance weights that are still there are no priorities.
+            by_priority = sampled is not None or GENERATION in batch
+            if WEIGHT in batch and (batch[WEIGHT] is sampled or not by_priority):
+                # Importance weights that are still there are no priorities, and others take none.
                 del batch[WEIGHT]
             self._postprocess_batch(batch, buffer, indices)
         for scheduler in self.lr_schedulers:
@@ -319,7 +323,8 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
         Parameters
         ----------
         buffer
-            A replay buffer; or a `Dataset` or `MixedSampler`, whose rows stand for one step each.
+            A replay buffer or a client of a replay service; or a `Dataset` or `MixedSampler`, whose rows stand for one
+            step each.
         sample_size
             How many rows, as `ReplayBuffer.sample` takes it: None for all in random order, 0 for all in time order.
 
@@ -335,7 +340,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
         return self._update(buffer, sample_size, self._update_with_batch)
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Any]:
-        if isinstance(buffer, ReplayBuffer):
+        if isinstance(buffer, ReplayBuffer | ReplayClient | ShardedReplayClient):
             return super()._sample_batch(buffer, sample_size)
         parameter = next(self.parameters())
         how: dict[str, Any] = {"device": parameter.device, "floats": parameter.dtype}

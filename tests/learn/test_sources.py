@@ -22,6 +22,7 @@ from samplebatch import (
 from samplebatch.errors import ArgumentError, ColumnNotFoundError, FormatError
 from samplebatch.learn import (
     CQL,
+    DQN,
     MLP,
     TD3,
     AdamOptimizerFactory,
@@ -32,11 +33,13 @@ from samplebatch.learn import (
     ContinuousDeterministicPolicy,
     DiscreteBCQ,
     DiscreteBCQPolicy,
+    DiscreteQLearningPolicy,
     ImitationPolicy,
     OfflineTrainerParams,
     SACPolicy,
 )
 from samplebatch.rollout import NStepReturns
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from tests.learn.learning import CHOICES, MEASURES, OBS, assert_equal_parameters, filled, parameters_of, seeded
 
 ADAM = AdamOptimizerFactory()
@@ -50,6 +53,11 @@ def cloning(space: Any = CHOICES) -> BehaviourCloning:
 def bcq(n_step: int = 1) -> DiscreteBCQ:
     policy = DiscreteBCQPolicy(model=seeded(0, 3, 16, 4), imitator=seeded(1, 3, 16, 4), action_space=CHOICES)
     return DiscreteBCQ(policy=policy, optim=ADAM, n_step_return_horizon=n_step)
+
+
+def q_learning() -> DQN:
+    policy = DiscreteQLearningPolicy(model=seeded(0, 3, 16, 4), action_space=CHOICES)
+    return DQN(policy=policy, optim=ADAM, n_step_return_horizon=3)
 
 
 def cql(calibrated: bool = False) -> CQL:
@@ -137,6 +145,24 @@ def test_updates_are_the_same_from_every_source(make: Any, actions: Any, tmp_pat
         algorithm = make()
         update(algorithm, source)
         assert_equal_parameters(algorithm, expected)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_updates_are_the_same_from_a_table_of_a_service(kind: Any) -> None:
+    prioritized = {"alpha": 0.6, "beta": 0.4} if kind == "prioritized" else {}
+    local = (PrioritizedReplayBuffer if prioritized else ReplayBuffer)(100, random_seed=3, **prioritized)
+    table = ReplayTable("replay", kind=kind, capacity=100, seed=3, **prioritized)
+    rows = steps_of(filled())
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as remote:
+        found = []
+        for buffer in (local, remote):
+            buffer.extend(rows)
+            algorithm = q_learning()
+            for _ in range(3):
+                algorithm.update(buffer, 8)
+            found.append(algorithm)
+    # Sums are rounded by how arrays lie in memory.
+    assert_equal_parameters(*found, atol=1e-6)
 
 
 def test_rows_of_a_dataset_are_drawn_in_the_dtype_of_the_parameters(tmp_path: Path) -> None:
