@@ -103,7 +103,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
             return flight.GeneratorStream(first.batch.schema, self._samples(draw, first, context))
 
     def _samples(self, draw: Draw, first: Packed, context: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        """Yield samples, of which a large one is drawn while the one before is sent."""
+        """Yield samples, each drawn while the one before is sent."""
         left = draw.count
         with _flight_errors(), ThreadPoolExecutor(1, "samplebatch-draw") as pool:
             sample = first
