@@ -87,12 +87,12 @@ def test_each_environment_is_collected_into_one_of_several_services(
                 collected = [workers.collect(n_step=80) for _ in range(2)]
         assert [(one.batch, one.n_collected_steps) for one in collected] == [(None, 80)] * 2
     assert len(client) == len(local) == 160
-    rows = [buffer_of(table)[:] for table in tables]
+    # Which service an environment goes to depends on the addresses; one may have got none of four.
+    rows = [buffer_of(table)[:] for table in tables if len(table)]
     for env in range(4):
         (whole,) = [own[own.env_id == env] for own in rows if env in own.env_id]
         wanted = local[:][env * 40 : env * 40 + 40]
         assert {name: whole[name].tolist() for name in _STEPS} == {name: wanted[name].tolist() for name in _STEPS}
-    assert all(len(own) for own in rows)
 
 
 def test_what_iteration_yields_has_the_columns_of_statistics_alone() -> None:
