@@ -149,6 +149,7 @@ def test_writers_are_not_held_back_by_a_ratio_while_a_learner_lacks_items() -> N
         table.insert(episode(11, range(4)), timeout=10)
         for call in calls:
             call.result(15)
+    assert (table.info()["inserted"], table.info()["sampled"]) == (24, 22)
 
 
 def test_two_learners_that_lack_items_do_not_wake_each_other() -> None:
