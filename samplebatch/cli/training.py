@@ -196,7 +196,7 @@ def _seed(training: Training) -> None:
 def make_trainer(
     training: Training, folder: Path, stack: contextlib.ExitStack, *, allow_pickle: bool = False
 ) -> Trainer[Any]:
-    """Make the trainer of a training, whose environments and workers are closed with the stack."""
+    """Make the trainer of a training; its environments and workers are closed with the stack."""
     recipe, settings = find_recipe(training.algorithm), training.settings
     test_env = training.env if recipe.is_offline else training.source
     rows = _open_rows(training.source, allow_pickle=allow_pickle) if recipe.is_offline else None

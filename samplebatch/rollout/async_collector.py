@@ -258,7 +258,7 @@ class AsyncCollector(Collector):
                 quota.spend(ends)
 
     def _turn(self, running: npt.NDArray[np.bool_] | None, *, random: bool, render: float | None) -> Rows:
-        """Step environments that are ready, record the steps of those that answer, and return whose episodes ended."""
+        """Step environments that are ready, record their steps, and return the environments with ended episodes."""
         environments = self._environments
         self._send(running, random=random)
         step = environments.recv(self._wait_num, self._timeout_s, running)

@@ -88,7 +88,7 @@ def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: S
 
 
 def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Generator) -> None:
-    """Give a buffer that has no rows yet a table, and what draws from it.
+    """Give a buffer that has no rows yet a table, a sampler and a generator.
 
     Raises
     ------

@@ -344,7 +344,7 @@ class DatasetRows:
 
 
 def _policy_of(part: Part, group: int) -> str | None:
-    """Tell whose rows a row group has: none has rows of two policies."""
+    """Tell the policy of a row group's rows: none has rows of two policies."""
     start, stop = sum(part.groups[:group]), 0
     for policy, rows in part.policies or ():
         stop += rows

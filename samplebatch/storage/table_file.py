@@ -151,7 +151,7 @@ class ParquetTable(TableFile):
             return pa.Table.from_arrays(columns, schema=pa.schema(fields, self.schema.metadata))
 
     def matching(self, condition: RowFilter) -> list[int]:
-        """List the row groups whose statistics do not rule out that a condition holds."""
+        """List the row groups in which a condition may hold, by their statistics."""
         from pyarrow import dataset
 
         form = dataset.ParquetFileFormat()
