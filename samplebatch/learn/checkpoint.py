@@ -17,7 +17,6 @@ from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError, SampleBatchError
 from samplebatch.storage.arrow_file import replacing
 from samplebatch.storage.buffer_state import generator_from_state, generator_state
-from samplebatch.storage.dataset import Dataset
 from samplebatch.storage.mixed_sampler import MixedSampler
 
 FILE = "checkpoint.pt"
@@ -116,28 +115,22 @@ def read_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = Fals
 
 
 class Draws:
-    """Generator that draws from rows which do not change, as a part of checkpoints: the rows are the user's.
+    """Generator of a replay buffer whose rows do not change, as a part of checkpoints: the rows are the user's."""
 
-    Parameters
-    ----------
-    rows
-        A replay buffer, `Dataset` or `MixedSampler`.
-    """
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generator's state."""
-        return dict(generator_state(self._rows._rng))
+        return dict(generator_state(self._buffer._rng))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draw on from a state."""
-        self._rows._rng = generator_from_state(state)
+        self._buffer._rng = generator_from_state(state)
 
 
 class MixedDraws:
-    """Shares and generators of a mixed sampler and of its sources, as a part of checkpoints.
+    """A mixed sampler with its sources, as a part of checkpoints.
 
     Parameters
     ----------
@@ -151,19 +144,17 @@ class MixedDraws:
     """
 
     def __init__(self, sampler: MixedSampler) -> None:
-        self._sampler, self._own = sampler, Draws(sampler)
-        self._sources = {name: rows_part(source) for name, source in sampler._sources.items()}
+        self._sampler = sampler
+        self._sources = {name: rows_part(source) for name, source in sampler.sources.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the shares, the sampler's generator, and the state of each source."""
+        """Return the state of the sampler, and of each source."""
         sources = {name: part.state_dict() for name, part in self._sources.items()}
-        return {"shares": self._sampler._shares.copy(), "own": self._own.state_dict(), "sources": sources}
+        return {"sampler": self._sampler.state_dict(), "sources": sources}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draw on from a state."""
-        # Set as they were: the sampler's property would divide them by their sum once more.
-        self._sampler._shares = state["shares"]
-        self._own.load_state_dict(state["own"])
+        self._sampler.load_state_dict(state["sampler"])
         for name, part in self._sources.items():
             part.load_state_dict(state["sources"][name])
 
@@ -185,7 +176,7 @@ def rows_part(rows: Any) -> Any:
         return MixedDraws(rows)
     # The class is looked at, as a buffer goes through its columns for names that it has not.
     kind = type(rows)
-    if isinstance(rows, ReplayBuffer | Dataset) and not hasattr(kind, "update_weight"):
+    if isinstance(rows, ReplayBuffer) and not hasattr(kind, "update_weight"):
         return Draws(rows)
     if hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict"):
         return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -19,6 +19,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ArgumentError, EmptyBufferError, FormatError, SequenceError
 from samplebatch.storage.batch_table import AnyBatch, convert
+from samplebatch.storage.buffer_state import generator_from_state, generator_state
 from samplebatch.storage.dataset_batches import DatasetBatches
 from samplebatch.storage.dataset_rows import DatasetRows, Rows
 from samplebatch.storage.dataset_writer import DatasetWriter, check_log
@@ -123,6 +124,20 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generator that samples are drawn by; the rows are in the folder."""
+        return {"generator": dict(generator_state(self._rng))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draw on from a state that `state_dict` returned.
+
+        Raises
+        ------
+        FormatError
+            If it is none.
+        """
+        self._rng = generator_from_state(state.get("generator"))
 
     @property
     def schema(self) -> pa.Schema:

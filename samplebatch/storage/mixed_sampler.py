@@ -15,7 +15,8 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE
 from samplebatch.batch.nested.tensors import as_array, tree_to
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, near_names
+from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, FormatError, near_names
+from samplebatch.storage.buffer_state import generator_from_state, generator_state
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +112,30 @@ class MixedSampler:
         if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.sum() > 0):
             raise ArgumentError(f"weights must be numbers from 0 on, and not all of them 0, got {dict(weights)}")
         self._shares = shares / shares.sum()
+
+    @property
+    def sources(self) -> dict[str, Any]:
+        """The sources by name, in order."""
+        return dict(self._sources)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the shares and the state of the generator; those of the sources are their own."""
+        return {"shares": self._shares.copy(), "generator": dict(generator_state(self._rng))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Mix on from a state that `state_dict` returned.
+
+        Raises
+        ------
+        FormatError
+            If it is of another number of sources, or of something else.
+        """
+        shares = np.asarray(state.get("shares", ()))
+        if shares.dtype != np.float64 or shares.shape != self._shares.shape:
+            raise FormatError(f"the state of a sampler must have {len(self._shares)} shares, it has not")
+        self._rng = generator_from_state(state.get("generator"))
+        # As they were: the property would divide them by their sum once more.
+        self._shares = shares.copy()
 
     def sample(
         self, batch_size: int, *, device: Device | None = None, floats: Floats | None = None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from samplebatch import Batch, Dataset, MixedSampler, PrioritizedReplayBuffer, ReplayBuffer, SampleBatch
-from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, FormatError
 
 
 def offline(folder: Path, n: int = 50) -> Dataset:
@@ -146,3 +146,27 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, weights: dict[str, fl
         MixedSampler(list(sources.values()))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="missing"):
         MixedSampler(sources, missing="keep")  # type: ignore[arg-type]
+
+
+def test_a_sampler_and_a_dataset_draw_on_from_their_states(tmp_path: Path) -> None:
+    dataset, buffer = offline(tmp_path), online()
+    sampler = MixedSampler({"offline": dataset, "online": buffer}, {"offline": 1, "online": 2}, seed=1)
+    sampler.sample(7)
+    states = sampler.state_dict(), dataset.state_dict()
+    mixed, rows = sampler.sample(7)[1].source.tolist(), dataset.sample(9)[1].tolist()
+    again = MixedSampler(sampler.sources, seed=5)
+    again.load_state_dict(states[0])
+    dataset.load_state_dict(states[1])
+    assert again.weights == sampler.weights
+    assert again.sample(7)[1].source.tolist() == mixed
+    assert dataset.sample(9)[1].tolist() == rows
+
+
+def test_states_of_something_else_are_refused(tmp_path: Path) -> None:
+    dataset = offline(tmp_path)
+    sampler = MixedSampler({"offline": dataset, "online": online()})
+    for other in ({}, {**sampler.state_dict(), "shares": np.ones(3)}):
+        with pytest.raises(FormatError, match="must have 2 shares"):
+            sampler.load_state_dict(other)
+    with pytest.raises(FormatError, match="the state of a generator"):
+        dataset.load_state_dict({})
