@@ -130,6 +130,6 @@ class WorkerRollouts(Rollouts):
         self._held = state["held"]
 
 
-def rollouts_of(source: Any, policy: Any) -> Rollouts:
+def make_rollouts(source: Any, policy: Any) -> Rollouts:
     """Make the rollouts of a collector or of workers."""
     return WorkerRollouts(source, policy) if isinstance(source, RolloutWorkers) else CollectorRollouts(source)

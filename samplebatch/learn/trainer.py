@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.checkpoint import rows_part
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.rollouts import Rollouts, rollouts_of
+from samplebatch.learn.rollouts import Rollouts, make_rollouts
 from samplebatch.learn.trainer_params import (
     OfflineTrainerParams,
     OffPolicyTrainerParams,
@@ -27,7 +27,7 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
 
     def __init__(self, algorithm: Any, params: OnlineParamsT) -> None:
         super().__init__(algorithm, params)
-        self.rollouts: Rollouts = rollouts_of(params.training_collector, algorithm.policy)
+        self.rollouts: Rollouts = make_rollouts(params.training_collector, algorithm.policy)
 
     def _training_step(self) -> TrainingStep:
         stats = self._collect()

@@ -12,7 +12,7 @@ from samplebatch.errors import ArgumentError
 from samplebatch.learn.checkpoint import generators_state, load_generators, save_checkpoint
 from samplebatch.learn.display import make_display, short
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.rollouts import rollouts_of
+from samplebatch.learn.rollouts import make_rollouts
 from samplebatch.learn.trainer_params import TrainerParams
 from samplebatch.learn.trainer_stats import EpochStats, InfoStats, SmoothedLosses, TrainingCounters, figures_of
 from samplebatch.rollout.collect_statistics import CollectStats, SequenceSummaryStats
@@ -277,7 +277,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def _collectors(self) -> dict[str, Any]:
         """Return the sources of steps, by name."""
         test = self.params.test_collector
-        return {} if test is None else {"test_collector": rollouts_of(test, None)}
+        return {} if test is None else {"test_collector": make_rollouts(test, None)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training between two training steps, for `load_state_dict`.

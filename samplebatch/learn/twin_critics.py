@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from copy import deepcopy
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from samplebatch.learn.policy import Policy
 PolicyT = TypeVar("PolicyT", bound=Policy)
 
 
-class TwinCritics(Algorithm[PolicyT]):
+class TwinCritics(Algorithm[PolicyT], ABC):
     r"""Base of actor-critics with two critics, for TD3, SAC and CQL.
 
     One critic alone comes to overestimate the actions that the policy prefers; the smaller of two does so less (clipped
@@ -86,9 +87,9 @@ class TwinCritics(Algorithm[PolicyT]):
             batch.returns = batch.returns + batch.discount * self._target_q(batch)
         return batch
 
+    @abstractmethod
     def _target_q(self, batch: Batch) -> torch.Tensor:
         """Estimate the values of the observations after the last steps of windows, shape (n,)."""
-        raise NotImplementedError
 
     def _smaller_target(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
         """Return the smaller estimate of the lagged critics, shape (n,)."""

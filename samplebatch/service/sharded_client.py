@@ -165,7 +165,7 @@ class ShardedReplayClient:
             self._send("", lambda client: client.add(batch, **columns))
             return
         ids = np.asarray(buffer_ids).reshape(-1)
-        steps = Batch({**(batch or {}), **columns})
+        steps = Batch({**({} if batch is None else batch), **columns})
         for key, rows in self._by_home(ids):
             part, own = (steps, ids) if rows is None else (steps[rows], ids[rows])
             self._send(key, partial(ReplayClient.add, batch=part, buffer_ids=own))
