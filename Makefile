@@ -21,7 +21,7 @@ test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the docum
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -o faulthandler_timeout=1800
 
 minimum: $(VENV)-minimum/ready ## run the tests with the oldest supported versions
 	$(VENV)-minimum/bin/python -m pytest
