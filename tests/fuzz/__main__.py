@@ -1,4 +1,7 @@
-"""Fuzz by hand: ``python -m tests.fuzz [--cases N] [--seed S] [TARGET ...]``, or one case: ``--only CASE TARGET``."""
+"""Fuzz by hand: ``python -m tests.fuzz [--cases N] [--first CASE] [--seed S] [TARGET ...]``.
+
+One case alone, with all of its error: ``--only CASE TARGET``.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import driver, foreign, formats, wire
-
-TARGETS = formats.TARGETS | foreign.TARGETS | wire.TARGETS
+from tests.fuzz import driver
+from tests.fuzz.targets import TARGETS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("targets", nargs="*", help="names of formats, or module:attribute; all formats if none")
     parser.add_argument("--cases", type=int, default=driver.CASES, help="cases of each target")
+    parser.add_argument("--first", type=int, default=0, metavar="CASE", help="number of the first case")
     parser.add_argument("--seed", type=int, default=driver.SEED)
     parser.add_argument("--only", type=int, metavar="CASE", help="read one case here, and show all of its error")
     asked = parser.parse_args()
@@ -34,7 +37,7 @@ def main() -> None:
         return
     for target in targets:
         start = time.monotonic()
-        outcomes, faults = driver.fuzz(target, asked.cases, asked.seed, most_faults=asked.cases)
+        outcomes, faults = driver.fuzz(target, asked.cases, asked.seed, asked.cases, asked.first)
         print(f"{target}: {dict(outcomes)} in {time.monotonic() - start:.0f} s", flush=True)
         kinds = Counter(re.sub(r"^.* case \d+: |0x[0-9a-f]+|\d+(?![\d\]]*\]| <)", "", fault) for fault in faults)
         first = {re.sub(r"^.* case \d+: |0x[0-9a-f]+|\d+(?![\d\]]*\]| <)", "", fault): fault for fault in faults[::-1]}

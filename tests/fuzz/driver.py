@@ -130,7 +130,7 @@ class Child:
 
 
 def fuzz(
-    target: str, cases: int = CASES, seed: int = SEED, most_faults: int = _MOST_FAULTS
+    target: str, cases: int = CASES, seed: int = SEED, most_faults: int = _MOST_FAULTS, first: int = 0
 ) -> tuple[Counter[str], list[str]]:
     """Read damaged samples of a target, each with the changes that its number and the seed draw.
 
@@ -138,6 +138,12 @@ def fuzz(
     ----------
     target
         Where the target is: module and name, joined by a colon.
+    cases, first
+        How many cases, and the number of the first.
+    seed
+        Of their changes.
+    most_faults
+        After how many faults to end.
 
     Returns
     -------
@@ -150,7 +156,7 @@ def fuzz(
     faults: list[str] = []
     child = Child(target)
     try:
-        for case in range(cases):
+        for case in range(first, first + cases):
             outcome, error = child.ask(seed, case)
             outcomes[outcome] += 1
             if outcome not in ("read", "refused"):

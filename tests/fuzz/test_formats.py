@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+
 import pytest
 
 from tests.fuzz.driver import CASES, SEED, fuzz
@@ -9,10 +12,8 @@ from tests.fuzz.driver import CASES, SEED, fuzz
 pytest.importorskip("h5py")
 pytest.importorskip("tianshou")
 pytest.importorskip("ray")
-pytest.importorskip("grpc")
-from tests.fuzz import foreign, formats, wire
+from tests.fuzz.targets import NEEDS, TARGETS
 
-TARGETS = formats.TARGETS | foreign.TARGETS | wire.TARGETS
 SLOW = ("TIANSHOU_HDF5", "RLLIB_EPISODES")
 """Formats whose process imports their library first, which takes as long as all cases of others."""
 
@@ -29,5 +30,18 @@ SLOW = ("TIANSHOU_HDF5", "RLLIB_EPISODES")
     [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in TARGETS],
 )
 def test_damage_is_refused_or_read(name: str, cases: int, seed: int) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     outcomes, faults = fuzz(TARGETS[name], cases, seed)
     assert not faults, "\n".join([str(dict(outcomes)), *faults])
+
+
+def test_only_the_target_is_skipped_whose_package_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delitem(sys.modules, "tests.fuzz.wire", raising=False)
+    try:
+        damage = runpy.run_path(__file__)["test_damage_is_refused_or_read"]
+    except pytest.skip.Exception as error:
+        raise AssertionError("other targets are skipped, too") from error
+    with pytest.raises(pytest.skip.Exception, match="grpc"):
+        damage("REPLAY_SERVICE", 1, SEED)

@@ -259,5 +259,3 @@ def _weight(value: Any) -> float:
 
 
 REPLAY_SERVICE = ReplayService()
-
-TARGETS = {"REPLAY_SERVICE": "tests.fuzz.wire:REPLAY_SERVICE"}
