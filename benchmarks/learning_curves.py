@@ -5,6 +5,12 @@ its policy is tried without exploration afterwards. Contestants take turns, so t
 
     python -m benchmarks.learning_curves --seeds 3 --plot curves.png
     python -m benchmarks.learning_curves ppo sac --only ours,sb3
+
+A long run may be done in parts, whose outcomes are put together afterwards:
+
+    python -m benchmarks.learning_curves ppo --json ppo.json
+    python -m benchmarks.learning_curves dqn --json dqn.json
+    python -m benchmarks.learning_curves --merge ppo.json dqn.json --plot curves.png
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.learning_tasks import TASKS, Curve, collected, play
+from benchmarks.learning_tasks import TASKS, Act, Curve, Task, collected, play
 
 CONTESTANTS = {"ours": "ours", "tianshou": "Tianshou", "sb3": "Stable-Baselines3"}
 LAST = 20
@@ -75,8 +81,16 @@ def run(who: str, name: str, seed: int, scale: float) -> Outcome:
     act = learn()
     seconds = perf_counter() - start
     trained = float(np.mean([found for _, found in curve.points[-LAST:]])) if curve.points else float("nan")
-    tried = float(np.mean(play(task.make, act, task.episodes)))
+    tried = float(np.mean(_play(task, act)))
     return Outcome(who, name, seed, curve.steps, seconds, trained, tried, curve.points)
+
+
+def _play(task: Task, act: Act) -> list[float]:
+    if task.agents == 1:
+        return play(task.make, act, task.episodes)
+    from benchmarks.learning_team import play_team
+
+    return play_team(task.make, act, task.episodes)
 
 
 def run_in_process(who: str, name: str, seed: int, scale: float) -> Outcome | None:
@@ -118,6 +132,12 @@ def smooth(curve: Sequence[tuple[int, float]], at: Any) -> Any:
     ends = np.maximum(np.searchsorted(steps, at, side="right"), 1)
     starts = np.maximum(ends - LAST, 0)
     return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def merge(paths: Sequence[Path]) -> list[Outcome]:
+    """Read the outcomes of some files; the last file that has a run counts."""
+    runs = [Outcome(**found) for path in paths for found in json.loads(path.read_text())]
+    return list({(one.who, one.task, one.seed): one for one in runs}.values())
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -173,9 +193,19 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, help="a file to keep the outcomes in; runs that are there are not done again"
     )
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="JSON", help="run nothing; put the outcomes of these files together"
+    )
     asked = parser.parse_args()
-    kept = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else []
-    outcomes = [Outcome(**found) for found in kept]
+    outcomes = merge(asked.merge) if asked.merge else learn_all(asked)
+    print(table(outcomes))
+    if asked.plot:
+        draw(outcomes, asked.plot)
+
+
+def learn_all(asked: argparse.Namespace) -> list[Outcome]:
+    """Do the runs that the command line asks for and its file of outcomes lacks; write each to the file."""
+    outcomes = merge([asked.json]) if asked.json and asked.json.exists() else []
     for seed in range(asked.seeds):
         for name in asked.tasks or TASKS:
             for who in asked.only.split(","):
@@ -188,9 +218,7 @@ def main() -> None:
                 print(f"{name} {who} {seed}: {found.trained:.1f}, {found.seconds:.0f} s", file=sys.stderr, flush=True)
                 if asked.json:
                     asked.json.write_text(json.dumps([asdict(one) for one in outcomes]))
-    print(table(outcomes))
-    if asked.plot:
-        draw(outcomes, asked.plot)
+    return outcomes
 
 
 if __name__ == "__main__":

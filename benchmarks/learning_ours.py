@@ -9,10 +9,19 @@ import torch
 from torch import nn
 
 from benchmarks.learning_tasks import Act, Curve, Task, reached
-from samplebatch import Batch, HERVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer, load
+from samplebatch import (
+    Batch,
+    HERVectorReplayBuffer,
+    MultiAgentCollector,
+    MultiAgentReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+    load,
+)
 from samplebatch.learn import (
     CQL,
     DQN,
+    MAPPO,
     MLP,
     PPO,
     SAC,
@@ -30,6 +39,7 @@ from samplebatch.learn import (
     DiscreteQLearningPolicy,
     GaussianNoise,
     ImitationPolicy,
+    JointCritic,
     LinearSchedule,
     OfflineTrainerParams,
     OffPolicyTrainerParams,
@@ -54,6 +64,17 @@ def _acting(policy: Any) -> Act:
         with torch.no_grad():
             found = policy(Batch.stack([Batch(obs=obs)]), state)
         return policy.map_action(found.act)[0], found.get("state")
+
+    return act
+
+
+def _acting_in_team(policy: Any) -> Act:
+    policy.eval()
+
+    def act(obs: Any, state: Any) -> Any:
+        with torch.no_grad():
+            found = policy(Batch(obs=obs), None)
+        return policy.map_action(found.act), None
 
     return act
 
@@ -150,6 +171,15 @@ def td3(task: Task, curve: Curve, seed: int) -> Run:
     return _off_policy(task, curve, seed, algorithm, _buffer(task, seed), noise=True)
 
 
+def _on_policy_params(task: Task, collector: Any) -> OnPolicyTrainerParams:
+    return OnPolicyTrainerParams(
+        training_collector=collector, max_epochs=1, epoch_num_steps=task.steps,
+        collection_step_num_env_steps=task.envs * task.options["n_steps"],
+        update_step_num_repetitions=task.options["epochs"], batch_size=task.options["batch"], verbose=False,
+        show_progress=False,
+    )  # fmt: skip
+
+
 def _on_policy(task: Task, curve: Curve, seed: int, actor_body: Any, critic_body: Any) -> Run:
     env, options = task.make(), task.options
     policy = DiscreteActorPolicy(
@@ -164,10 +194,7 @@ def _on_policy(task: Task, curve: Curve, seed: int, actor_body: Any, critic_body
     collector = Collector(
         policy, _factories(task, curve), buffer=VectorReplayBuffer(step, task.envs), seed=seed, infos=False
     )
-    params = OnPolicyTrainerParams(
-        training_collector=collector, max_epochs=1, epoch_num_steps=task.steps, collection_step_num_env_steps=step,
-        update_step_num_repetitions=options["epochs"], batch_size=options["batch"], verbose=False, show_progress=False,
-    )  # fmt: skip
+    params = _on_policy_params(task, collector)
 
     def run() -> Act:
         algorithm.run_training(params)
@@ -187,6 +214,34 @@ def recurrent(task: Task, curve: Curve, seed: int) -> Run:
     body = Recurrent(space, task.options["state"], "lstm")
     # A body of its own, as the critic's large errors would drown the actor's gradients in a shared one.
     return _on_policy(task, curve, seed, body, MLP(space, task.hidden))
+
+
+def mappo(task: Task, curve: Curve, seed: int) -> Run:
+    from benchmarks.learning_team import WatchedTeam
+
+    env, options = task.make(), task.options
+    spaces = [env.observation_space(agent) for agent in env.possible_agents]
+    moves = env.action_space(env.possible_agents[0])
+    actor = DiscreteActor(MLP(spaces[0], task.hidden, nn.Tanh), moves)
+    policy = DiscreteActorPolicy(actor=actor, action_space=moves, deterministic_eval=True)
+    algorithm = MAPPO(
+        policies={"agent": policy}, critic=JointCritic(spaces, task.hidden), optim=AdamOptimizerFactory(task.lr),
+        eps_clip=options["clip"], ent_coef=options["entropy"], gamma=task.gamma, gae_lambda=options["lambda"],
+        max_grad_norm=options["norm"],
+    )  # fmt: skip
+    step = task.envs * options["n_steps"]
+    collector = MultiAgentCollector(
+        lambda: WatchedTeam(task.make(), curve), algorithm.policy, MultiAgentReplayBuffer(step * task.agents),
+        num_envs=task.envs, seed=seed, infos=False,
+    )  # fmt: skip
+    params = _on_policy_params(task, collector)
+
+    def run() -> Act:
+        algorithm.run_training(params)
+        collector.close()
+        return _acting_in_team(policy)
+
+    return run
 
 
 def _offline(task: Task, curve: Curve, algorithm: Any) -> Run:
@@ -217,5 +272,6 @@ def cql(task: Task, curve: Curve, seed: int) -> Run:
 
 
 RUNS = {
-    "ppo": ppo, "recurrent": recurrent, "dqn": dqn, "her": her, "sac": sac, "td3": td3, "bc": bc, "cql": cql,
+    "ppo": ppo, "recurrent": recurrent, "mappo": mappo, "dqn": dqn, "her": her, "sac": sac, "td3": td3, "bc": bc,
+    "cql": cql,
 }  # fmt: skip

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.learning_tasks import Act, Curve, Task
+from benchmarks.learning_team import seats
 
 Run = Callable[[], Act]
 
@@ -16,6 +19,36 @@ def _vector(task: Task, curve: Curve) -> Any:
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     return DummyVecEnv([curve.watch(task.make)] * task.envs)
+
+
+def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
+    """Make a vector with an environment for each agent."""
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    class Vector(DummyVecEnv):
+        """A vector that sends all actions before it waits for results."""
+
+        def step_wait(self) -> Any:
+            for env, action in zip(self.envs, self.actions, strict=True):
+                env.send(action)
+            found = [env.receive() for env in self.envs]
+            obs, rewards, over, cut, _ = map(np.array, zip(*found, strict=True))
+            infos: list[dict[str, Any]] = [{} for _ in found]
+            done = over | cut
+            for place in np.flatnonzero(done):
+                infos[place] = {"TimeLimit.truncated": bool(cut[place] and not over[place])}
+                infos[place]["terminal_observation"] = obs[place]
+                self.envs[place].send(None)
+            for place in np.flatnonzero(done):
+                obs[place] = self.envs[place].receive()[0]
+            return obs, rewards, done, infos
+
+        def reset(self) -> Any:
+            for env in self.envs:
+                env.send(None)
+            return np.stack([env.receive()[0] for env in self.envs])
+
+    return Vector([lambda own=own: own for own in seats(task, curve, seed)])
 
 
 def _acting(model: Any) -> Act:
@@ -34,10 +67,10 @@ def _learning(model: Any, task: Task) -> Run:
     return run
 
 
-def _on_policy(kind: Any, policy: str, task: Task, curve: Curve, seed: int, **network: Any) -> Run:
+def _on_policy(kind: Any, policy: str, task: Task, envs: Any, seed: int, **network: Any) -> Run:
     options = task.options
     model = kind(
-        policy, _vector(task, curve), task.lr, options["n_steps"], options["batch"], options["epochs"], task.gamma,
+        policy, envs, task.lr, options["n_steps"], options["batch"], options["epochs"], task.gamma,
         options["lambda"], options["clip"], ent_coef=options["entropy"], max_grad_norm=options["norm"], seed=seed,
         device="cpu", policy_kwargs={"net_arch": [*task.hidden], "activation_fn": torch.nn.Tanh, **network},
     )  # fmt: skip
@@ -47,13 +80,24 @@ def _on_policy(kind: Any, policy: str, task: Task, curve: Curve, seed: int, **ne
 def ppo(task: Task, curve: Curve, seed: int) -> Run:
     from stable_baselines3 import PPO
 
-    return _on_policy(PPO, "MlpPolicy", task, curve, seed)
+    return _on_policy(PPO, "MlpPolicy", task, _vector(task, curve), seed)
 
 
 def recurrent(task: Task, curve: Curve, seed: int) -> Run:
     from sb3_contrib import RecurrentPPO
 
-    return _on_policy(RecurrentPPO, "MlpLstmPolicy", task, curve, seed, lstm_hidden_size=task.options["state"])
+    envs = _vector(task, curve)
+    return _on_policy(RecurrentPPO, "MlpLstmPolicy", task, envs, seed, lstm_hidden_size=task.options["state"])
+
+
+def mappo(task: Task, curve: Curve, seed: int) -> Run:
+    """Learn with PPO, one policy for all agents."""
+    from stable_baselines3 import PPO
+
+    own = replace(
+        task, steps=task.steps * task.agents, options=task.options | {"batch": task.options["batch"] * task.agents}
+    )
+    return _on_policy(PPO, "MlpPolicy", own, _team_vector(task, curve, seed), seed)
 
 
 def _off_policy(kind: Any, policy: str, task: Task, curve: Curve, seed: int, **options: Any) -> Run:
@@ -98,7 +142,6 @@ def sac(task: Task, curve: Curve, seed: int) -> Run:
 
 
 def td3(task: Task, curve: Curve, seed: int) -> Run:
-    import numpy as np
     from stable_baselines3 import TD3
     from stable_baselines3.common.noise import NormalActionNoise
 
@@ -106,4 +149,4 @@ def td3(task: Task, curve: Curve, seed: int) -> Run:
     return _off_policy(TD3, "MlpPolicy", task, curve, seed, tau=task.options["tau"], action_noise=noise)
 
 
-RUNS = {"ppo": ppo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "recurrent": recurrent}
+RUNS = {"ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "recurrent": recurrent}

@@ -32,6 +32,8 @@ class Task:
     options: dict[str, Any] = field(default_factory=dict)
     episodes: int = 20
     """How many episodes the trained policy is tried in."""
+    agents: int = 1
+    """How many agents act at an environment step; several are a team's."""
 
 
 @dataclass
@@ -144,6 +146,12 @@ def _masked() -> Any:
     return Masked(_cartpole())
 
 
+def _spread() -> Any:
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env()
+
+
 def balance(obs: Any) -> Any:
     """Balance CartPole by a rule, for rows of observations."""
     return (obs[:, 2] + 0.3 * obs[:, 3] > 0).astype(np.int64)
@@ -210,6 +218,11 @@ TASKS = {
             {"batch": 256, "tau": 0.005, "weight": 1.0, "rule": swing_up, "noise": 0.3},
         ),
         Task("recurrent", _masked, 100_352, 8, (64,), 1e-3, 0.98, _PPO | {"state": 64}),
+        Task(
+            "mappo", _spread, 64_000, 32, (64, 64), 2e-3, 0.95,
+            _PPO | {"n_steps": 100, "batch": 400, "entropy": 0.01, "norm": 10.0},
+            episodes=100, agents=3,
+        ),
     )
 }  # fmt: skip
 """The tasks by name. Budgets are such that all contestants learn in a few minutes a run."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.learning_tasks import Act, Curve, Task, reached
+from benchmarks.learning_team import seats
 from benchmarks.tianshou_setup import (
     discrete_actor,
     network,
@@ -31,14 +32,14 @@ def _vector(task: Task, curve: Curve, seed: int) -> Any:
     return envs
 
 
-def _acting(policy: Any, wrap: Callable[[Any], Any] = lambda obs: obs) -> Act:
+def _acting(policy: Any, wrap: Callable[[Any], Any], row: Any = 0) -> Act:
     from tianshou.data import Batch
 
     def act(obs: Any, state: Any) -> Any:
         policy.eval()
         with torch.no_grad():
             found = policy(Batch(obs=wrap(obs), info=Batch()), state)
-        action = found.act[0].numpy() if isinstance(found.act, torch.Tensor) else found.act[0]
+        action = found.act[row].numpy() if isinstance(found.act, torch.Tensor) else found.act[row]
         return policy.map_action(action), found.get("state")
 
     return act
@@ -48,12 +49,49 @@ def _rows(obs: Any) -> Any:
     return obs[None]
 
 
+def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
+    """Make a vector with an environment for each agent.
+
+    Its own class of several agents gives a reward to the agent that acted last: here they all act before rewards come.
+    """
+    from tianshou.env import BaseVectorEnv
+    from tianshou.env.worker import DummyEnvWorker
+
+    class Worker(DummyEnvWorker):  # type: ignore[misc]
+        def get_env_attr(self, key: str) -> Any:
+            return getattr(self.env, key)
+
+        def send(self, action: Any, **options: Any) -> None:
+            self.env.send(action)
+
+        def recv(self) -> Any:
+            return self.env.receive()
+
+    return BaseVectorEnv([lambda own=own: own for own in seats(task, curve, seed)], Worker)
+
+
 def ppo(task: Task, curve: Curve, seed: int) -> Run:
+    return _on_policy(task, _vector(task, curve, seed), _rows)
+
+
+def mappo(task: Task, curve: Curve, seed: int) -> Run:
+    """Learn with PPO, one policy for all agents."""
+    envs, count = _team_vector(task, curve, seed), task.agents
+    options = task.options | {"batch": task.options["batch"] * count}
+    return _on_policy(
+        replace(task, envs=task.envs * count, steps=task.steps * count, options=options),
+        envs,
+        lambda obs: obs,
+        slice(None),
+    )
+
+
+def _on_policy(task: Task, envs: Any, wrap: Any, row: Any = 0) -> Run:
     from tianshou.algorithm.modelfree.ppo import PPO
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.trainer import OnPolicyTrainerParams
 
-    envs, options = _vector(task, curve, seed), task.options
+    options = task.options
     step = task.envs * options["n_steps"]
     activation = {"activation": torch.nn.Tanh}
     algorithm = PPO(
@@ -70,7 +108,7 @@ def ppo(task: Task, curve: Curve, seed: int) -> Run:
 
     def run() -> Act:
         algorithm.run_training(params)
-        return _acting(algorithm.policy, _rows)
+        return _acting(algorithm.policy, wrap, row)
 
     return run
 
@@ -237,5 +275,5 @@ def cql(task: Task, curve: Curve, seed: int) -> Run:
     return _offline(task, curve, _soft(task, envs, CQL, **options))
 
 
-RUNS = {"ppo": ppo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql}
+RUNS = {"ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql}
 """Its recurrent policies learn from stacked observations only, and not with PPO."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("gymnasium")
-from benchmarks.learning_curves import CONTESTANTS, Outcome, run_in_process, runs_of, smooth, table
-from benchmarks.learning_tasks import TASKS
+from benchmarks.learning_curves import CONTESTANTS, Outcome, merge, run_in_process, runs_of, smooth, table
+from benchmarks.learning_tasks import TASKS, Curve
 
 
 def test_every_run_is_of_a_task() -> None:
@@ -30,9 +32,40 @@ def test_ratios_are_of_the_median_rates() -> None:
     assert table(runs).splitlines()[-1].split()[-1] == "2.00"
 
 
+def test_outcomes_of_several_files_are_put_together_and_the_last_of_a_run_counts(tmp_path: Path) -> None:
+    first = Outcome("ours", "ppo", 0, 100, 1.0, 1.0, 2.0, [(5, 1.0)])
+    other, again = replace(first, task="dqn"), replace(first, tried=3.0)
+    for name, outcomes in (("one", [first, other]), ("two", [again])):
+        (tmp_path / name).write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
+    found = merge([tmp_path / "one", tmp_path / "two"])
+    assert [(one.task, one.tried) for one in found] == [("ppo", 3.0), ("dqn", 2.0)]
+
+
+def test_agents_of_a_team_step_together_and_count_as_one_environment() -> None:
+    pytest.importorskip("mpe2")
+    from benchmarks.learning_team import seats
+
+    curve = Curve()
+    agents = seats(replace(TASKS["mappo"], envs=2), curve, seed=0)
+    assert len(agents) == 6
+    for agent in agents:
+        agent.send(None)
+    first = [agent.receive()[0] for agent in agents]
+    assert not np.array_equal(first[0], first[3]), "environments have seeds of their own"
+    total = np.zeros(6)
+    for _ in range(25):
+        for agent in agents:
+            agent.send(1)
+        found = [agent.receive() for agent in agents]
+        total += [step[1] for step in found]
+    assert [step[2] or step[3] for step in found] == [True] * 6
+    assert curve.steps == 50
+    np.testing.assert_allclose([total[:3].mean(), total[3:].mean()], [points[1] for points in curve.points])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("who", CONTESTANTS)
-@pytest.mark.parametrize("name", ["ppo", "td3", "bc"])
+@pytest.mark.parametrize("name", ["ppo", "td3", "bc", "mappo"])
 def test_runs_learn_and_are_tried(who: str, name: str, tmp_path: Path) -> None:
     found = run_in_process(who, name, 0, 0.1)
     if found is None:
