@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 BENCH_FLAGS ?=
+LONG_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long minimum lint bench docs clean
@@ -21,7 +22,7 @@ test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the docum
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
-	$(BIN)/python -m pytest -m long -o faulthandler_timeout=1800
+	$(BIN)/python -m pytest -m long -o faulthandler_timeout=1800 $(LONG_FLAGS)
 
 minimum: $(VENV)-minimum/ready ## run the tests with the oldest supported versions
 	$(VENV)-minimum/bin/python -m pytest
