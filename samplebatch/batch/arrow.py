@@ -62,11 +62,13 @@ def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Fl
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, _metadata(about)))
 
 
-def from_table(source: Any, *, allow_pickle: bool = False, bound: MemoryBound | None = None) -> Parts:
+def from_table(
+    source: Any, *, about: dict[str, Any] | None = None, allow_pickle: bool = False, bound: MemoryBound | None = None
+) -> Parts:
     """View a table as the parts of a batch; `to_table` is the inverse.
 
     Columns of such a table may have been left out or added since. A nested column with missing or additional leaves
-    becomes plain columns with dots in their names.
+    becomes plain columns with dots in their names. `about` is the metadata of the table, read from its schema if None.
 
     Raises
     ------
@@ -80,7 +82,7 @@ def from_table(source: Any, *, allow_pickle: bool = False, bound: MemoryBound | 
         If objects take more than is left of the bound, which follows from the table's bytes if None; names the column.
     """
     table = as_table(source)
-    about = metadata_of(table.schema)
+    about = about or metadata_of(table.schema)
     if about is None:
         about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
     if about.get("type") != "SampleBatch":
@@ -160,9 +162,11 @@ def bound_of(table: pa.Table, max_nbytes: int | None = None) -> MemoryBound:
 
 
 def from_policy_table(
-    source: Any, *, allow_pickle: bool = False, bound: MemoryBound | None = None
+    source: Any, *, about: dict[str, Any] | None = None, allow_pickle: bool = False, bound: MemoryBound | None = None
 ) -> tuple[dict[PolicyID, Parts], int]:
     """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
+
+    `about` is the metadata of the table, read from its schema if None.
 
     Raises
     ------
@@ -170,7 +174,7 @@ def from_policy_table(
         If the metadata does not come from `to_policy_table`, or does not fit the table's rows.
     """
     table = as_table(source)
-    about = metadata_of(table.schema) or {}
+    about = about or metadata_of(table.schema) or {}
     if about.get("type") != "MultiAgentBatch":
         raise FormatError(
             f"the table must hold a MultiAgentBatch, got {about.get('type', 'one without the metadata of a batch')!r}"

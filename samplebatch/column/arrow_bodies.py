@@ -28,7 +28,10 @@ _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
 _CONTINUED = 0xFFFFFFFF
 _DICTIONARY_BATCH = 2
 _DATA = 1
-_BUFFERS, _COMPRESSION = 2, 3
+_LENGTH, _BUFFERS, _COMPRESSION = 0, 2, 3
+
+_DAMAGE = (struct.error, IndexError, ValueError, TypeError)
+_NO_FOOTER = "an Arrow file must have a footer that says where its batches are: {}"
 
 
 def decompressed_nbytes(data: pa.Buffer) -> int:
@@ -51,12 +54,36 @@ def decompressed_nbytes(data: pa.Buffer) -> int:
     """
     view = memoryview(data).cast("B")
     try:
-        nbytes, _ = _TAIL.unpack_from(view, len(view) - _TAIL.size)
-        footer = _root(view[len(view) - _TAIL.size - nbytes : len(view) - _TAIL.size])
+        footer = _footer(view)
         places = [*footer.structs(_DICTIONARIES, _BLOCK), *footer.structs(_RECORD_BATCHES, _BLOCK)]
         return sum(_body_nbytes(view, *place) for place in places)
-    except (struct.error, IndexError, ValueError, TypeError) as error:
-        raise FormatError(f"an Arrow file must have a footer that says where its batches are: {error}") from error
+    except _DAMAGE as error:
+        raise FormatError(_NO_FOOTER.format(error)) from error
+
+
+def batch_rows(data: pa.Buffer) -> list[int]:
+    """Read the rows of each record batch of an Arrow file, and decode none.
+
+    Raises
+    ------
+    FormatError
+        If the file has no footer and messages where it says.
+
+    Examples
+    --------
+    >>> sink = pa.BufferOutputStream()
+    >>> table = pa.table({"a": [1, 2, 3]})
+    >>> with pa.ipc.new_file(sink, table.schema) as writer:
+    ...     writer.write_table(table, max_chunksize=2)
+    >>> batch_rows(sink.getvalue())
+    [2, 1]
+    """
+    view = memoryview(data).cast("B")
+    try:
+        batches = [_message(view, *place).table(_HEADER) for place in _footer(view).structs(_RECORD_BATCHES, _BLOCK)]
+        return [0 if batch is None else batch.long(_LENGTH) for batch in batches]
+    except _DAMAGE as error:
+        raise FormatError(_NO_FOOTER.format(error)) from error
 
 
 def decompressed_stream_nbytes(data: pa.Buffer) -> int:
@@ -78,17 +105,26 @@ def decompressed_stream_nbytes(data: pa.Buffer) -> int:
             length = _root(_span(view, at + prefix, described)).long(_BODY_LENGTH)
             found += _body_nbytes(view, at, prefix + described, length)
             at += prefix + described + length
-    except (struct.error, IndexError, ValueError, TypeError) as error:
+    except _DAMAGE as error:
         raise FormatError(f"an Arrow stream must have messages one after the other: {error}") from error
     return found
 
 
-def _body_nbytes(view: memoryview, start: int, described: int, length: int) -> int:
+def _footer(view: memoryview) -> _Table:
+    nbytes, _ = _TAIL.unpack_from(view, len(view) - _TAIL.size)
+    return _root(view[len(view) - _TAIL.size - nbytes : len(view) - _TAIL.size])
+
+
+def _message(view: memoryview, start: int, described: int, length: int) -> _Table:
     if min(start, described, length) < 0 or start + described + length > len(view):
         raise ValueError("a batch lies outside of the file")
     # Before version 0.15 the length stood there alone.
     prefix = 8 if _read(view, "<I", start) == _CONTINUED else 4
-    message = _root(view[start + prefix : start + described])
+    return _root(view[start + prefix : start + described])
+
+
+def _body_nbytes(view: memoryview, start: int, described: int, length: int) -> int:
+    message = _message(view, start, described, length)
     batch = message.table(_HEADER)
     if batch is not None and message.byte(_HEADER_TYPE) == _DICTIONARY_BATCH:
         batch = batch.table(_DATA)
@@ -146,8 +182,10 @@ def _root(view: memoryview) -> _Table:
 
 
 def _read(view: memoryview, form: str, at: int) -> int:
+    if at < 0:
+        raise ValueError("a table lies outside of what holds it")
     number: int
-    (number,) = struct.unpack_from(form, _span(view, at, struct.calcsize(form)))
+    (number,) = struct.unpack_from(form, view, at)
     return number
 
 

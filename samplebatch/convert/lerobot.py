@@ -162,7 +162,7 @@ def _read_file(
             raise FormatError(f"{path!r} must have column {name!r}, as meta/info.json says")
     # In their order in the file, as the reader takes them.
     listed = [name for name in file.schema.names if name in wanted]
-    table = file.read(range(len(file.group_rows)), listed, bound)
+    table = file.read(range(file.num_groups), listed, bound)
     # Each alone first, as their sum may be beyond the largest number.
     if np.any(episodes.length > table.num_rows) or int(episodes.length.sum()) != table.num_rows:
         raise FormatError(f"{path!r} must have the rows of its episodes, it has {table.num_rows}")

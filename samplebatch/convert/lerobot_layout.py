@@ -176,7 +176,7 @@ def _episodes_in(path: Path, max_nbytes: int | None) -> Episodes:
         if name not in file.schema.names:
             raise FormatError(f"{file.name!r} must have column {name!r}; {near_names(name, file.schema.names)}")
     # In their order in the file, as the reader takes them; the statistics beside them may be large.
-    table = file.read(range(len(file.group_rows)), [name for name in file.schema.names if name in _WHERE], bound)
+    table = file.read(range(file.num_groups), [name for name in file.schema.names if name in _WHERE], bound)
     return Episodes(*(_numbers_in(table[name], name, file.name) for name in _WHERE))
 
 

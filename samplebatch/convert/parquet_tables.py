@@ -27,7 +27,7 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
     """
     for place in files_in(path, ".parquet"):
         file, bound = open_parquet(place, max_nbytes=max_nbytes)
-        table = file.read(range(len(file.group_rows)), file.schema.names, bound)
+        table = file.read(range(file.num_groups), file.schema.names, bound)
         try:
             table.validate(full=True)
         except pa.ArrowInvalid as error:

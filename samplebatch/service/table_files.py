@@ -100,6 +100,6 @@ def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -
         table = table.replace_schema_metadata(plain["about"][about])
         must = f"{file.name!r} must be of fragments of a table"
         found.append(batch_in(table, metadata_of(table.schema), must, bound, allow_pickle=allow_pickle))
-    if any(len(file.group_rows) != count for (file, _), count in zip(files, groups, strict=True)):
+    if any(file.num_groups != count for (file, _), count in zip(files, groups, strict=True)):
         raise FormatError("the files of a table must have the fragments that are listed, they have others")
     return found

@@ -24,6 +24,7 @@ from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import FormatError
 from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
+from samplebatch.storage.file_bytes import check_magic, file_bytes
 from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
 from samplebatch.storage.suffixes import check_suffix
 from samplebatch.storage.table_file import ArrowTable, name_file_damage
@@ -170,42 +171,36 @@ def open_arrow(
         If it cannot be read.
     """
     name = os.fspath(path)
-    check_magic(name)
-    with name_file_damage(name, "Arrow"):
-        data = file_bytes(name, memory_map=memory_map)
-        bound = bound_of_file(data, name, max_nbytes)
-        check_arrow(data, name, verify=not memory_map if verify is None else verify)
-        return ArrowTable(data, name), bound
+    data = file_bytes(name, memory_map=memory_map)
+    return arrow_table(data, name, verify=not memory_map if verify is None else verify, max_nbytes=max_nbytes)
 
 
-def bound_of_file(data: pa.Buffer, name: str, max_nbytes: int | None) -> MemoryBound:
-    """Make the memory bound of an Arrow file, less the declared sizes of its compressed buffers.
+def arrow_table(
+    data: pa.Buffer, name: str, *, verify: bool, max_nbytes: int | None = None
+) -> tuple[ArrowTable, MemoryBound]:
+    """Make the table of an Arrow file's bytes, and its bound, as `open_arrow` does.
 
     Raises
     ------
-    CapacityError
-        If that is more than the bound.
     FormatError
-        If the file has no footer and messages where it says.
+        If they are those of no Arrow file, are damaged or cut short.
+    CapacityError
+        If more memory would be made of them than `max_nbytes`.
     """
-    bound = MemoryBound(repr(name), data.size, max_nbytes)
+    check_magic(data, ARROW.magic, "Arrow", name)
+    with name_file_damage(name, "Arrow"):
+        bound = MemoryBound(repr(name), data.size, max_nbytes)
+        compressed = _decompressed_nbytes(data, name)
+        bound.take(compressed, "what is compressed")
+        check_arrow(data, name, verify=verify)
+        return ArrowTable(data, name, compressed=compressed > 0), bound
+
+
+def _decompressed_nbytes(data: pa.Buffer, name: str) -> int:
     try:
-        bound.take(decompressed_nbytes(data), "what is compressed")
+        return decompressed_nbytes(data)
     except FormatError as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
-    return bound
-
-
-def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
-    """Return all bytes of a file, mapped or read.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    """
-    with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
-        return source.read_buffer()
 
 
 def check_arrow(data: pa.Buffer, name: str, *, verify: bool) -> bool:
@@ -314,20 +309,3 @@ def _open_beside(target: Path) -> tuple[Path, BinaryIO]:
         return temporary, temporary.open("x+b")
     except OSError as error:
         raise type(error)(f"{str(target)!r} must lie in a folder that can be written to: {error.strerror}") from error
-
-
-def check_magic(name: str) -> None:
-    """Check that a file begins as Arrow files do.
-
-    Raises
-    ------
-    FormatError
-        If it does not.
-    OSError
-        If it cannot be read.
-    """
-    with open(name, "rb") as file:
-        start = file.read(len(ARROW.magic))
-        if start == ARROW.magic:
-            return
-    raise FormatError(f"{name!r} must be an Arrow file, and its first bytes are not those of one")

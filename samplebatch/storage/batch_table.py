@@ -119,9 +119,9 @@ def batch_in(
         raise FormatError(f"{must}, got a {'table of another program' if kind == 'table' else kind}; {advice}")
     try:
         if kind == "MultiAgentBatch":
-            policies, env_steps = from_policy_table(table, allow_pickle=allow_pickle, bound=bound)
+            policies, env_steps = from_policy_table(table, about=about, allow_pickle=allow_pickle, bound=bound)
             return MultiAgentBatch({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
-        batch = SampleBatch._of(*from_table(table, allow_pickle=allow_pickle, bound=bound))
+        batch = SampleBatch._of(*from_table(table, about=about, allow_pickle=allow_pickle, bound=bound))
         return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
     except (pa.ArrowException, ColumnTypeError) as error:
         raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
@@ -164,10 +164,9 @@ def read_batch(
         if filters is not None and columns is not None and (more := _counting(file, columns)):
             whole = read_batch(file, bound, must, [*columns, *more], filters, allow_pickle=allow_pickle)
             return select_columns(whole, columns)
-        chosen, about = _project(file, metadata_of(file.schema), columns)
+        chosen, about = _project(file, columns)
         if filters is None:
-            table = file.read(range(len(file.group_rows)), chosen, bound)
-            table = table.replace_schema_metadata(_metadata(table.schema, about))
+            table = file.read(range(file.num_groups), chosen, bound)
             return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
         return _read_rows(file, bound, must, chosen, about, filters, allow_pickle=allow_pickle)
 
@@ -178,7 +177,7 @@ def read_group(
     """Read the batch that a group of rows makes by itself; raises as `read_batch` does."""
     must = f"{file.name!r} must be a part of a dataset"
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
-        chosen, about = _project(file, metadata_of(file.schema), columns)
+        chosen, about = _project(file, columns)
         return _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
 
 
@@ -196,7 +195,7 @@ def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
 
 def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
     """List columns that count the steps of a flat batch, a policy's each, where none of those asked for does."""
-    about = metadata_of(file.schema)
+    about = file.about
     if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
         return []
     if any(map(names.counts_steps, columns)):
@@ -205,16 +204,9 @@ def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for part in policies for name in [*filter(names.counts_steps, part["columns"])][:1]))
 
 
-def _metadata(schema: pa.Schema, about: Mapping[str, Any] | None) -> dict[bytes, bytes]:
-    own = dict(schema.metadata or {})
-    return own if about is None else {**own, METADATA_KEY: json.dumps(about).encode()}
-
-
-def _project(
-    file: TableFile, about: dict[str, Any] | None, columns: Sequence[str] | None
-) -> tuple[list[str], dict[str, Any] | None]:
+def _project(file: TableFile, columns: Sequence[str] | None) -> tuple[list[str], dict[str, Any] | None]:
     """Return the table's columns to be read, and the metadata of a table that has no others."""
-    known = list(file.schema.names)
+    known, about = file.schema.names, file.about
     if columns is None or about is None:
         return choose(columns, known, repr(file.name)), about
     if kind_of(about) != "MultiAgentBatch":
@@ -245,7 +237,6 @@ def _batch_of_group(
         found = {pair["values"]: pair["counts"] for pair in table.column(_POLICY).value_counts().to_pylist()}
         policies = {policy: {**part, "rows": found.get(policy, 0)} for policy, part in about["policies"].items()}
         about = {**about, "policies": {policy: part for policy, part in policies.items() if part["rows"]}}
-    table = table.replace_schema_metadata(_metadata(table.schema, about))
     return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
 
 
@@ -275,7 +266,6 @@ def _read_rows(
     table = file.read([], chosen, bound)
     if about is not None and kind_of(about) == "MultiAgentBatch":
         about = {**about, "policies": {}, "env_steps": 0}
-    table = table.replace_schema_metadata(_metadata(table.schema, about))
     return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch.column.checksum import BLOCK_NBYTES, block_checksums, checksum
 from samplebatch.errors import FormatError
@@ -56,7 +57,7 @@ class FileChecksums(NamedTuple):
     """The checksums that a file has."""
 
     body_nbytes: int
-    blocks: Sequence[int]
+    blocks: npt.NDArray[np.uint32]
     footer_start: int
     footer: int
 
@@ -110,8 +111,7 @@ def checksums_in(data: memoryview, form: Format, name: str) -> FileChecksums | N
     count = -(-body_nbytes // BLOCK_NBYTES)
     if body_nbytes + 4 * count != start or zlib.crc32(data[body_nbytes : start + _FIELDS.size]) != crc:
         raise FormatError(f"{name!r} must have whole checksums, and they have changed; the file is damaged")
-    blocks: list[int] = np.frombuffer(data, "<u4", count, body_nbytes).tolist()
-    return FileChecksums(body_nbytes, blocks, footer_start, footer)
+    return FileChecksums(body_nbytes, np.frombuffer(data, "<u4", count, body_nbytes), footer_start, footer)
 
 
 def check_footer(data: memoryview, found: FileChecksums, name: str) -> None:
@@ -136,7 +136,7 @@ def check_blocks(data: memoryview, found: FileChecksums, name: str, columns_at: 
     """
     with data[: found.body_nbytes] as body:
         blocks = block_checksums(body)
-    for i, (now, written) in enumerate(zip(blocks, found.blocks, strict=True)):
+    for i, (now, written) in enumerate(zip(blocks, found.blocks.tolist(), strict=True)):
         if now != written:
             start, stop = i * BLOCK_NBYTES, min((i + 1) * BLOCK_NBYTES, found.body_nbytes)
             columns = list(columns_at(start, stop))

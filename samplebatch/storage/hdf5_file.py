@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from samplebatch.errors import FormatError, require
-from samplebatch.storage.arrow_file import file_bytes, replacing
+from samplebatch.storage.arrow_file import replacing
+from samplebatch.storage.file_bytes import file_bytes
 from samplebatch.storage.file_checksums import HDF5, add_checksums, check_whole
 from samplebatch.storage.hdf5_heaps import check_heaps
 from samplebatch.storage.suffixes import check_suffix

@@ -19,9 +19,9 @@ from samplebatch.arguments import choice
 from samplebatch.batch.arrow import metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.errors import FormatError
-from samplebatch.storage.arrow_file import file_bytes, replacing
+from samplebatch.storage.arrow_file import replacing
 from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
+from samplebatch.storage.file_bytes import check_magic, file_bytes
 from samplebatch.storage.file_checksums import (
     PARQUET,
     ColumnsAt,
@@ -194,9 +194,21 @@ def open_parquet(
         If it cannot be read.
     """
     name = os.fspath(path)
-    _check_magic(name)
+    return parquet_table(file_bytes(name, memory_map=True), name, verify=verify, max_nbytes=max_nbytes)
+
+
+def parquet_table(
+    data: pa.Buffer, name: str, *, verify: bool | None, max_nbytes: int | None = None
+) -> tuple[ParquetTable, MemoryBound]:
+    """Make the table of a Parquet file's bytes, and its bound, as `open_parquet` does.
+
+    Raises
+    ------
+    FormatError
+        If they are those of no Parquet file, are damaged or cut short.
+    """
+    check_magic(data, PARQUET.magic, "Parquet", name)
     with name_file_damage(name, "Parquet"):
-        data = file_bytes(name, memory_map=True)
         whole = bool(verify) and check_parquet(data, name)
         if verify is None:
             _check_footer(data, name)
@@ -256,10 +268,3 @@ def _row_groups(batch: AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
     for policy in about["policies"].values():
         yield table.slice(start, policy["rows"])
         start += policy["rows"]
-
-
-def _check_magic(name: str) -> None:
-    with open(name, "rb") as file:
-        if file.read(len(PARQUET.magic)) == PARQUET.magic:
-            return
-    raise FormatError(f"{name!r} must be a Parquet file, and its first bytes are not those of one")

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from samplebatch.arguments import choice
-from samplebatch.batch.arrow import metadata_of
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, FormatError, StorageError
 from samplebatch.storage import hdf5_buffer
-from samplebatch.storage.arrow_file import open_arrow, write_arrow
+from samplebatch.storage.arrow_file import arrow_table, write_arrow
 from samplebatch.storage.batch_table import AnyBatch, kind_of, read_batch, select_columns, take_rows, to_table
 from samplebatch.storage.buffer_file import read_buffer, write_buffer
 from samplebatch.storage.buffer_folder.buffers import copy_to_folder, open_buffer
 from samplebatch.storage.buffer_folder.status import ABOUT
 from samplebatch.storage.commit_log import LOG
 from samplebatch.storage.dataset import Dataset
+from samplebatch.storage.file_bytes import file_bytes
 from samplebatch.storage.hdf5_batch import holds_batch, read_hdf5, write_hdf5
 from samplebatch.storage.multi_agent_folder import MANIFEST, read_policies, write_policies
-from samplebatch.storage.parquet import open_parquet, write_parquet
+from samplebatch.storage.parquet import parquet_table, write_parquet
 from samplebatch.storage.selection import Filters, RowFilter
-from samplebatch.storage.suffixes import form_of_file, form_to_write
-from samplebatch.storage.table_file import name_file_damage
+from samplebatch.storage.suffixes import form_of_bytes, form_of_file, form_to_write
+from samplebatch.storage.table_file import TableFile, name_file_damage
 
 _Buffer = TypeVar("_Buffer", bound=ReplayBuffer)
 
@@ -132,22 +132,26 @@ def load(
     """
     name = os.fspath(path)
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "max_nbytes": max_nbytes}
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         return _load_folder(path, columns, filters, verify, missing, trust)
-    form = form_of_file(path)
+    data = file_bytes(name, memory_map=True)
+    form = form_of_bytes(data, path)
     if form == "HDF5":
         if not holds_batch(path):
             _refuse_selection(name, columns, filters)
             return load_buffer(ReplayBuffer, path, verify=verify is not False, missing=missing, **trust)
         batch = read_hdf5(path, None if filters is not None else columns, verify=verify is not False, **trust)
         return batch if filters is None else _select(batch, columns, filters, name)
-    whole = columns is None and filters is None
+    file: TableFile
     if form == "Parquet":
-        file, bound = open_parquet(path, verify=whole if verify is None else verify, max_nbytes=max_nbytes)
+        verify = columns is None and filters is None if verify is None else verify
+        file, bound = parquet_table(data, name, verify=verify, max_nbytes=max_nbytes)
     else:
-        file, bound = open_arrow(path, memory_map=memory_map, verify=verify, max_nbytes=max_nbytes)  # type: ignore[assignment]
+        data = data if memory_map else file_bytes(name, memory_map=False)
+        verify = not memory_map if verify is None else verify
+        file, bound = arrow_table(data, name, verify=verify, max_nbytes=max_nbytes)
     with name_file_damage(name, form):
-        kind = kind_of(metadata_of(file.schema))
+        kind = kind_of(file.about)
     if kind == "ReplayBuffer":
         _refuse_selection(name, columns, filters)
         return load_buffer(ReplayBuffer, path, verify=verify is not False, missing=missing, **trust)

@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
+
 from samplebatch.errors import FormatError
+from samplebatch.storage.file_bytes import file_bytes
 
 Form = Literal["Arrow", "Parquet", "HDF5"]
 
@@ -77,12 +80,20 @@ def form_of_file(path: str | os.PathLike[str]) -> Form:
     OSError
         If it cannot be read.
     """
-    with open(path, "rb") as file:
-        start = file.read(8)
-        file.seek(max(0, os.path.getsize(path) - 8))
-        end = file.read()
+    return form_of_bytes(file_bytes(os.fspath(path), memory_map=True), path)
+
+
+def form_of_bytes(data: pa.Buffer, path: str | os.PathLike[str]) -> Form:
+    """Tell the format of a file's bytes, as `form_of_file` does; `path` is the file.
+
+    Raises
+    ------
+    FormatError
+        If it is none of ours.
+    """
+    view = memoryview(data)
     for magic, form in _MAGIC.items():
-        if start.startswith(magic) or (end.endswith(magic) and form != "HDF5"):
+        if view[: len(magic)] == magic or (view[-len(magic) :] == magic and form != "HDF5"):
             return form
     named = SUFFIXES.get(Path(path).suffix.lower())
     if named is None:

@@ -6,10 +6,13 @@ import base64
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from samplebatch.batch.arrow import metadata_of
+from samplebatch.column.arrow_bodies import batch_rows
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import CapacityError, FormatError, SampleBatchError
 from samplebatch.storage.parquet_layout import from_parquet, holds_flags, parquet_field
@@ -36,17 +39,27 @@ class TableFile(ABC):
         As given.
     schema
         The schema that the table had in memory.
-    group_rows
-        Rows of each group: record batches of an Arrow file, row groups of a Parquet file.
+    num_groups
+        How many groups there are: record batches of an Arrow file, row groups of a Parquet file.
     """
 
     form: str
     schema: pa.Schema
-    group_rows: list[int]
+    num_groups: int
 
     def __init__(self, data: pa.Buffer, name: str) -> None:
         self.data = data
         self.name = name
+
+    @cached_property
+    def about(self) -> dict[str, Any] | None:
+        """The metadata of a batch or buffer, None if there is none; `metadata_of` says how it may fail."""
+        return metadata_of(self.schema)
+
+    @cached_property
+    @abstractmethod
+    def group_rows(self) -> list[int]:
+        """Rows of each group."""
 
     @abstractmethod
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
@@ -62,7 +75,7 @@ class TableFile(ABC):
 
     def matching(self, condition: RowFilter) -> list[int]:
         """List the groups that may have rows for which a condition holds."""
-        return list(range(len(self.group_rows)))
+        return list(range(self.num_groups))
 
 
 @contextlib.contextmanager
@@ -92,26 +105,42 @@ def name_file_damage(name: str, form: str) -> Iterator[None]:
 
 
 class ArrowTable(TableFile):
-    """A table in an Arrow IPC file, viewed where it lies unless its buffers are compressed."""
+    """A table in an Arrow IPC file, viewed where it lies unless its buffers are compressed.
+
+    Parameters
+    ----------
+    data, name
+        As of every file.
+    compressed
+        Whether buffers are compressed.
+    """
 
     form = "Arrow"
 
-    def __init__(self, data: pa.Buffer, name: str) -> None:
+    def __init__(self, data: pa.Buffer, name: str, *, compressed: bool) -> None:
         super().__init__(data, name)
+        self._compressed = compressed
         with name_file_damage(name, self.form):
             self._file = pa.ipc.open_file(data)
             self.schema = self._file.schema
-            self.group_rows = [self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches)]
+            self.num_groups = self._file.num_record_batches
+
+    @cached_property
+    def group_rows(self) -> list[int]:
+        """Rows of each record batch."""
+        with name_file_damage(self.name, self.form):
+            return batch_rows(self.data)
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of some record batches; those that are not compressed are viewed."""
         with name_file_damage(self.name, self.form):
-            file = self._file
-            if list(names) != self.schema.names:
-                # What is compressed and not asked for stays so.
-                fields = [self.schema.get_field_index(name) for name in names]
-                file = pa.ipc.open_file(self.data, options=pa.ipc.IpcReadOptions(included_fields=fields))
+            file, places = self._file, _places(self.schema, names)
+            if self._compressed and len(places) < len(self.schema):
+                # What is compressed and not asked for stays so. With this option Arrow copies what is not compressed.
+                file = pa.ipc.open_file(self.data, options=pa.ipc.IpcReadOptions(included_fields=places))
             table = pa.Table.from_batches([file.get_batch(i) for i in groups], file.schema)
+            if len(names) < len(table.schema):
+                table = table.select(places)
             # What becomes objects is validated once it is known how much that is.
             table.validate()
             return table
@@ -137,9 +166,14 @@ class ParquetTable(TableFile):
         with name_file_damage(name, self.form):
             self._file = parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
             self._reader = BoundedReader(self._file, data)
-            about = self._file.metadata
-            self.group_rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+            self.num_groups = self._file.metadata.num_row_groups
             self.schema = _schema_in_memory(self._file.schema_arrow)
+
+    @cached_property
+    def group_rows(self) -> list[int]:
+        """Rows of each row group."""
+        about = self._file.metadata
+        return [about.row_group(i).num_rows for i in range(self.num_groups)]
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of some row groups, laid out as they were in memory."""
@@ -190,8 +224,19 @@ def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
 
 
 def _places(schema: pa.Schema, names: Sequence[str]) -> list[int]:
-    """Return the places of fields by name; those of all fields where their names are those of the schema."""
-    return list(range(len(names))) if names == schema.names else [schema.get_field_index(name) for name in names]
+    """Return the places of fields by name; those of all fields where their names are those of the schema.
+
+    Raises
+    ------
+    FormatError
+        If several fields have a name that is asked for.
+    """
+    if names == schema.names:
+        return list(range(len(names)))
+    places = [schema.get_field_index(name) for name in names]
+    if -1 in places:
+        raise FormatError(f"column {names[places.index(-1)]!r} must be there once, it is there again")
+    return places
 
 
 def _column_in_memory(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from samplebatch.errors import FormatError, require
-from samplebatch.storage.arrow_file import check_arrow, file_bytes
+from samplebatch.storage.arrow_file import check_arrow
 from samplebatch.storage.buffer_folder.commits import Commits
 from samplebatch.storage.buffer_folder.files import open_locked
 from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, FolderStatus, read_about
 from samplebatch.storage.commit_log import LOG, CommitLog
+from samplebatch.storage.file_bytes import file_bytes
 from samplebatch.storage.hdf5_file import check_hdf5
 from samplebatch.storage.multi_agent_folder import MANIFEST, files_of
 from samplebatch.storage.parquet import check_parquet

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from samplebatch import MultiAgentBatch, SampleBatch, read_arrow, write_arrow
+from samplebatch import MultiAgentBatch, SampleBatch, load, read_arrow, write_arrow
 from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
-from samplebatch.storage.arrow_file import check_writable
+from samplebatch.storage.arrow_file import arrow_writer, check_writable, open_arrow
 
 
 def steps(n: int = 6) -> SampleBatch:
@@ -78,12 +78,38 @@ def test_columns_lie_in_the_mapped_file_and_cannot_be_written(tmp_path: Path) ->
         assert not column.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
             column[0] = 2
-        address = column.ctypes.data
-        assert any(
-            int(start, 16) <= address < int(stop, 16) and line.endswith(str(path))
-            for line in Path("/proc/self/maps").read_text().splitlines()
-            for start, stop in [line.split()[0].split("-")]
-        )
+        assert _lies_in(path, column)
+
+
+def _lies_in(path: Path, column: Any) -> bool:
+    return any(
+        int(start, 16) <= column.ctypes.data < int(stop, 16) and line.endswith(str(path))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        for start, stop in [line.split()[0].split("-")]
+    )
+
+
+def test_chosen_columns_lie_in_the_mapped_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "batch.arrow"
+    write_arrow(SampleBatch(obs=np.ones((1000, 4), "f4"), rewards=np.arange(1000.0)), path)
+    rewards = load(path, columns=["rewards"])["rewards"]
+    assert _lies_in(path, rewards)
+    assert rewards.tolist() == list(range(1000))
+
+
+def test_rows_of_a_compressed_file_are_counted_without_decompressing(tmp_path: Path) -> None:
+    path = tmp_path / "batch.arrow"
+    table = SampleBatch(a=np.zeros(1 << 20)).to_arrow()
+    with arrow_writer(path, table.schema, "zstd") as writer:
+        writer.write_table(table, max_chunksize=1 << 19)
+    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        file, _ = open_arrow(path)
+        assert file.group_rows == [1 << 19, 1 << 19]
+    finally:
+        pa.set_memory_pool(usual)
+    assert pool.max_memory() < 1 << 16
 
 
 def test_a_mapped_batch_outlives_the_file_that_replaces_it(tmp_path: Path) -> None:
