@@ -14,7 +14,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch, require_flat
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.streams import Tail, find_streams
+from samplebatch.buffer.streams import Tail, find_streams, plain_value
 from samplebatch.buffer.writing import end_flags
 from samplebatch.errors import ColumnTypeError, RingError, SequenceError
 
@@ -56,7 +56,8 @@ def steps_of(batch: Any) -> tuple[dict[str, Any], int]:
     ColumnMismatchError
         If several policies differ in their columns.
     ColumnTypeError
-        If it is no batch, or a column is compressed; names it.
+        If it is no batch, or a column is compressed; if ids of episodes or agents are not one a row and cannot be
+        sorted, or times are no numbers; names the column.
     SequenceError
         If rows come as sequences.
     """
@@ -66,7 +67,64 @@ def steps_of(batch: Any) -> tuple[dict[str, Any], int]:
         flat = as_flat(batch)
     if names.SEQ_LENS in flat:
         raise SequenceError("rows must be plain steps to go into a buffer, they come as sequences; unpad them first")
-    return dict(flat.as_batch("tianshou").__dict__), flat.count
+    held = dict(flat.as_batch("tianshou").__dict__)
+    _check_ids(held, flat.count)
+    return held, flat.count
+
+
+def _check_ids(held: Mapping[str, Any], count: int) -> None:
+    """Refuse columns by which the steps of an agent cannot be told apart, or be put in order."""
+    for name in (names.EPS_ID, names.AGENT_INDEX):
+        if name in held:
+            row_ids(held, name, count)
+    if names.T in held:
+        times = np.asarray(held[names.T])
+        if times.shape != (count,) or times.dtype.kind not in "biuf" or not np.isfinite(times).all():
+            raise ColumnTypeError(f"column {names.T!r} must be of finite numbers, one a row, got {_form(times)}")
+
+
+def row_ids(held: Mapping[str, Any], name: str, count: int) -> npt.NDArray[Any]:
+    """Return the ids of n rows that a column holds, shape (n,): numbers, strings, or objects of one kind.
+
+    Raises
+    ------
+    ColumnTypeError
+        If they are not one a row, or cannot be sorted.
+    """
+    ids = np.asarray(held[name])
+    if ids.shape != (count,) or (ids.dtype.kind == "O" and not _can_sort(ids)):
+        raise ColumnTypeError(f"column {name!r} must be of ids that can be sorted, one a row, got {_form(ids)}")
+    return ids
+
+
+def _can_sort(values: npt.NDArray[Any]) -> bool:
+    try:
+        np.sort(values)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _form(values: npt.NDArray[Any]) -> str:
+    return f"dtype {values.dtype} and shape {values.shape}"
+
+
+def env_ids(held: Mapping[str, Any], count: int) -> Ints | None:
+    """Return the ids of the environments of n rows, shape (n,), by which rings are found; None if there are none.
+
+    Raises
+    ------
+    ColumnTypeError
+        If they are no whole numbers, one a row.
+    """
+    if names.ENV_ID not in held:
+        return None
+    ids: Ints = np.asarray(held[names.ENV_ID])
+    if ids.shape != (count,) or ids.dtype.kind not in "biu":
+        raise ColumnTypeError(
+            f"column {names.ENV_ID!r} must be of whole numbers, one a row, to tell rings apart, got {_form(ids)}"
+        )
+    return ids
 
 
 def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
@@ -121,16 +179,18 @@ def _rings_of(buffer: ReplayBuffer, held: Mapping[str, Any], count: int) -> npt.
     ------
     RingError
         If there are several rings and rows tell neither, or an environment has none.
+    ColumnTypeError
+        As `env_ids` does.
     """
     number, _ = _count_rings(buffer)
     if number == 1:
         return np.zeros(count, np.intp)
-    if names.ENV_ID in held:
-        ids = np.asarray(held[names.ENV_ID])
-        outside = (ids < 0) | (ids >= number)
+    environments = env_ids(held, count)
+    if environments is not None:
+        outside = (environments < 0) | (environments >= number)
         if outside.any():
-            raise RingError(f"column 'env_id' must lie in [0, {number}), a ring each, got {ids[outside][0]}")
-        return ids.astype(np.intp)
+            raise RingError(f"column 'env_id' must lie in [0, {number}), a ring each, got {environments[outside][0]}")
+        return environments.astype(np.intp)
     if names.EPS_ID not in held:
         raise RingError(f"rows for {number} rings must have a column 'env_id' or 'eps_id', they have neither")
     ids, first, episode = np.unique(np.asarray(held[names.EPS_ID]), return_index=True, return_inverse=True)
@@ -150,7 +210,9 @@ def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
     tree = buffer._table.columns.tree
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():
         return None
-    found = [buffer.get(np.array([index]), name, stack_num=1)[0].item() if name in tree else None for name in _STREAM]
+    found = [
+        plain_value(buffer.get(np.array([index]), name, stack_num=1)[0]) if name in tree else None for name in _STREAM
+    ]
     return index, Tail(found[0], found[1], int(found[2] or 0))
 
 

@@ -82,7 +82,7 @@ def find_streams(
         return Streams(order, ends, None, False)
     leading, last = (0, n - 1) if order is None else (int(order[0]), int(order[-1]))
     begin, tail = (
-        Tail(_plain(episode[row]), None if agent is None else _plain(agent[row]), int(t[row]))
+        Tail(plain_value(episode[row]), None if agent is None else plain_value(agent[row]), int(t[row]))
         for row in (leading, last)
     )
     goes_on = before is not None and begin == before._replace(t=before.t + 1)
@@ -108,5 +108,6 @@ def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail 
     return int(found[0]) if len(found) else None
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return the plain value of one element of a column."""
     return value.item() if isinstance(value, np.generic) else value

@@ -17,7 +17,7 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.tensors import as_array
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.buffer.extending import as_flat
+from samplebatch.buffer.extending import as_flat, row_ids
 from samplebatch.errors import ArgumentError, RowIndexError, ServiceError
 from samplebatch.service.client import ReplayClient
 from samplebatch.service.shards import Shard, Shards, merge
@@ -201,7 +201,7 @@ class ShardedReplayClient:
             self._fragments += 1
             yield self._fragments, batch, None
             return
-        ids = np.asarray(steps[column])
+        ids = row_ids(steps, column, steps.count)
         if parts is not None:
             yield ids[0], batch, None
             return

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import fraction, whole
-from samplebatch.buffer.extending import add_steps, steps_of
+from samplebatch.buffer.extending import add_steps, env_ids, steps_of
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.samplers import Prioritized, exponent
@@ -136,6 +136,8 @@ class StepItems(Items):
         if key is not None:
             raise ArgumentError("steps have no keys; keys are for tables of kind 'key'")
         held, count = steps_of(rows)
+        if self._rings > 1:
+            env_ids(held, count)
         most = self.capacity // self._rings
         if count > most:
             raise CapacityError(f"a fragment must have at most {most} steps, the slots of a ring here, got {count}")
@@ -171,7 +173,9 @@ class StepItems(Items):
         """Find the ring of each row by its writer and environment; None to let the buffer find it."""
         if self._rings == 1 or not writer:
             return None
-        environments = np.asarray(held[names.ENV_ID]) if names.ENV_ID in held else np.zeros(count, np.int64)
+        environments = env_ids(held, count)
+        if environments is None:
+            environments = np.zeros(count, np.int64)
         known, place = np.unique(environments, return_inverse=True)
         rings = [self._ring_of((writer, int(environment))) for environment in known]
         return np.array(rings, _INTP)[place.reshape(-1)]

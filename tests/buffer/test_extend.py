@@ -244,3 +244,52 @@ def test_a_policy_that_is_named_may_bring_the_column_later() -> None:
         buffer.sample(2)
     buffer.add(MultiAgentBatch({"p": acts(camera=1.0)}, 4))
     assert buffer.sample(2)["p"]["camera"].shape == (2,)
+
+
+def test_episodes_whose_ids_are_strings_go_on_in_the_next_batch() -> None:
+    buffer = ReplayBuffer(100)
+    for start in (0, 3):
+        batch = steps(0, range(start, start + 3), done=start > 0)
+        batch["eps_id"] = np.array(["run 1"] * 3, object)
+        buffer.extend(batch)
+    assert buffer[:].truncated.any() == 0
+    assert len(buffer.sample_episodes(1)[0][0]) == 6
+
+
+ODD_IDS = {
+    "mixed": np.array([1, "a", None], object),
+    "of two dimensions": np.zeros((3, 2), int),
+}
+ODD_TIMES = {
+    **ODD_IDS,
+    "strings": np.array(["a", "b", "c"]),
+    "no number": np.array([0.0, np.nan, 2.0]),
+    "complex": np.array([0, 1, 2j]),
+    "dates": np.array([0, 1, 2], "datetime64[s]"),
+}
+ODD_ENVIRONMENTS = {**ODD_TIMES, "broken": np.array([0.0, 0.5, 1.0]), "objects": np.array(["a", "b", "a"], object)}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        pytest.param(name, values, id=f"{name} {kind}")
+        for name, odd in (("eps_id", ODD_IDS), ("agent_index", ODD_IDS), ("t", ODD_TIMES), ("env_id", ODD_ENVIRONMENTS))
+        for kind, values in odd.items()
+    ],
+)
+def test_columns_that_tell_no_steps_apart_are_refused_by_name(name: str, values: Any) -> None:
+    buffer = VectorReplayBuffer(100, 2)
+    batch = steps(0, range(3), env_id=0)
+    batch[name] = values
+    with pytest.raises(ColumnTypeError, match=f"column '{name}' must be of .*, one a row.*, got dtype "):
+        buffer.extend(batch)
+    assert len(buffer) == 0
+
+
+def test_environments_that_tell_no_rings_apart_may_have_any_ids() -> None:
+    buffer = ReplayBuffer(100)
+    batch = steps(0, range(3))
+    batch["env_id"] = np.array(["a", "a", "b"])
+    buffer.extend(batch)
+    assert buffer[:].env_id.tolist() == ["a", "a", "b"]

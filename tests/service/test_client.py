@@ -17,6 +17,7 @@ from samplebatch.errors import (
     CapacityError,
     ColumnLengthError,
     ColumnMismatchError,
+    ColumnTypeError,
     LimitTimeoutError,
     PriorityError,
     ServiceError,
@@ -285,6 +286,19 @@ def test_objects_that_would_be_pickled_are_refused(client: ReplayClient) -> None
     client.extend(SampleBatch(obs=[1, 2], infos=np.array([{1, 2}, {"a": 1}], object)))
     with pytest.raises(UntrustedPickleError, match="'infos'"):
         client.flush()
+
+
+@pytest.mark.parametrize("values", [["a", "b", "a"], np.array(["a", "b", "a"], object), [0.0, 0.5, np.nan]])
+@pytest.mark.parametrize("writer", ["someone", ""])
+def test_environments_of_several_rings_must_be_numbered(values: Any, writer: str) -> None:
+    table = ReplayTable("replay", capacity=100, streams=2)
+    rows = episode(0, range(3))
+    rows["env_id"] = values
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay", writer=writer) as client:
+        client.extend(rows)
+        with pytest.raises(ColumnTypeError, match="column 'env_id' must be of whole numbers"):
+            client.flush()
+        assert len(table) == 0
 
 
 def test_refusals_name_the_argument(client: ReplayClient, server: ReplayServer) -> None:

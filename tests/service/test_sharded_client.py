@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from samplebatch import MultiAgentBatch, concat_samples
-from samplebatch.errors import ArgumentError, CapacityError, RowIndexError, ServiceError
+from samplebatch.errors import ArgumentError, CapacityError, ColumnTypeError, RowIndexError, ServiceError
 from samplebatch.service import ReplayServer, ReplayTable, ShardedReplayClient
 from tests.service.table_rows import episode, fragment
 
@@ -59,6 +59,13 @@ def test_steps_of_an_environment_stay_together_and_environments_are_spread_by_sh
     for sample in samples:
         assert sample.lengths is not None
         assert set(sample.lengths.tolist()) == {8}
+
+
+def test_ids_that_tell_no_rows_apart_are_refused() -> None:
+    rows = episode(0, range(3))
+    rows["env_id"] = np.array([1, "a", None], object)
+    with serving(*tables()) as client, pytest.raises(ColumnTypeError, match="column 'env_id' must be of ids"):
+        client.extend(rows)
 
 
 def test_rows_of_add_go_to_the_services_of_their_environments() -> None:
