@@ -55,7 +55,7 @@ class ReplayClient(RemoteTable):
         Path of the certificates, in PEM, that the service's own is checked by; None for those of the system.
     writer
         The name of the writer, which the service shows, and whose environments have rings of their own; by default one
-        that nobody else has.
+        that nobody else has. At most 256 bytes in UTF-8.
     prefetch
         How many samples to have drawn ahead of the one that is handed out.
     max_unacknowledged
@@ -71,6 +71,8 @@ class ReplayClient(RemoteTable):
     ------
     ArgumentError
         If a number is not of its values, or the address is none.
+    CapacityError
+        If the writer's name has more than 256 bytes in UTF-8.
     OSError
         If the certificates cannot be read.
 

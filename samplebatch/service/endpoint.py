@@ -21,6 +21,7 @@ from samplebatch.service.protocol import (
     describe_error,
     header,
     read_json,
+    short_text,
     write_error,
     write_json,
 )
@@ -91,7 +92,8 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if not 1 <= len(path) <= 3:
             raise FormatError(f"a path must be a table, or a table, a writer and a stream, got {len(path)} parts")
-        return self._service.table(path[0]), path[1] if path[1:] else "", path[2] if path[2:] else ""
+        table, writer, stream = (*path, "", "")[:3]
+        return self._service.table(table), short_text("writer", writer), short_text("stream", stream)
 
     # Samples
 
@@ -288,7 +290,7 @@ def _flight_errors() -> Iterator[None]:
     except (SampleBatchError, pa.ArrowException) as error:
         told = _ours(error)
         kind = flight.FlightTimedOutError if isinstance(told, TimeoutError) else flight.FlightServerError
-        raise kind(str(told), write_error(told)) from None
+        raise kind(describe_error(told)["message"], write_error(told)) from None
     except Exception as error:
         _log.exception("a call of a client failed")
         failure = ServiceError(f"the service failed with a {type(error).__name__}; its log says where")

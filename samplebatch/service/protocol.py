@@ -18,6 +18,15 @@ from samplebatch.errors import ArgumentError, CapacityError, FormatError, Sample
 MAX_REQUEST_NBYTES: Final = 1 << 20
 """Bytes of JSON in a request."""
 
+MAX_NAME_NBYTES: Final = 256
+"""Bytes in UTF-8 of a name that a client gives: of a table, a writer, a stream, a key or weights."""
+
+_MAX_SENTENCE: Final = 1000
+"""Characters of JSON of a sentence that goes back: gRPC sends it four times in headers of 8 KiB."""
+
+_MAX_WHOLE: Final = (1 << 63) - 1
+"""The largest whole number in a request."""
+
 MODES: Final = ("steps", "sequences", "episodes", "fragments")
 
 ACTIONS: Final = {
@@ -68,7 +77,7 @@ def read_json(raw: Any, about: str) -> dict[str, Any]:
     CapacityError
         If there are more bytes than a request may have.
     FormatError
-        If it is no JSON object.
+        If it is no JSON object, or has a whole number of more than 64 bits.
 
     Examples
     --------
@@ -80,12 +89,21 @@ def read_json(raw: Any, about: str) -> dict[str, Any]:
     if held.nbytes > MAX_REQUEST_NBYTES:
         raise CapacityError(f"{about} must have at most {MAX_REQUEST_NBYTES} bytes, got {held.nbytes}")
     try:
-        found = json.loads(bytes(held))
+        found = json.loads(bytes(held), parse_int=_whole_number)
+    except FormatError as error:
+        raise FormatError(f"{about} {error}") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{about} must be a JSON object, it is not") from error
     if not isinstance(found, dict):
         raise FormatError(f"{about} must be a JSON object, it is not")
     return found
+
+
+def _whole_number(digits: str) -> int:
+    # First by their digits, as millions of them take long to read.
+    if len(digits) > 20 or abs(int(digits)) > _MAX_WHOLE:
+        raise FormatError(f"must have whole numbers of 64 bits, one has {len(digits)} digits")
+    return int(digits)
 
 
 def header(token: str) -> str:
@@ -130,6 +148,34 @@ def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a string, got a {type(value).__name__}")
     return value
+
+
+def short_text(name: str, value: object) -> str:
+    """Return a name that a client gives, which the service may keep.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no string.
+    CapacityError
+        If it is longer than names may be.
+    FormatError
+        If it has no form in UTF-8.
+
+    Examples
+    --------
+    >>> short_text("writer", "w" * 300)
+    Traceback (most recent call last):
+    samplebatch.errors.CapacityError: writer must have at most 256 bytes in UTF-8, got 300
+    """
+    found = text(name, value)
+    try:
+        size = len(found.encode())
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{name} must be text in UTF-8, it is not") from error
+    if size > MAX_NAME_NBYTES:
+        raise CapacityError(f"{name} must have at most {MAX_NAME_NBYTES} bytes in UTF-8, got {size}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -236,7 +282,7 @@ def _number(name: str, value: object) -> float:
 _OPTIONS: Final = ("n_step", "gamma", "length", "burn_in", "padded", "unfinished", "beta", "key")
 
 _CHECKS: Final[dict[str, Any]] = {
-    "table": text,
+    "table": short_text,
     "batch_size": lambda name, value: whole(name, value, 1),
     "mode": lambda name, value: choice(name, value, MODES),
     "count": lambda name, value: whole(name, value, 1),
@@ -249,8 +295,8 @@ _CHECKS: Final[dict[str, Any]] = {
     "padded": _flag,
     "unfinished": _flag,
     "beta": _number,
-    "key": text,
-    "nonce": text,
+    "key": short_text,
+    "nonce": short_text,
     "number": whole,
     "priority": _number,
     "batch": text,
@@ -313,9 +359,24 @@ class Fragment:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Describe an error for the other side: its class, its sentence, and its attributes that are plain."""
-    plain = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float)}
-    return {"error": type(error).__name__, "message": str(error), "attributes": plain}
+    """Describe an error for the other side: its class, its sentence, and its attributes that are plain.
+
+    >>> describe_error(ArgumentError("there is no action " + "x" * 2000))["message"][-10:]
+    'xxxxxx ...'
+    """
+    plain = {
+        name: _shorten(value) if isinstance(value, str) else value
+        for name, value in vars(error).items()
+        if isinstance(value, str | int | float)
+    }
+    return {"error": type(error).__name__, "message": _shorten(str(error)), "attributes": plain}
+
+
+def _shorten(sentence: str) -> str:
+    """Cut a sentence that would not fit into the headers by which gRPC sends it."""
+    if len(json.dumps(sentence)) <= _MAX_SENTENCE:
+        return sentence
+    return sentence.encode("ascii", "replace")[: _MAX_SENTENCE // 2].decode() + " ..."
 
 
 def write_error(error: BaseException) -> bytes:

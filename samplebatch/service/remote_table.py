@@ -12,7 +12,7 @@ from samplebatch.arguments import positive, whole
 from samplebatch.errors import ArgumentError, OwnershipError, ServiceError
 from samplebatch.service.drawing import SampleSession
 from samplebatch.service.local_memory import read_secret
-from samplebatch.service.protocol import Draw, LostError, read_json, write_json
+from samplebatch.service.protocol import Draw, LostError, read_json, short_text, write_json
 from samplebatch.service.weights import pack_weights, unpack_weights
 from samplebatch.service.writing import FragmentWriter, new_name
 from samplebatch.transport.subscription import Publication
@@ -44,7 +44,7 @@ class RemoteTable:
         shared_memory: bool = True,
     ) -> None:
         self.uri, self.table = uri, table
-        self.writer = new_name() if writer is None else writer
+        self.writer = new_name() if writer is None else short_text("writer", writer)
         self._prefetch = whole("prefetch", prefetch)
         self._max_unacknowledged = whole("max_unacknowledged", max_unacknowledged, 1)
         self._timeout_s = None if timeout_s is None else positive("timeout_s", timeout_s)

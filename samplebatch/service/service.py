@@ -14,7 +14,7 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, near_names
-from samplebatch.service.protocol import Draw, Fragment, check_names, read_json, text, write_json
+from samplebatch.service.protocol import Draw, Fragment, check_names, read_json, short_text, write_json
 from samplebatch.service.samples import Packed, pack, read_fragment, with_batch_text
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.waiting import Gone
@@ -81,8 +81,10 @@ class Service:
         ------
         ArgumentError
             If there is none of that name.
+        SampleBatchError
+            As `short_text` does.
         """
-        found = self.tables.get(text("table", name))
+        found = self.tables.get(short_text("table", name))
         if found is None:
             raise ArgumentError(f"table must be one of the service's, got {name!r}; {near_names(name, self.tables)}")
         return found
@@ -246,7 +248,7 @@ class Service:
 
     def _publish(self, body: Any) -> list[bytes]:
         self._check_nbytes("weights", memoryview(body).nbytes)
-        name = name_of_weights(body)
+        name = short_text("name", name_of_weights(body))
         with self._lock:
             version = self._weights[name][0] + 1 if name in self._weights else 1
             if version == 1 and len(self._weights) >= MAX_WEIGHTS:
@@ -256,7 +258,7 @@ class Service:
 
     def _latest(self, body: Any) -> list[Any]:
         request = _read(body, "latest", ("name", "newer_than"))
-        name, known = text("name", request.get("name", "")), whole("newer_than", request.get("newer_than", 0))
+        name, known = short_text("name", request.get("name", "")), whole("newer_than", request.get("newer_than", 0))
         with self._lock:
             version, weights = self._weights.get(name, (0, None))
         answer = write_json({"version": version})
@@ -265,7 +267,7 @@ class Service:
     def _acknowledged(self, body: Any) -> list[bytes]:
         request = _read(body, "acknowledged", ("table", "writer", "stream"))
         table = self.table(request.get("table"))
-        writer, stream = (text(own, request.get(own, "")) for own in ("writer", "stream"))
+        writer, stream = (short_text(own, request.get(own, "")) for own in ("writer", "stream"))
         return [write_json({"number": table.taken(writer, stream)})]
 
     def close(self) -> None:

@@ -84,6 +84,13 @@ def put(raw: Any, rows: pa.RecordBatch, metadata: bytes | None = None, path: Any
         (b'{"table": "replay", "mode": "fragments"}', "mode must be one of a table of steps"),
         (b'{"table": "replay", "batchsize": 1}', "did you mean 'batch_size'"),
         (b'{"table": "replay", "n_step": -1}', "n_step must be a whole number from 1"),
+        (b'{"table": "replay", "n_step": 9223372036854775808}', "whole numbers of 64 bits, one has 19 digits"),
+        (b'{"table": "replay", "timeout_s": 1%s}' % (b"0" * 4000), "whole numbers of 64 bits, one has 4001 digits"),
+        (b'{"table": "%s"}' % (b"t" * 257), "table must have at most 256 bytes"),
+        (b'{"table": "queue", "key": "%s"}' % (b"k" * 257), "key must have at most 256 bytes"),
+        (b'{"table": "\\ud800"}', "table must be text in UTF-8"),
+        (b'{"table": "replay", "mode": "%s"}' % (b"m" * 100_000), "mode must be one of"),
+        (b'{"table": "replay", "%s": 1}' % ("\u6f22".encode() * 100_000), "must have no entry"),
         (b'{"table": "replay", "gamma": NaN}', "gamma must be a number from 0 to 1"),
         (b'{"table": "replay", "timeout_s": -1}', "timeout_s must be a number above 0"),
         (b'{"table": "replay", "seed": -5}', "seed must be a whole number from 0"),
@@ -157,6 +164,21 @@ def test_bad_paths(raw: Any, path: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        (["replay" * 1000], "table must have at most 256 bytes in UTF-8, got 6000"),
+        (["replay", "w" * 3_000_000], "writer must have at most 256 bytes in UTF-8, got 3000000"),
+        (["replay", "", "\u6f22" * 86], "stream must have at most 256 bytes in UTF-8, got 258"),
+    ],
+)
+def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str) -> None:
+    with pytest.raises(flight.FlightError, match=why):
+        put(raw, ROWS, path=flight.FlightDescriptor.for_path(*path))
+    longest = flight.FlightDescriptor.for_path("replay", "w" * 256, "\u6f22" * 85)
+    assert json.loads(put(raw, ROWS, b'{"number": 1}', longest))["inserted"] == 8
+
+
+@pytest.mark.parametrize(
     ("action", "body", "why"),
     [
         ("explode", b"", "there is no action 'explode'"),
@@ -178,6 +200,11 @@ def test_bad_paths(raw: Any, path: Any) -> None:
         ("latest", b'{"name": 5}', "name must be a string"),
         ("latest", b'{"newer_than": "x"}', "newer_than must be a whole number"),
         ("acknowledged", b'{"table": "replay", "writer": 5}', "writer must be a string"),
+        ("acknowledged", b'{"table": "replay", "stream": "%s"}' % (b"s" * 257), "stream must have at most 256 bytes"),
+        ("latest", b'{"name": "%s"}' % (b"n" * 257), "name must have at most 256 bytes"),
+        ("publish", pack_weights({"w": np.zeros(2)}, "n" * 257).to_pybytes(), "name must have at most 256 bytes"),
+        ("update_weight", b'{"table": "replay", "indices": [18446744073709551615]}', "whole numbers of 64 bits"),
+        ("a" * 100_000, b"", "there is no action 'aaa"),
     ],
 )
 def test_bad_actions(raw: Any, action: str, body: bytes, why: str) -> None:

@@ -1,0 +1,28 @@
+"""A table remembers the last fragment of each stream of its writers, of so many streams and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from samplebatch.errors import CapacityError, FormatError
+from samplebatch.service import ReplayClient, taken
+from samplebatch.service.taken import TakenNumbers
+
+
+def test_the_stream_that_was_silent_for_the_longest_time_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taken, "MAX_STREAMS", 2)
+    numbers = TakenNumbers()
+    for stream, number in (("a", 1), ("b", 1), ("a", 2), ("c", 1)):
+        numbers.note("actor", stream, number)
+    assert numbers.state() == [["actor", "a", 2], ["actor", "c", 1]]
+
+
+@pytest.mark.parametrize("state", [7, [["actor", "a"]], [["actor", "a", "x"]], [["actor", "a", -1]]])
+def test_a_state_of_others_is_refused(state: object) -> None:
+    with pytest.raises(FormatError, match="must list the number of each stream's last fragment"):
+        TakenNumbers.from_state(state)
+
+
+def test_a_client_has_a_name_that_the_service_keeps() -> None:
+    with pytest.raises(CapacityError, match="writer must have at most 256 bytes in UTF-8, got 257"):
+        ReplayClient("grpc://127.0.0.1:1", "replay", writer="w" * 257)
