@@ -182,6 +182,9 @@ class Checkpoints:
                     f"{str(path)!r} has a table {name!r}, which would be lost; serve it, or another folder"
                 )
             info = known[name].info()
+            for fact in (*_SAME, "state"):
+                if fact not in about:
+                    raise FormatError(f"{str(path)!r} must tell the {fact} of table {name!r}, it does not")
             for fact in _SAME:
                 if about[fact] != info[fact]:
                     raise ColumnMismatchError(

@@ -18,6 +18,7 @@ from samplebatch.service.selectors import REMOVERS
 from samplebatch.service.step_items import StepItems
 from samplebatch.service.taken import TakenNumbers
 from samplebatch.service.waiting import Gone, Hold, WaitingRoom
+from samplebatch.storage.damage import name_damage
 
 Kind = Literal["uniform", "prioritized", "fifo", "lifo", "key"]
 Unit = Literal["steps", "fragments"]
@@ -433,9 +434,9 @@ class ReplayTable:
         Raises
         ------
         ColumnMismatchError, FormatError
-            If it is of a table of other arguments, or not whole.
+            If it is of a table of other arguments, or not whole; says which part is missing.
         """
-        with self._lock:
+        with self._lock, name_damage("the state of a table"):
             limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
             self._items.set_max_times(whole("max_times", state["max_times"]))
             self._items.load_state_dict(state)

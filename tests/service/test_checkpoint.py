@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -128,6 +129,28 @@ def test_numbers_of_fragments_that_are_none_are_refused(taken: Any) -> None:
     table = make("uniform")
     with pytest.raises((FormatError, ArgumentError)):
         table.load_state_dict(table.state_dict() | {"taken": taken})
+
+
+@pytest.mark.parametrize("missing", ["taken", "limiter", "max_times"])
+def test_a_checkpoint_that_lacks_a_part_is_refused(missing: str, tmp_path: Path) -> None:
+    table = make("uniform")
+    fill(table)
+    path = Checkpoints(tmp_path).write([table]).path / "tables.json"
+    told = json.loads(path.read_bytes())
+    # As an older version wrote it: without this part, and without a checksum.
+    del told["checksum"], told["tables"]["uniform"]["state"][missing]
+    path.write_text(json.dumps(told))
+    with pytest.raises(FormatError, match=f"the state of a table must be whole.*'{missing}'"):
+        Checkpoints(tmp_path).restore([make("uniform")])
+
+
+def test_a_checkpoint_that_does_not_describe_its_tables_is_refused(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).write([make("uniform")]).path / "tables.json"
+    told = json.loads(path.read_bytes())
+    del told["checksum"], told["tables"]["uniform"]["remover"]
+    path.write_text(json.dumps(told))
+    with pytest.raises(FormatError, match="must tell the remover of table 'uniform', it does not"):
+        Checkpoints(tmp_path).restore([make("uniform")])
 
 
 # While threads insert
