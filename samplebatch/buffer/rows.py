@@ -35,6 +35,14 @@ _ndarray = np.ndarray
 _count = np.count_nonzero
 
 
+class _AbsentColumn(AttributeError):
+    """A column that a buffer lacks; near names are looked for when the message is read, as `hasattr` never does."""
+
+    def __str__(self) -> str:
+        kind, name, columns = self.args
+        return f"{kind!r} object has no attribute {name!r}: {no_such_column(name, columns)}"
+
+
 class _Column:
     """A read-only attribute for a column that every step has."""
 
@@ -102,8 +110,7 @@ class Rows:
         try:
             return show_slots(self._table, name, self._start, self._start + self.maxsize)
         except KeyError:
-            found = no_such_column(name, self._table.columns.tree)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: {found}") from None
+            raise _AbsentColumn(type(self).__name__, name, tuple(self._table.columns.tree)) from None
 
     @property
     def _meta(self) -> Batch:

@@ -298,6 +298,17 @@ def test_attributes_and_items_of_an_empty_buffer() -> None:
     assert len(buf) == 0
 
 
+def test_near_names_of_an_absent_column_are_looked_for_only_when_the_message_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    buf = ReplayBuffer(3)
+    buf.add(Batch(obs=0, act=0, rew=0.0, terminated=False, truncated=False, obs_next=1, info={}, goal=1))
+    with pytest.raises(AttributeError, match=r"'ReplayBuffer' object has no attribute 'gaol': .* mean 'goal'\?"):
+        _ = buf.gaol
+    monkeypatch.setattr("difflib.get_close_matches", None)
+    assert not hasattr(buf, "gaol")
+
+
 def test_reserved_names_cannot_be_set() -> None:
     with pytest.raises((SampleBatchError, AttributeError), match="obs"):
         ReplayBuffer(3).obs = np.zeros(3)
