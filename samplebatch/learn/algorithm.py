@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn.lagged import LaggedNetwork
+from samplebatch.learn.modules import set_training
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
 from samplebatch.learn.sources import open_source, sample_steps
@@ -116,6 +117,11 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         self.updates = 0
         self._optimizers: list[Optimizer] = []
         self._lagged_networks: list[LaggedNetwork] = []
+
+    def train(self, mode: bool = True) -> Self:
+        """Set torch's training mode; an update goes through both modes."""
+        set_training(self, mode)
+        return self
 
     # For algorithms: what they are made of
 

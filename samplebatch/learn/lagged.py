@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from samplebatch.arguments import fraction
+from samplebatch.learn.modules import tensors_of
 
 
 class LaggedNetwork(nn.Module):
@@ -75,11 +76,11 @@ class LaggedNetwork(nn.Module):
         """
         tau = fraction("tau", tau)
         (source,) = self._source
-        own: list[torch.Tensor] = list(self.module.parameters())
-        new: list[torch.Tensor] = list(source.parameters())
+        own, kept = tensors_of(self.module)
+        new, given = tensors_of(source)
         if tau == 1.0:
             torch._foreach_copy_(own, new)
         else:
             torch._foreach_lerp_(own, new, tau)
-        for kept, given in zip(self.module.buffers(), source.buffers(), strict=True):
-            kept.copy_(given)
+        for buffer, newer in zip(kept, given, strict=True):
+            buffer.copy_(newer)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -77,9 +77,12 @@ class Flatten(nn.Module):
         super().__init__()
         self.space = space
         self.output_dim = int(spaces.flatdim(space))
+        self._is_flat = isinstance(space, spaces.Box) and len(space.shape) == 1
 
     def forward(self, obs: Any) -> torch.Tensor:
         """Flatten observations behind the axes of rows and steps."""
+        if self._is_flat and obs.is_floating_point():
+            return cast(torch.Tensor, obs)
         return _flatten(self.space, obs)
 
 

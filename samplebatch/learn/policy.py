@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -18,6 +18,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
 from samplebatch.errors import PolicySpecError
+from samplebatch.learn.modules import set_training
 
 Array = npt.NDArray[Any]
 
@@ -86,6 +87,11 @@ class Policy(nn.Module, ABC):
         self.action_space, self.observation_space = action_space, observation_space
         self.action_scaling, self.action_bound_method = action_scaling, action_bound_method
         self.is_within_training_step = False
+
+    def train(self, mode: bool = True) -> Self:
+        """Set torch's training mode."""
+        set_training(self, mode)
+        return self
 
     @property
     def action_type(self) -> Literal["discrete", "continuous"]:
@@ -295,7 +301,6 @@ def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        # Modules are walked one by one, which takes as long as a small network's step.
         if module.training != before:
             module.train(before)
 

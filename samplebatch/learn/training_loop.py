@@ -140,7 +140,7 @@ class Trainer(ABC, Generic[ParamsT]):
             test = None if counters.is_stopped else self._end_epoch()
         info = self.info()
         if not is_interrupted:
-            self._log("log_info_data", figures_of(info), counters.epoch)
+            self._log("log_info_data", info, counters.epoch)
         return EpochStats(
             epoch=counters.epoch,
             train_collect_stat=step.collect_stats,
@@ -158,7 +158,7 @@ class Trainer(ABC, Generic[ParamsT]):
         counters.env_step += step.env_steps
         counters.is_stopped = step.is_done
         if step.collect_stats is not None:
-            self._log("log_training_data", figures_of(step.collect_stats), counters.env_step)
+            self._log("log_training_data", step.collect_stats, counters.env_step)
         return step
 
     def _end_epoch(self) -> CollectStats[Any] | None:
@@ -201,7 +201,7 @@ class Trainer(ABC, Generic[ParamsT]):
         if params.test_fn is not None:
             params.test_fn(counters.epoch, counters.env_step)
         stats = self._reduce(params.test_collector.collect(n_episode=params.test_step_num_episodes))
-        self._log("log_test_data", figures_of(stats), counters.env_step)
+        self._log("log_test_data", stats, counters.env_step)
         score = self._score(stats)
         assert stats.returns_stat is not None
         if is_first or score > counters.best_score:
@@ -235,15 +235,18 @@ class Trainer(ABC, Generic[ParamsT]):
 
     # Figures
 
-    def _log(self, method: str, figures: Mapping[str, Any], step: int) -> None:
-        for logger in self.params.loggers:
-            getattr(logger, method)(figures, step)
+    def _log(self, method: str, stats: Any, step: int) -> None:
+        """Tell the loggers, if there are any, the figures of a report."""
+        if self.params.loggers:
+            figures = figures_of(stats)
+            for logger in self.params.loggers:
+                getattr(logger, method)(figures, step)
 
     def _note_update(self, stats: Any) -> None:
         """Count an update's time, smooth its losses, and tell loggers."""
         stats.smoothed_loss = self._losses.add(stats.get_loss_stats_dict())
         self.counters.update_s += stats.train_time
-        self._log("log_update_data", figures_of(stats), self.counters.update_step)
+        self._log("log_update_data", stats, self.counters.update_step)
 
     def _shown(self, step: TrainingStep) -> dict[str, Any]:
         """Return the figures that matter, for the display."""

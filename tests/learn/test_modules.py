@@ -1,0 +1,66 @@
+"""Walks over modules do as torch's own do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+from torch import nn
+
+from samplebatch.learn import MLP, ContinuousActorDeterministic, ContinuousDeterministicPolicy, LaggedNetwork
+from samplebatch.learn.modules import set_training, tensors_of
+from tests.learn.learning import MEASURES, OBS
+
+
+class Counted(nn.Linear):
+    """A layer that is told of its mode by its own method."""
+
+    told = 0
+
+    def train(self, mode: bool = True) -> Self:
+        self.told += 1
+        return super().train(mode)
+
+
+def network() -> nn.Sequential:
+    shared = nn.Linear(3, 3)
+    return nn.Sequential(shared, nn.Sequential(nn.BatchNorm1d(3), nn.Dropout()), Counted(3, 3), shared)
+
+
+def modes(module: nn.Module) -> list[bool]:
+    return [part.training for part in module.modules()]
+
+
+def test_all_parts_are_set_to_a_mode_and_those_with_a_method_are_told() -> None:
+    walked, usual = network(), network()
+    for mode in (False, True):
+        set_training(walked, mode)
+        usual.train(mode)
+        assert modes(walked) == modes(usual) == [mode] * 6
+    assert walked[2].told == usual[2].told == 2
+
+
+def test_lagged_networks_stay_in_evaluation_mode() -> None:
+    module = nn.ModuleList([nn.Linear(1, 1), LaggedNetwork(nn.Linear(1, 1))])
+    set_training(module, True)
+    assert modes(module) == [True, True, False, False]
+
+
+def test_a_policy_and_its_parts_are_set_to_a_mode() -> None:
+    policy: Any = ContinuousDeterministicPolicy(
+        actor=ContinuousActorDeterministic(MLP(OBS), MEASURES), action_space=MEASURES
+    )
+    assert not any(modes(policy.eval()))
+    assert all(modes(policy.train()))
+
+
+def test_tensors_are_those_of_a_module_each_once_and_in_the_order_of_a_copys() -> None:
+    module = network()
+    other = copy.deepcopy(module)
+    for found, of_other, usual in zip(
+        tensors_of(module), tensors_of(other), (module.parameters(), module.buffers()), strict=True
+    ):
+        assert sorted(map(id, found)) == sorted(map(id, usual))
+        names = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+        others = {id(tensor): name for name, tensor in [*other.named_parameters(), *other.named_buffers()]}
+        assert [names[id(tensor)] for tensor in found] == [others[id(tensor)] for tensor in of_other]
