@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
-from samplebatch.errors import SampleBatchError
+from samplebatch.errors import SampleBatchError, ServiceError
 from samplebatch.service.local_memory import take
 from samplebatch.service.protocol import Draw, LostError, read_error, read_json, write_json
 from samplebatch.service.samples import Drawn, read_stream, unpack, with_batch_text
@@ -57,6 +57,7 @@ class SampleSession:
         self._updates = 0
         """Updates that were sent and not answered."""
         self._has_begun = False
+        self._is_cancelled = False
         self._found: deque[Drawn | SampleBatchError] = deque()
         """Samples, or the errors in their place, that came before they were asked for."""
         self._answers: queue.Queue[Any] | None = None
@@ -138,7 +139,11 @@ class SampleSession:
         try:
             with self._link.errors():
                 chunk = self._reader.read_chunk()
-        except StopIteration:
+        except (StopIteration, LostError) as error:
+            if self._is_cancelled:
+                raise ServiceError("the client must be open to be used, it has been closed") from None
+            if isinstance(error, LostError):
+                raise
             raise LostError("the service has ended the session") from None
         raw = b"" if chunk.app_metadata is None else bytes(chunk.app_metadata)
         head, _, stream = raw.partition(b"\n")
@@ -168,6 +173,11 @@ class SampleSession:
                     continue
             if isinstance(answer, BaseException):
                 return
+
+    def cancel(self) -> None:
+        """Let a thread that waits for an answer raise; any thread may call it."""
+        self._is_cancelled = True
+        self._reader.cancel()
 
     def close(self) -> None:
         """End the session."""

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 _MAX_SESSIONS: Final = 4
 """Kinds of samples that a client has streams of at once."""
+_END_S: Final = 1.0
+"""Seconds that ending waits for other threads."""
 
 
 class RemoteTable:
@@ -80,23 +82,44 @@ class RemoteTable:
     def close(self) -> None:
         """Wait until all fragments are acknowledged, and close the connection. Closing again does nothing.
 
+        Another thread that waits for a sample gets an error.
+
         Raises
         ------
         SampleBatchError
             As `flush` does; the connection is closed then, too.
         """
+        if self._closed:
+            return
+        self._cancel_draws()
         try:
-            if not self._closed:
-                self.flush()
+            with self._lock:
+                self._check_process()
+                self._writer.flush()
         finally:
             self._end()
 
+    def _cancel_draws(self) -> None:
+        """Let no thread wait for a sample, and so keep the lock, for as long as limits hold it back."""
+        self._closed = True
+        for session in list(self._sessions.values()):
+            session.cancel()
+
     def _end(self) -> None:
         """Close the connection, and forget what is not acknowledged."""
+        self._cancel_draws()
+        if self._lock.acquire(timeout=_END_S):
+            try:
+                self._hang_up()
+            finally:
+                self._lock.release()
+        else:
+            # A thread waits until its fragments are taken, which limits may hold back for ever.
+            threading.Thread(target=self._hang_up, name="samplebatch-end", daemon=True).start()
+
+    def _hang_up(self) -> None:
+        """Close all streams and the connection, once no thread uses them."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
             self._writer.close()
             while self._sessions:
                 self._sessions.popitem()[1].close()
@@ -139,6 +162,7 @@ class RemoteTable:
                 oldest = self._sessions.pop(next(iter(self._sessions)))
                 oldest.close()
             self._sessions[draw] = session
+            self._check_open()  # closing cancels the sessions that it finds
             return use(session)
         except LostError:
             while self._sessions:
@@ -171,8 +195,14 @@ class RemoteTable:
         return read_json(raw, "an answer")
 
     def _open(self) -> None:
+        self._check_open()
+        self._check_process()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ServiceError("the client must be open to be used, it has been closed")
+
+    def _check_process(self) -> None:
         if self._process != os.getpid():
             # The threads of gRPC are not there in a forked child, which would wait for them for ever.
             raise OwnershipError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from samplebatch.errors import (
     ColumnTypeError,
     LimitTimeoutError,
     PriorityError,
+    SampleBatchError,
     ServiceError,
     UntrustedPickleError,
 )
@@ -374,3 +376,42 @@ def test_a_fragment_is_sent_though_an_earlier_one_is_refused_while_it_waits_for_
             client.extend(episode(1, range(4)))
         assert len(client) == client.written.rows == 4
         assert (client.written.sent, client.written.fragments, client.written.refused) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_closing_ends_the_wait_of_a_thread_for_a_sample(client: ReplayClient, prefetch: int) -> None:
+    found: list[BaseException] = []
+
+    def draw() -> None:
+        try:
+            learner.sample(4)
+        except SampleBatchError as error:
+            found.append(error)
+
+    with ReplayClient(client.uri, "replay", prefetch=prefetch) as learner:
+        thread = threading.Thread(target=draw)
+        thread.start()
+        while not client.info()["held_back"]:
+            time.sleep(0.01)
+    thread.join(20)
+    assert [type(error) for error in found] == [ServiceError]
+    assert "the client must be open to be used, it has been closed" in str(found[0])
+
+
+def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_held_back(server: ReplayServer) -> None:
+    def write() -> None:
+        with pytest.raises(ServiceError, match="it has been closed"):
+            for number in range(40):
+                writer.extend(fragment(number))
+
+    with ReplayClient(server.uri, "queue") as reader:
+        reader.reset()
+        with pytest.raises(KeyError), ReplayClient(server.uri, "queue", max_unacknowledged=1) as writer:
+            thread = threading.Thread(target=write)
+            thread.start()
+            while not reader.info()["held_back"]:
+                time.sleep(0.01)
+            raise KeyError
+        reader.sample(20)
+        thread.join(20)
+    assert not thread.is_alive()
