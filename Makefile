@@ -19,7 +19,7 @@ demo: $(VENV)/ready-demo ## step simple_tag in 2 processes, write out/rollout.ar
 	$(BIN)/samplebatch inspect out/rollout.arrow --html out/report.html
 
 test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
 
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
 	$(BIN)/python -m pytest -m long -o faulthandler_timeout=1800 $(LONG_FLAGS)
