@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,10 @@ from samplebatch.service.writing import WriteCounts
 if TYPE_CHECKING:
     from samplebatch.batch.delivery import Device
     from samplebatch.batch.targets import Floats
+
+
+_MAX_DRAWS: Final = 64
+"""Requests that a client remembers to have checked."""
 
 
 class ReplayClient(RemoteTable):

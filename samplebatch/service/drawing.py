@@ -15,7 +15,8 @@ from samplebatch import names
 from samplebatch.errors import SampleBatchError, ServiceError
 from samplebatch.service.local_memory import take
 from samplebatch.service.protocol import Draw, LostError, read_error, read_json, write_json
-from samplebatch.service.samples import Drawn, read_stream, unpack, with_batch_text
+from samplebatch.service.sample_streams import SampleReader, cut_inline
+from samplebatch.service.samples import Drawn, unpack, with_batch_text
 from samplebatch.service.writing import close_quietly
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class SampleSession:
 
     def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
         self._link = link
-        self._writer, self._reader = link.exchange(replace(draw, nonce=nonce))
+        self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, inline=True))
+        self._streams = SampleReader()
         self._ahead = ahead
         self._asked = 0
         """Samples that were asked for and not handed out."""
@@ -145,15 +147,13 @@ class SampleSession:
             if isinstance(error, LostError):
                 raise
             raise LostError("the service has ended the session") from None
-        raw = b"" if chunk.app_metadata is None else bytes(chunk.app_metadata)
-        head, _, stream = raw.partition(b"\n")
+        head, stream = cut_inline(b"" if chunk.app_metadata is None else chunk.app_metadata)
         told = read_json(head, "an answer")
-        rows = chunk.data
-        if rows is None:
-            if "error" in told or "updated" in told:
-                return told
-            rows = take(told["at"]) if "at" in told else read_stream(stream)
-        return unpack(with_batch_text(rows, told.get("batch")), told)
+        if chunk.data is not None:
+            return unpack(with_batch_text(chunk.data, told.get("batch")), told)
+        if "error" in told or "updated" in told:
+            return told
+        return self._streams.read(take(told["at"]) if "at" in told else stream, told)
 
     def _read_ahead(self) -> None:
         """Read answers until the session is closed, or the connection is gone."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from samplebatch.errors import AccessError, FormatError, SampleBatchError, ServiceError
+from samplebatch.service.items import Sample
 from samplebatch.service.local_memory import SampleMemory, Secret
 from samplebatch.service.protocol import (
     ACTIONS,
@@ -25,6 +26,7 @@ from samplebatch.service.protocol import (
     write_error,
     write_json,
 )
+from samplebatch.service.sample_streams import RowsStream, SampleWriter, Stream, inline
 from samplebatch.service.samples import Packed, batch_text, have_same_columns, write_stream
 from samplebatch.service.service import Service
 
@@ -101,8 +103,11 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         """Stream samples, one record batch each."""
         with _flight_errors():
             draw = Draw.read(ticket.ticket, "the ticket")
-            first = self._service.draw(draw, context.peer(), context.is_cancelled)
+            first = self._draw(draw, context)
             return flight.GeneratorStream(first.batch.schema, self._samples(draw, first, context))
+
+    def _draw(self, draw: Draw, context: Any) -> Packed:
+        return self._service.pack(self._service.sample(draw, context.peer(), context.is_cancelled))
 
     def _samples(self, draw: Draw, first: Packed, context: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
         """Yield samples, each drawn while the one before is sent."""
@@ -111,9 +116,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
             sample = first
             while True:
                 left = None if left is None else left - 1
-                ahead = (
-                    pool.submit(self._service.draw, draw, context.peer(), context.is_cancelled) if left != 0 else None
-                )
+                ahead = pool.submit(self._draw, draw, context) if left != 0 else None
                 schema = sample.batch.schema
                 if not have_same_columns(schema, first.batch.schema):
                     raise FormatError("the columns of the table have changed; open another stream")
@@ -186,6 +189,7 @@ class _Session:
         self._service, self._draw, self._writer, self._memory, self._context = service, draw, writer, memory, context
         self._table = service.table(draw.table)
         self._schema: pa.Schema | None = None
+        self._streams = SampleWriter()
         self._pool = ThreadPoolExecutor(1, "samplebatch-send")
         self._sending: Future[None] | None = None
 
@@ -202,7 +206,7 @@ class _Session:
         of = "sample" if chunk.data is None else "update"
         try:
             if chunk.data is None:
-                self._send(self._service.draw(self._draw, self._context.peer(), self._context.is_cancelled))
+                self._send(self._service.sample(self._draw, self._context.peer(), self._context.is_cancelled))
             else:
                 told = read_json(chunk.app_metadata or b"{}", "the metadata of an update")
                 anyhow = told.get("any_generation") is True
@@ -212,10 +216,29 @@ class _Session:
                 raise
             self._tell({**describe_error(_ours(error)), "of": of})
 
-    def _send(self, sample: Packed) -> None:
-        place = None if self._memory is None else self._memory.put(sample.batch)
+    def _send(self, sample: Sample) -> None:
+        stream = self._streams.prepare(sample)
+        if stream is None:
+            self._send_packed(self._service.pack(sample))
+            return
+        self._service.check_nbytes("a sample", stream.nbytes)
+        if self._share(stream, {}):
+            return
+        if self._draw.inline and stream.nbytes < _AHEAD_NBYTES:
+            self._wait()
+            self._writer.write_metadata(pa.py_buffer(inline(stream)))
+        else:
+            self._send_packed(self._service.pack(sample))
+
+    def _share(self, stream: Stream, metadata: Mapping[str, Any]) -> bool:
+        """Put a sample into shared memory, and tell whether there was such memory for it."""
+        place = None if self._memory is None else self._memory.put(stream)
         if place is not None:
-            self._tell({**sample.metadata, "at": place})
+            self._tell({**metadata, "at": place})
+        return place is not None
+
+    def _send_packed(self, sample: Packed) -> None:
+        if self._share(RowsStream(sample.batch), sample.metadata):
             return
         self._wait()
         schema, metadata = sample.batch.schema, dict(sample.metadata)

@@ -11,10 +11,9 @@ import os
 import secrets
 from typing import Any, Final
 
-import pyarrow as pa
-from pyarrow import ipc
-
+from samplebatch.column.stream_layout import Bytes
 from samplebatch.errors import FormatError, SampleBatchError
+from samplebatch.service.sample_streams import Stream
 from samplebatch.transport.region import Region
 from samplebatch.transport.shared_queue import Address, SharedQueueMemory, receive
 
@@ -76,20 +75,17 @@ class SampleMemory:
         self._max_nbytes = max_nbytes
         self._memory = SharedQueueMemory(max_nbytes)
 
-    def put(self, batch: pa.RecordBatch) -> list[Any] | None:
+    def put(self, stream: Stream) -> list[Any] | None:
         """Write a sample into a region, as an Arrow stream.
 
         Returns
         -------
         Where `take` finds it; None if it is small, or there is no room.
         """
-        if batch.nbytes < _MIN_NBYTES or self._memory.lent_nbytes + batch.nbytes > self._max_nbytes:
+        nbytes = stream.nbytes
+        if nbytes < _MIN_NBYTES or self._memory.lent_nbytes + nbytes > self._max_nbytes:
             return None
-        counted = pa.MockOutputStream()
-        _write_stream(counted, batch)
-        written = self._memory.write(
-            counted.size(), lambda memory: _write_stream(pa.FixedSizeBufferWriter(pa.py_buffer(memory)), batch)
-        )
+        written = self._memory.write(nbytes, stream.write)
         return None if written is None else [*written[0], *written[1]]
 
     def close(self) -> None:
@@ -97,8 +93,8 @@ class SampleMemory:
         self._memory.close()
 
 
-def take(place: Any) -> pa.RecordBatch:
-    """Map a sample that the service has put into a region.
+def take(place: Any) -> Bytes:
+    """Map the stream of a sample that the service has put into a region, read-only.
 
     Raises
     ------
@@ -107,15 +103,10 @@ def take(place: Any) -> pa.RecordBatch:
     """
     try:
         *address, start, nbytes = place
-        (memory,) = receive(Address(*address), [(start, nbytes)])
-        with ipc.open_stream(pa.py_buffer(memory)) as stream:
-            return stream.read_next_batch()
+        (stream,) = receive(Address(*address), [(start, nbytes)])
     except (TypeError, ValueError, OSError) as error:
         if isinstance(error, SampleBatchError):
             raise
         raise FormatError("a sample in shared memory must be where the service says, it is not") from error
-
-
-def _write_stream(sink: Any, batch: pa.RecordBatch) -> None:
-    with ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
+    stream.flags.writeable = False
+    return stream

@@ -206,6 +206,8 @@ class Draw:
         The key of a fragment, of a table that is read by key.
     nonce
         The secret that proves that client and service share memory; None to be sent all samples.
+    inline
+        Whether small samples may come in the metadata of a message, as an Arrow stream, in place of a record batch.
 
     Examples
     --------
@@ -232,6 +234,7 @@ class Draw:
     beta: float | None = None
     key: str | None = None
     nonce: str | None = None
+    inline: bool | None = None
 
     def write(self) -> bytes:
         """Write the request; what is None is left out."""
@@ -297,6 +300,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "beta": _number,
     "key": short_text,
     "nonce": short_text,
+    "inline": _flag,
     "number": whole,
     "priority": _number,
     "batch": text,

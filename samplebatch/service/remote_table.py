@@ -54,6 +54,8 @@ class RemoteTable:
         self._shared_memory = shared_memory
         self._token, self._tls_root_certs = token, tls_root_certs
         self._lock = threading.RLock()
+        self._draws: dict[Any, Draw] = {}
+        """Requests that were checked, by what was asked for."""
         self._closed = False
         self._process = os.getpid()
         self._connect()

@@ -179,6 +179,15 @@ def write_stream(rows: pa.RecordBatch) -> bytes:
 
 
 def read_stream(raw: Any) -> pa.RecordBatch:
-    """Read the record batch of an Arrow stream."""
-    with ipc.open_stream(raw) as stream:
-        return stream.read_next_batch()
+    """Read the record batch of an Arrow stream.
+
+    Raises
+    ------
+    FormatError
+        If it is none, or has no record batch.
+    """
+    try:
+        with ipc.open_stream(raw) as stream:
+            return stream.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise FormatError("a sample must be an Arrow stream with a record batch, it is not") from error

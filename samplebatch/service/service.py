@@ -14,6 +14,7 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, near_names
+from samplebatch.service.items import Sample
 from samplebatch.service.protocol import Draw, Fragment, check_names, read_json, short_text, write_json
 from samplebatch.service.samples import Packed, pack, read_fragment, with_batch_text
 from samplebatch.service.table import ReplayTable
@@ -124,7 +125,7 @@ class Service:
         """
         if rows is None:
             raise FormatError("a fragment must have rows, this message has none")
-        self._check_nbytes("a fragment", rows.nbytes)
+        self.check_nbytes("a fragment", rows.nbytes)
         rows.validate()
         found = read_fragment(with_batch_text(rows, fragment.batch))
         priorities: Any = fragment.priority
@@ -149,29 +150,31 @@ class Service:
 
     # Samples
 
-    def draw(self, draw: Draw, reader: str = "", gone: Gone | None = None) -> Packed:
+    def sample(self, draw: Draw, reader: str = "", gone: Gone | None = None) -> Sample:
         """Draw a sample.
 
         Raises
         ------
         SampleBatchError
-            If the table refuses, or the sample is too large.
+            If the table refuses, or the sample would be too large.
         """
         table = self.table(draw.table)
-        self._check_nbytes("a sample", draw.batch_size * (draw.length or 1) * table.item_nbytes)
+        self.check_nbytes("a sample", draw.batch_size * (draw.length or 1) * table.item_nbytes)
         mode: Any = draw.mode
-        packed = pack(
-            table.sample(
-                draw.batch_size,
-                mode=mode,
-                timeout=draw.timeout_s,
-                seed=draw.seed,
-                reader=reader,
-                gone=gone,
-                **draw.options,
-            )
+        return table.sample(
+            draw.batch_size,
+            mode=mode,
+            timeout=draw.timeout_s,
+            seed=draw.seed,
+            reader=reader,
+            gone=gone,
+            **draw.options,
         )
-        self._check_nbytes("a sample", packed.batch.nbytes)
+
+    def pack(self, sample: Sample) -> Packed:
+        """View a sample as a record batch; raises as `pack` does, or if it is too large."""
+        packed = pack(sample)
+        self.check_nbytes("a sample", packed.batch.nbytes)
         return packed
 
     def update(self, table: ReplayTable, rows: pa.RecordBatch, *, any_generation: bool = False) -> int:
@@ -184,7 +187,7 @@ class Service:
         pyarrow.ArrowException
             If the buffers do not fit the schema.
         """
-        self._check_nbytes("an update", rows.nbytes)
+        self.check_nbytes("an update", rows.nbytes)
         rows.validate()
         found = read_fragment(rows)
         if isinstance(found, MultiAgentBatch):
@@ -192,7 +195,14 @@ class Service:
         generations = None if any_generation else found[names.GENERATION]
         return table.update_weight(found[names.BATCH_INDEXES], found[names.PRIORITY], generations)
 
-    def _check_nbytes(self, about: str, nbytes: int) -> None:
+    def check_nbytes(self, about: str, nbytes: int) -> None:
+        """Refuse a message that is larger than the service sends and takes.
+
+        Raises
+        ------
+        CapacityError
+            If it is.
+        """
         if nbytes > self.bounds.message_nbytes:
             raise CapacityError(f"{about} must have at most {self.bounds.message_nbytes} bytes, this one has {nbytes}")
 
@@ -247,7 +257,7 @@ class Service:
         return [write_json({"updated": table.update_weight(*arrays)})]
 
     def _publish(self, body: Any) -> list[bytes]:
-        self._check_nbytes("weights", memoryview(body).nbytes)
+        self.check_nbytes("weights", memoryview(body).nbytes)
         name = short_text("name", name_of_weights(body))
         with self._lock:
             version = self._weights[name][0] + 1 if name in self._weights else 1

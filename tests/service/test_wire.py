@@ -125,6 +125,26 @@ def test_a_session_draws_and_takes_priorities_back(client: Any) -> None:
         reader.read_chunk()
 
 
+def test_small_samples_come_as_streams_in_the_metadata_of_a_session_that_asks_for_it(client: Any) -> None:
+    put(client, "prio")
+    request = {"table": "prio", "batch_size": 8, "inline": True}
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
+    found = []
+    for _ in range(3):
+        writer.write_metadata(b"{}")
+        chunk = reader.read_chunk()
+        if chunk.data is None:
+            told, _, stream = chunk.app_metadata.to_pybytes().partition(b"\n")
+            assert json.loads(told) == {}
+            found.append(pa.ipc.open_stream(stream).read_all())
+        else:
+            # One that is the first of its form.
+            first = chunk.data.schema
+    assert len(found) == 2
+    assert all(rows.schema.equals(first, check_metadata=True) and rows.num_rows == 8 for rows in found)
+    writer.done_writing()
+
+
 def test_a_queue_hands_out_fragments_with_their_numbers(client: Any) -> None:
     for _ in range(2):
         put(client, "queue")

@@ -1,0 +1,122 @@
+"""Samples of a form that came before are written and read without Arrow, and are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import Batch, SampleBatch
+from samplebatch.errors import FormatError
+from samplebatch.service import ReplayTable
+from samplebatch.service.items import Sample
+from samplebatch.service.sample_streams import _MAX_FORMS, RowsStream, SampleReader, SampleWriter, cut_inline, inline
+from samplebatch.service.samples import pack, unpack
+from tests.service.table_rows import episode
+
+RNG = np.random.default_rng(5)
+
+
+def sample_of(rows: int, **columns: Any) -> Sample:
+    return Sample(Batch(**columns), RNG.integers(0, 99, rows), RNG.integers(0, 9, rows))
+
+
+def flat(rows: int = 4) -> Sample:
+    return sample_of(rows, obs=RNG.random((rows, 3)), done=RNG.random(rows) < 0.5)
+
+
+def nested() -> Sample:
+    obs = {"camera": RNG.integers(0, 255, (4, 2, 2), np.uint8), "arm": {"joint": RNG.random(4)}}
+    return sample_of(4, obs=obs, rew=RNG.random(4), info=Batch(), policy={"hidden": Batch(), "state": RNG.random(4)})
+
+
+def prioritized() -> Sample:
+    return sample_of(4, obs=RNG.random(4), weight=RNG.random(4), generation=np.arange(4))
+
+
+def sent(writer: SampleWriter, reader: SampleReader, sample: Sample) -> Any:
+    stream = writer.prepare(sample) or RowsStream(pack(sample).batch)
+    told, received = cut_inline(inline(stream))
+    assert told.strip() == b"{}"
+    return reader.read(received)
+
+
+@pytest.mark.parametrize("make", [flat, nested, prioritized])
+def test_samples_of_a_form_that_came_before_are_the_same(make: Any) -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    for turn in range(4):
+        sample = make()
+        assert (writer.prepare(sample) is not None) == (turn > 0)
+        batch, indices = sent(writer, reader, sample)
+        wanted, expected = unpack(*pack(sample))
+        assert batch == wanted
+        assert str(batch) == str(wanted)
+        assert indices.tolist() == expected.tolist() == sample.indices.tolist()
+    assert len(reader._forms) == 1
+
+
+def test_arrays_are_read_only() -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    for _ in range(3):
+        batch, indices = sent(writer, reader, flat())
+        assert not batch.obs.flags.writeable
+        assert not indices.flags.writeable
+
+
+def test_a_sample_with_other_names_without_values_is_another_form() -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    for names in (["info"], ["info"], [], [], ["info"], ["policy"], ["policy"], ["info", "policy"], []):
+        sample = sample_of(2, obs=np.arange(2.0), **{name: Batch() for name in names})
+        assert list(sent(writer, reader, sample).batch.keys()) == ["obs", *names]
+
+
+def test_sizes_that_change_leave_the_samples_whole() -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    for rows in (1, 2, 2, 3, 2, 3, 3, 1, 1, *range(1, 40), 2, 2):
+        sample = flat(rows)
+        assert sent(writer, reader, sample).batch == sample.batch
+    assert len(writer._layouts) <= _MAX_FORMS
+    assert len(reader._forms) <= _MAX_FORMS
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"obs": np.array(["word", None], object)},
+        {"obs": np.array([np.zeros(1), np.zeros(2)], object)},
+        {"obs": np.arange(4.0).reshape(2, 2)[:0]},
+    ],
+    ids=["objects", "rows that vary", "no rows"],
+)
+def test_samples_that_arrow_must_look_at_have_no_stream_of_their_own(columns: dict[str, Any]) -> None:
+    rows = len(columns["obs"])
+    writer, reader = SampleWriter(), SampleReader()
+    for _ in range(3):
+        sample = Sample(Batch(rew=np.arange(rows), **columns), np.arange(rows), np.arange(rows))
+        assert writer.prepare(sample) is None
+        assert sent(writer, reader, sample).indices.tolist() == list(range(rows))
+    assert not reader._forms
+
+
+def test_episodes_and_fragments_have_no_stream_of_their_own() -> None:
+    steps, queue = ReplayTable("replay", capacity=100), ReplayTable("queue", kind="fifo", capacity=9)
+    for table in (steps, queue):
+        table.insert(episode(0, range(5)))
+    for sample in (steps.sample(2, mode="episodes"), queue.sample(1)):
+        writer = SampleWriter()
+        assert [writer.prepare(sample) for _ in range(3)] == [None] * 3
+
+
+def test_bytes_that_are_no_stream_are_refused() -> None:
+    stream = np.frombuffer(b"neither head nor tail", np.uint8)
+    with pytest.raises(FormatError, match="must be an Arrow stream with a record batch"):
+        SampleReader().read(stream)
+
+
+def test_a_stream_that_is_no_sample_is_refused() -> None:
+    rows = RowsStream(SampleBatch(obs=[1, 2]).to_arrow().to_batches()[0])
+    out = np.empty(rows.nbytes, np.uint8)
+    rows.write(out)
+    with pytest.raises(FormatError, match="must be described in the metadata"):
+        SampleReader().read(out)
