@@ -81,7 +81,7 @@ class _Parcel:
         self.kept = kept
         self.words = SharedCounters(self.region.array, _WORDS)
         # Kept here as well: receivers may write to the words.
-        self._token, self._generation = secrets.randbits(64), 0
+        self._token, self._generation = secrets.randbits(63), 0  # messages carry signed numbers
         self._next_look_s = 0.0
 
     def seal(self, *, by_path: bool) -> Address:
