@@ -29,6 +29,7 @@ from samplebatch.storage.buffer_file import read_buffer, write_buffer
 from samplebatch.storage.buffer_folder.files import plain_bytes, read_plain, sync
 from samplebatch.storage.buffer_state import generator_from_state, generator_state, is_plain, plain
 from samplebatch.storage.damage import name_buffer_damage
+from samplebatch.storage.untrusted_state import check_fragments
 
 if TYPE_CHECKING:
     from samplebatch.storage.untrusted_state import State
@@ -178,6 +179,7 @@ def read_policies(
             ids.get(label, label): Form(frozenset(flags), np.dtype(dtype))
             for label, (flags, dtype) in about["forms"].items()
         }
+        check_fragments(buffer.buffers, buffer._forms)
         buffer._tails = {ids.get(label, label): Tail(*tail) for label, tail in about["tails"].items()}
         steps = _steps(about["steps"])
         steps["buffers"] = {ids.get(label, label): own for label, own in steps["buffers"].items()}

@@ -13,7 +13,7 @@ from samplebatch.buffer.streams import Tail
 from samplebatch.storage.buffer_state import generator_from_state, generator_state
 from samplebatch.storage.state_checksums import check_state, with_checksums
 from samplebatch.storage.state_dict import export_state, load_state
-from samplebatch.storage.untrusted_state import State
+from samplebatch.storage.untrusted_state import State, check_fragments
 
 if TYPE_CHECKING:
     from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
@@ -41,6 +41,7 @@ def load_multi_agent_state(buffer: MultiAgentReplayBuffer, state: Mapping[str, A
         load_state(own, state["buffers"][policy], verify=False)
     rng, steps = generator_from_state(state["generator"]), EnvSteps.from_state_dict(state["steps"])
     forms = {policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()}
+    check_fragments(buffers, forms)
     tails = {policy: Tail(*tail) for policy, tail in state["tails"].items()}
     with buffer._lock:
         buffer._forms, buffer._tails = forms, tails

@@ -9,10 +9,13 @@ import numpy as np
 
 from samplebatch.buffer.columns import leaves_of
 from samplebatch.buffer.final_observations import NAME
+from samplebatch.buffer.fragments import FRAGMENT_END, Form
+from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Rings
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.writing import FLAGS
 from samplebatch.errors import FormatError
+from samplebatch.names import PolicyID
 
 State = dict[str, Any]
 """Plain values, arrays, tensors and columns by name; of no class of the library's but columns."""
@@ -118,13 +121,42 @@ def check_flags(table: Table) -> None:
     FormatError
         If it has not; names the column.
     """
-    if not len(table.rings):
-        return
-    for name in (*FLAGS, "done"):
-        store = table.columns.tree.get(name)
-        values = getattr(store, "values", None)
-        if not isinstance(values, np.ndarray) or values.dtype != np.bool_ or values.shape != (table.rings.capacity,):
-            raise FormatError(f"column {name!r} of a buffer must have a flag for each row, it has not; it is damaged")
+    if len(table.rings):
+        for name in (*FLAGS, "done"):
+            _check_flag(table, name)
+
+
+def _check_flag(table: Table, name: str) -> None:
+    store = table.columns.tree.get(name)
+    values = getattr(store, "values", None)
+    if not isinstance(values, np.ndarray) or values.dtype != np.bool_ or values.shape != (table.rings.capacity,):
+        raise FormatError(f"column {name!r} of a buffer must have a flag for each row, it has not; it is damaged")
+
+
+def check_fragments(buffers: Mapping[PolicyID, ReplayBuffer], forms: Mapping[PolicyID, Form]) -> None:
+    """Check that rows of policies have the columns from which they are handed out as they were added.
+
+    Raises
+    ------
+    FormatError
+        If they have not; names the policy or the column.
+    """
+    for policy, buffer in buffers.items():
+        table = buffer._table
+        if policy not in forms:
+            raise FormatError(f"policy {policy!r} must have a form of its rows, it has none; it is damaged")
+        if not len(table.rings):
+            continue
+        _check_flag(table, FRAGMENT_END)
+        rewards = table.columns.tree.get("rew")
+        if rewards is None or isinstance(rewards, dict) or {_kind(rewards), forms[policy].rewards.kind} - set("biuf"):
+            raise FormatError(f"column 'rew' of policy {policy!r} must have a number for each row; it is damaged")
+
+
+def _kind(store: Any) -> str:
+    """Return the kind of a store's dtype."""
+    kind: str = store.to_column(np.zeros(0, np.intp)).to_numpy().dtype.kind
+    return kind
 
 
 def check_final_shapes(table: Table) -> None:
