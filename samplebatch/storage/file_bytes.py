@@ -31,6 +31,6 @@ def check_magic(data: pa.Buffer, magic: bytes, form: str, name: str) -> None:
     FormatError
         If it does not.
     """
-    if memoryview(data)[: len(magic)] != magic:
+    if data[: len(magic)].to_pybytes() != magic:
         article = "an" if form == "Arrow" else "a"
         raise FormatError(f"{name!r} must be {article} {form} file, and its first bytes are not those of one")

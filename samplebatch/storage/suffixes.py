@@ -91,9 +91,9 @@ def form_of_bytes(data: pa.Buffer, path: str | os.PathLike[str]) -> Form:
     FormatError
         If it is none of ours.
     """
-    view = memoryview(data)
+    start, end = data[:8].to_pybytes(), data[-8:].to_pybytes()
     for magic, form in _MAGIC.items():
-        if view[: len(magic)] == magic or (view[-len(magic) :] == magic and form != "HDF5"):
+        if start.startswith(magic) or (end.endswith(magic) and form != "HDF5"):
             return form
     named = SUFFIXES.get(Path(path).suffix.lower())
     if named is None:

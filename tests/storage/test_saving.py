@@ -379,10 +379,12 @@ def test_a_format_is_not_written_under_the_name_of_another(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-def test_files_are_known_by_their_bytes(tmp_path: Path) -> None:
-    SampleBatch(a=[1]).save(tmp_path / "x.parquet")
-    os.rename(tmp_path / "x.parquet", tmp_path / "x.arrow")
-    assert load(tmp_path / "x.arrow") == SampleBatch(a=[1])
+@pytest.mark.parametrize("form", FILES)
+def test_files_are_known_by_their_bytes(tmp_path: Path, form: str) -> None:
+    for other in (f"x.{found}" for found in ("arrow", "parquet", "hdf5", "bin")):
+        SampleBatch(a=[1]).save(tmp_path / f"x.{form}")
+        os.rename(tmp_path / f"x.{form}", tmp_path / other)
+        assert load(tmp_path / other) == SampleBatch(a=[1])
 
 
 def foreign(folder: Path) -> list[Path]:
