@@ -56,7 +56,7 @@ class RemoteTable:
         self._lock = threading.RLock()
         self._draws: dict[Any, Draw] = {}
         """Requests that were checked, by what was asked for."""
-        self._closed = False
+        self._closed = self._ended = False
         self._process = os.getpid()
         self._connect()
 
@@ -91,7 +91,7 @@ class RemoteTable:
         SampleBatchError
             As `flush` does; the connection is closed then, too.
         """
-        if self._closed:
+        if self._ended:
             return
         self._cancel_draws()
         try:
@@ -122,6 +122,7 @@ class RemoteTable:
     def _hang_up(self) -> None:
         """Close all streams and the connection, once no thread uses them."""
         with self._lock:
+            self._ended = True
             self._writer.close()
             while self._sessions:
                 self._sessions.popitem()[1].close()

@@ -131,6 +131,8 @@ class ShardedReplayClient:
         SampleBatchError
             If a service refuses a fragment; all connections are closed then, too.
         """
+        for shard in self._shards.all:
+            shard.client._cancel_draws()
         with self._lock, ExitStack() as stack:
             for shard in self._shards.all:
                 stack.callback(_close, shard.client)

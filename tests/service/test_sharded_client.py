@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import pytest
 
 from samplebatch import MultiAgentBatch, concat_samples
 from samplebatch.errors import ArgumentError, CapacityError, ColumnTypeError, RowIndexError, ServiceError
-from samplebatch.service import ReplayServer, ReplayTable, ShardedReplayClient
+from samplebatch.service import RateLimiter, ReplayServer, ReplayTable, ShardedReplayClient
 from tests.service.table_rows import episode, fragment
 
 SERVE = """
@@ -243,3 +244,26 @@ def test_writers_and_learners_go_on_when_a_service_is_killed_and_take_it_back() 
         for process in (one, two):
             if process.poll() is None:
                 kill(process)
+
+
+def test_closing_sends_what_is_there_and_ends_the_wait_of_a_thread_for_a_sample() -> None:
+    told: list[str] = []
+
+    def draw() -> None:
+        try:
+            client.sample(8)
+        except ServiceError as error:
+            told.append(str(error))
+
+    one, two = tables(limiter=RateLimiter(100))
+    with serving(one, two) as client:
+        for number in range(6):
+            client.extend(episode(number, range(4)))
+        thread = threading.Thread(target=draw)
+        thread.start()
+        while not (one.info()["held_back"] or two.info()["held_back"]):
+            time.sleep(0.01)
+        client.close()
+        thread.join(20)
+        assert one.info()["size"] + two.info()["size"] == 24
+    assert len(told) == 1
