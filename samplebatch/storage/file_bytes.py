@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pyarrow as pa
 
 from samplebatch.errors import FormatError
@@ -15,12 +18,17 @@ def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
     OSError
         If it cannot be read.
     """
-    with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
-        if not memory_map or not source.size():
-            return source.read_buffer()
-        # For a buffer of all the file, Arrow would ask the system to load all of it.
-        first = source.read_buffer(1)
-        return pa.foreign_buffer(first.address, source.size(), first)
+    try:
+        with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
+            if not memory_map or not source.size():
+                return source.read_buffer()
+            # For a buffer of all the file, Arrow would ask the system to load all of it.
+            first = source.read_buffer(1)
+            return pa.foreign_buffer(first.address, source.size(), first)
+    except OSError as error:
+        # As Python's own, with the name apart.
+        number = error.errno or (errno.EISDIR if os.path.isdir(name) else errno.EIO)
+        raise OSError(number, os.strerror(number), name) from error
 
 
 def check_magic(data: pa.Buffer, magic: bytes, form: str, name: str) -> None:

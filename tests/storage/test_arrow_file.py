@@ -221,6 +221,15 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+def test_the_error_of_a_missing_file_has_its_name(tmp_path: Path, mapped: bool) -> None:
+    with pytest.raises(FileNotFoundError, match="No such file") as raised:
+        load(tmp_path / "none.arrow", memory_map=mapped)
+    assert raised.value.filename == str(tmp_path / "none.arrow")
+    with pytest.raises(IsADirectoryError):
+        read_arrow(tmp_path, memory_map=mapped)
+
+
 def test_checking_leaves_what_is_there_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     check_writable(path)
