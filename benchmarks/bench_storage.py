@@ -108,10 +108,9 @@ def _write_arrow(table: Any, path: Path) -> None:
 def _write_parquet(table: Any, path: Path) -> None:
     from pyarrow import parquet
 
-    floats = ["obs.list.element", "new_obs.list.element", "actions.list.element", "rewards"]
     with open(path, "wb") as file:
         options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
-        parquet.write_table(table, file, use_byte_stream_split=floats, **options)
+        parquet.write_table(table, file, **options)
         os.fsync(file.fileno())
 
 

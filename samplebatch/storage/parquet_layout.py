@@ -135,19 +135,6 @@ def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False
     return _rebuild(array, wanted, children)
 
 
-def float_paths(schema: pa.Schema) -> list[str]:
-    """List the floats of a table by their paths in Parquet: numbers, and rows of numbers.
-
-    Their bytes compress better in one stream for the first byte of each number, one for the second, and so on.
-
-    Examples
-    --------
-    >>> float_paths(pa.schema({"obs": pa.list_(pa.float32(), 4), "rewards": pa.float64(), "t": pa.int64()}))
-    ['obs.list.element', 'rewards']
-    """
-    return [path for path, arrow in _numbers(schema) if pa.types.is_float32(arrow) or pa.types.is_float64(arrow)]
-
-
 def byte_paths(schema: pa.Schema) -> list[str]:
     """List the 8-bit integers of a table by their paths in Parquet: numbers, and rows of numbers, such as images.
 

@@ -77,6 +77,21 @@ def test_pyarrow_sees_plain_types_alone(path: Path) -> None:
     assert (image.list_size, image.value_type.list_size, image.value_type.value_type) == (2, 2, pa.uint8())
 
 
+def test_no_column_has_an_encoding_that_only_some_readers_know(path: Path) -> None:
+    about = parquet.read_metadata(path).row_group(0)
+    found = {encoding for i in range(about.num_columns) for encoding in about.column(i).encodings}
+    assert found <= {"PLAIN", "RLE", "RLE_DICTIONARY"}
+
+
+def test_bytes_of_floats_in_streams_are_read_as_ever(path: Path, tmp_path: Path) -> None:
+    split = tmp_path / "split.parquet"
+    parquet.write_table(
+        parquet.read_table(path), split, use_dictionary=False, use_byte_stream_split=["obs.list.element", "rewards"]
+    )
+    assert "BYTE_STREAM_SPLIT" in parquet.read_metadata(split).row_group(0).column(0).encodings
+    assert read_parquet(split) == steps()
+
+
 def test_rows_of_policies_without_a_column_are_null_for_others_and_absent_for_us(tmp_path: Path) -> None:
     batch = MultiAgentBatch({"a": steps(), "b": SampleBatch(rewards=[1.0, 2.0])}, N)
     write_parquet(batch, tmp_path / "agents.parquet")
