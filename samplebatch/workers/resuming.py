@@ -58,7 +58,8 @@ class ResumableWorkers(Uncopied, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run between two calls of `collect`, for `load_state_dict`.
 
-        Each worker tells that of its collector (see `Collector.state_dict`) and of its process's own generators. With
+        Each worker tells that of its collector (see `Collector.state_dict`), of its policy's exploration, such as a
+        noise's drift, and of its process's own generators. With
         these go the newest weights that were published and their number, the episodes under way, the report `stats`,
         and all that keeps replacements from repeating data. The policy, the hooks and the buffer have states of their
         own; `worker_stats` begins again.

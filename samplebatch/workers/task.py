@@ -21,6 +21,7 @@ from samplebatch.env.base import Environments
 from samplebatch.env.environment_list import EnvironmentList
 from samplebatch.env.registry import environment_kind, make_environment
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError
+from samplebatch.policy.as_policy import own_policy
 from samplebatch.policy.source import load_weights, make_policy
 from samplebatch.rollout.buffers import RemoteBuffer
 from samplebatch.rollout.collector import Collector
@@ -119,7 +120,11 @@ class Task(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two requests, which can be pickled, for `load_state_dict`."""
-        return {"collector": self._collector.state_dict(), "has_gaps": self._has_gaps}
+        return {
+            "collector": self._collector.state_dict(),
+            "exploration": {own_id: own.get_exploration_state() for own_id, own in self._exploring()},
+            "has_gaps": self._has_gaps,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
         """Continue where the task of a worker that was made alike stood; its sender is trusted to have pickled it.
@@ -130,8 +135,18 @@ class Task(ABC):
             If the collector refuses it.
         """
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
+        drifts = state.get("exploration", {})
+        for policy_id, own in self._exploring():
+            if policy_id in drifts:
+                own.set_exploration_state(drifts[policy_id])
         self._has_gaps = state["has_gaps"]
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
+
+    def _exploring(self) -> list[tuple[Any, Any]]:
+        """Return the policies whose exploration has a state, by id: it is no weight, and each copy drifts by itself."""
+        held = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
+        own = [(policy_id, own_policy(policy)) for policy_id, policy in held.items()]
+        return [(policy_id, policy) for policy_id, policy in own if hasattr(policy, "get_exploration_state")]
 
     def close(self) -> None:
         """Close the environments."""

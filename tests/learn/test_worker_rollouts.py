@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 import torch
 from counting import Counting, Stats
+from gymnasium import spaces
 from torch import nn
 
 from samplebatch import Batch, RolloutWorkers, VectorReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import (
+    ContinuousDeterministicPolicy,
     OffPolicyTrainer,
     OffPolicyTrainerParams,
     OnPolicyTrainer,
     OnPolicyTrainerParams,
+    OUNoise,
     load_checkpoint,
     save_checkpoint,
 )
+from tests.learn.learning import seeded
 
 
 class Counted(nn.Module):
@@ -142,3 +146,21 @@ def test_an_algorithm_of_the_newest_policy_alone_is_not_given_older_steps() -> N
     algorithm = Counting()
     with pytest.raises(ArgumentError, match="overlap must be False for Counting, whose allows_stale_steps is False"):
         on_policy(algorithm, workers(algorithm), overlap=True)  # type: ignore[arg-type]
+
+
+def test_the_drift_of_each_workers_noise_is_in_their_state() -> None:
+    box = spaces.Box(-2.0, 2.0, (1,), np.float32)
+    policy = ContinuousDeterministicPolicy(
+        actor=seeded(0, 3, 1), action_space=box, exploration_noise=OUNoise(mu=1.0, sigma=0.0, theta=1.0)
+    )
+
+    def made() -> RolloutWorkers:
+        return RolloutWorkers(
+            "Pendulum-v1", policy, num_workers=2, seed=1, backend="inline", exploration_noise=True, infos=False
+        )
+
+    with made() as first, made() as second:
+        first.collect(n_step=20)
+        second.load_state_dict(first.state_dict(), allow_pickle=True)
+        one, other = (np.asarray(own.collect(n_step=20).batch["actions"]) for own in (first, second))
+    assert np.array_equal(one, other)
