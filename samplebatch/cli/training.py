@@ -257,10 +257,19 @@ def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorke
 
 
 def _fill(training: Training, trainer: Any) -> None:
-    """Collect the random steps that learning off policy begins with."""
-    steps = training.settings.get("start_steps")
-    if steps and not training.workers:
-        trainer.params.training_collector.collect(n_step=steps, random=True)
+    """Collect the random steps that learning off policy begins with; here, even if workers collect the others."""
+    steps, source = training.settings.get("start_steps"), trainer.params.training_collector
+    if not steps:
+        return
+    if not training.workers:
+        source.collect(n_step=steps, random=True)
+        return
+    rings = training.workers * training.settings["num_envs"]
+    policy = trainer.algorithm.policy
+    with Collector(policy, training.source, source.buffer, num_envs=rings, seed=training.seed + 2) as collector:
+        collector.collect(n_step=steps, random=True)
+        # Workers go on in the same rings, with episodes of their own: those under way end here.
+        collector.reset_env()
 
 
 def _spaces_of(env: str) -> tuple[Any, Any]:

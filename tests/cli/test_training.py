@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from samplebatch import Collector, Dataset, VectorReplayBuffer, load
 from samplebatch.cli import application
 from samplebatch.cli.recipes import RECIPES, complete_settings
-from samplebatch.cli.training import read_training
+from samplebatch.cli.training import _fill, make_trainer, read_training
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import learning_curves
 
@@ -128,6 +129,20 @@ def test_workers_collect_with_the_newest_weights() -> None:
     code, printed = invoke("train", "dqn", "CartPole-v1", "--workers", 1, *assignments(QUICK), "--out", "run")
     assert code == 0, printed
     assert "Trained for 80 environment steps" in printed
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_random_steps_come_first_whoever_collects_the_others(workers: int, tmp_path: Path) -> None:
+    flags = {"algorithm": "dqn", "source": "CartPole-v1", "workers": workers}
+    training = read_training(None, flags, QUICK)
+    with contextlib.ExitStack() as stack:
+        trainer = make_trainer(training, tmp_path, stack)
+        _fill(training, trainer)
+        buffer = trainer.params.training_collector.buffer
+        assert len(buffer) == 20
+        assert len(buffer.unfinished_index()) == (0 if workers else 2)
+        trainer.run()
+        assert len(buffer) == 100
 
 
 def test_settings_of_a_file_yield_to_flags_and_those_to_assignments(tmp_path: Path) -> None:
