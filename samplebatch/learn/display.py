@@ -85,8 +85,8 @@ def make_display(*, verbose: bool, show_progress: bool) -> Display:
 def short(value: Any) -> str:
     """Write a figure in few characters.
 
-    >>> short(12345), short(0.0123456), short(float("nan"))
-    ('12345', '0.01235', '-')
+    >>> short(12345), short(0.25), short(float("nan"))
+    ('12345', '0.25', '-')
     """
     if isinstance(value, int):
         return str(value)
