@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +35,18 @@ _ndarray = np.ndarray
 _count = np.count_nonzero
 
 
-class _AbsentColumn(AttributeError):
-    """A column that a buffer lacks; near names are looked for when the message is read, as `hasattr` never does."""
+class _AbsentColumn(NamedTuple):
+    """The message of a column that a buffer lacks: near names are looked for when it is read, as `hasattr` never does.
+
+    It is no error of its own: Python suggests methods of near names for `AttributeError` alone.
+    """
+
+    kind: str
+    name: str
+    columns: tuple[str, ...]
 
     def __str__(self) -> str:
-        kind, name, columns = self.args
-        return f"{kind!r} object has no attribute {name!r}: {no_such_column(name, columns)}"
+        return f"{self.kind!r} object has no attribute {self.name!r}: {no_such_column(self.name, self.columns)}"
 
 
 class _Column:
@@ -110,7 +116,8 @@ class Rows:
         try:
             return show_slots(self._table, name, self._start, self._start + self.maxsize)
         except KeyError:
-            raise _AbsentColumn(type(self).__name__, name, tuple(self._table.columns.tree)) from None
+            message = _AbsentColumn(type(self).__name__, name, tuple(self._table.columns.tree))
+            raise AttributeError(message) from None
 
     @property
     def _meta(self) -> Batch:

@@ -308,6 +308,7 @@ def test_shares_have_each_row_once(tmp_path: Path, shares: int) -> None:
         dataset.iter_batches(4, shard=(shares, shares))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # on one core
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_of_a_loader_read_their_own_shares(tmp_path: Path, workers: int) -> None:
     from torch.utils.data import DataLoader
