@@ -1,8 +1,8 @@
 """The examples of README.md and docs/ do what they show.
 
 Every python block holds `>>>` examples; the blocks of one page run in order and share their names. In bash blocks,
-`make` targets must exist, and `samplebatch` commands are run, one after the other, in an empty folder. A block under
-`<!-- needs: minari -->` is left out where that package is not installed.
+`make` targets must exist, and `samplebatch` commands are run in this process, in order, in an empty folder. A block
+under `<!-- needs: minari -->` is left out where that package is not installed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
-import subprocess
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from samplebatch.cli import application
 from tests.uncompiled import uncompile_tianshou
 
 ROOT = Path(__file__).parents[1]
@@ -68,21 +68,19 @@ def test_python_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @each_page
-def test_commands(page: Path, tmp_path: Path) -> None:
+def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for start, block in blocks(page, "bash"):
         for number, line in enumerate(block, start + 1):
             words = shlex.split(line, comments=True)
             if words[:1] == ["make"]:
                 assert words[1] in TARGETS, f"{page.name}:{number}: the Makefile has no target {words[1]!r}"
             elif words[:1] == ["samplebatch"]:
-                run = subprocess.run(
-                    [sys.executable, "-c", "from samplebatch.cli import main; main()", *words[1:]],
-                    cwd=tmp_path,
-                    capture_output=True,
-                    text=True,
-                    timeout=120,
-                )
-                assert run.returncode == 0, f"{page.name}:{number}: {line}\n{run.stdout}{run.stderr}"
+                if words[1] == "train":
+                    # It sets torch's threads, which belong to all tests.
+                    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+                run = CliRunner().invoke(application(), words[1:])
+                assert run.exit_code == 0, f"{page.name}:{number}: {line}\n{run.output}{run.exception}"
 
 
 @each_page

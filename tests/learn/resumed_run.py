@@ -33,7 +33,18 @@ from samplebatch.learn import (
 
 OBS = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTIONS = gymnasium.spaces.Discrete(2)
-PRELOADED = ["torch._dynamo", "gymnasium", "samplebatch.kernels", "samplebatch.learn.dqn", "samplebatch.learn.trainer"]
+PRELOADED = [
+    "gymnasium.envs.classic_control",
+    "pandas",
+    "pyarrow.parquet",
+    "samplebatch.kernels",
+    "samplebatch.learn.dqn",
+    "samplebatch.learn.trainer",
+    "samplebatch.learn.training_log",
+    "samplebatch.storage.dataset",
+    "samplebatch.storage.state_dict",
+    "torch._dynamo",
+]
 
 
 class Unpicklable(gymnasium.Wrapper):  # type: ignore[type-arg]
