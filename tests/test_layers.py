@@ -114,7 +114,6 @@ ONE_IMPORTER = {
         "samplebatch.env.envpool",
         "samplebatch.env.processes",
         "samplebatch.env.rllib",
-        "samplebatch.env.stepper",
         "samplebatch.env.sync_vector",
         "samplebatch.learn.display",
         "samplebatch.rollout.agent_steps",
@@ -128,9 +127,7 @@ ONE_IMPORTER = {
         "samplebatch.service.taken",
         "samplebatch.storage.dataset_writer",
         "samplebatch.storage.live_buffer",
-        "samplebatch.workers.ray_worker",
         "samplebatch.workers.resuming",
-        "samplebatch.workers.supervision",
     },
     "is an algorithm that is tested by itself": {
         "samplebatch.batch.lockstep",

@@ -46,9 +46,9 @@ ALLOWED = {
 TRUSTED = {
     "column/interface.py": "whoever unpickles a column runs its pickle already",
     "batch/sample_batch.py": "whoever unpickles a batch runs its pickle already",
-    "workers/supervision.py": "workers are processes of the user's own code",
+    "workers/process_backend.py": "workers are processes of the user's own code",
     "workers/ray_actor.py": "an actor runs what its learner has pickled",
-    "workers/ray_worker.py": "actors are processes of the user's own code",
+    "workers/ray_backend.py": "actors are processes of the user's own code",
     "workers/task.py": "a worker loads the state that its parent was allowed to",
 }
 """The only modules that allow unpickling themselves, in place of handing a permission down."""

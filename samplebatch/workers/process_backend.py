@@ -1,19 +1,39 @@
-"""ProcessBackend: workers in processes of this machine, which send through shared memory."""
+"""ProcessBackend: workers in processes of this machine, which are supervised and send through shared memory."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Callable, Sequence
-from typing import Any
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, cast
 
+from samplebatch.column.unpickling import unpickle
+from samplebatch.env.exit_status import describe_exit
+from samplebatch.errors import (
+    ChannelTimeoutError,
+    EndOfStreamError,
+    EnvironmentSpecError,
+    SampleBatchError,
+    WorkerError,
+)
 from samplebatch.policy.source import PickledPolicy
+from samplebatch.transport.channel import channel
+from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.children import interrupts_blocked
+from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.peers import Poller
-from samplebatch.workers.backend import Backend, BackendOptions, Worker
-from samplebatch.workers.counters import WorkerCounters
+from samplebatch.transport.subscription import Subscription
+from samplebatch.workers.backend import GRACE_S, Backend, BackendOptions, Worker
+from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCounters
+from samplebatch.workers.exits import WorkerExit
 from samplebatch.workers.shared_weights import SharedWeights
-from samplebatch.workers.spec import WorkerSpec
-from samplebatch.workers.supervision import WorkerProcess
+from samplebatch.workers.spec import Request, WorkerSpec
+from samplebatch.workers.task import Fragment
+from samplebatch.workers.worker import is_end, state_bytes, work
 
 
 class ProcessBackend(Backend):
@@ -86,3 +106,180 @@ class ProcessBackend(Backend):
             if own is not None:
                 own.close()
         self._poller = self._board = None
+
+
+class WorkerProcess(Worker):
+    """A worker's process, and the consumer of its channel; see `Worker` for its attributes."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        context: BaseContext,
+        board: WorkerCounters,
+        subscription: Subscription,
+        capacity_bytes: int,
+    ) -> None:
+        super().__init__(spec)
+        self._told = b""
+        board.clear(spec.index)
+        self._line = board.line(spec.index)
+        producer, self._consumer = channel(capacity_bytes, allow_pickle=True)
+        requests, self._requests = context.Pipe(duplex=False)
+        self._process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=work,
+            args=(producer, requests, subscription, board.region, spec),
+            name=f"rollout-worker-{spec.index}",
+        )
+        try:
+            self._process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self._consumer.close()
+            self._requests.close()
+            raise EnvironmentSpecError(
+                "environment, policy_mapping and hooks go to other processes, and must be names or importable "
+                f"functions: {error}"
+            ) from error
+        finally:
+            producer.close()
+            requests.close()
+        self._pid = self._process.pid or 0
+        self._hang: WorkerExit | None = None
+
+    @property
+    def waits_on(self) -> list[int]:
+        """Descriptors of which one is readable when there is something to receive."""
+        return [self._consumer.fileno(), self._process.sentinel]
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._pid
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments it has; 0 until they are made."""
+        return int(self._line[READY])
+
+    @property
+    def answer(self) -> Any:
+        """The state that it was asked for last.
+
+        Raises
+        ------
+        FormatError
+            If it cannot be unpickled in this process.
+        """
+        return unpickle([self._told], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
+
+    @property
+    def lost_steps(self) -> int:
+        """Environment steps that it has made, as it counts them in shared memory, and that were not received."""
+        return max(0, int(self._line[MADE]) - self.total_steps)
+
+    @property
+    def sent_steps(self) -> int:
+        """Environment steps in the fragments that it has sent."""
+        # It may have been killed before it counted what it had just sent.
+        return max(int(self._line[SENT]), self.total_steps)
+
+    @property
+    def waiting(self) -> int:
+        """Fragments that were sent and not received yet."""
+        return max(0, int(self._line[FRAGMENTS]) - self.fragments)
+
+    def ask(self, request: Request) -> None:
+        """Send a request. That a process has died is told by `receive`."""
+        super().ask(request)
+        self._told = b""
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.send(request)
+
+    def receive(self, timeout_s: float = 0.0) -> Fragment | None:
+        """Receive the next fragment; None if there is none, or if the request is done.
+
+        It lies where the worker wrote it as long as that leaves room for the next fragments, and is copied otherwise.
+
+        Raises
+        ------
+        WorkerExit
+            If there will be no other.
+        """
+        was_alive = self._process.is_alive()
+        try:
+            fragment = cast("Fragment", self._consumer.recv(timeout_s))
+        except ChannelTimeoutError:
+            if was_alive:
+                return None
+            raise self._exit() from None
+        except EndOfStreamError:
+            raise self._exit() from None
+        except WorkerError as error:
+            raise WorkerExit("failed", str(error), "\n".join(getattr(error, "__notes__", ()))) from None
+        except SampleBatchError as error:
+            raise self._exit(str(error)) from None
+        self._heard_at = time.monotonic()
+        self.fragments += 1
+        if is_end(fragment):
+            self.request = None
+            return None
+        told = state_bytes(fragment)
+        if told is not None:
+            self._told += told
+            return None
+        return fragment if _leaves_room(self._consumer) else fragment.copy()
+
+    def _exit(self, why: str = "") -> WorkerExit:
+        """Find out how the worker came to its end."""
+        if self._hang is not None:
+            return self._hang
+        self._process.join(GRACE_S)
+        return WorkerExit(describe_exit(self._process.exitcode), why if self._process.exitcode is None else "")
+
+    def check_stall(self, stall_timeout_s: float) -> None:
+        """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
+        hang = self._find_hang(
+            (self.num_envs, int(self._line[MADE])), stall_timeout_s, has_sent=bool(self._line[FRAGMENTS])
+        )
+        if hang is not None and self._hang is None and not self._consumer.poll():
+            self._hang = hang
+            self._process.kill()
+
+    def terminate(self) -> None:
+        """Ask the worker to end."""
+        self._process.terminate()
+
+    def drain(self, deadline: float) -> Iterator[Fragment]:
+        """Receive the last fragments of a worker that is being stopped; kill it if it has not ended by the deadline."""
+        with contextlib.suppress(WorkerExit):
+            while True:
+                fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
+                if fragment is not None:
+                    yield fragment
+                elif time.monotonic() > deadline:
+                    self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process, and close the channel; fragments that were received stay."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._requests.close()
+        self._consumer.close()
+
+
+def _leaves_room(consumer: Consumer) -> bool:
+    """Tell whether half of the arena is free in one piece beside the blocks handed out.
+
+    No fragment takes more than that: so whoever keeps fragments never keeps a worker from sending the next.
+    """
+    start = int(consumer._memory.ctypes.data) + HEADER_NBYTES
+    stop = start + consumer.capacity_bytes
+    half = consumer.capacity_bytes // 2
+    leases = [lease for lease in [tie() for tie in list(consumer._lent.values())] if lease is not None]
+    spans = sorted((int(lease.ctypes.data), lease.nbytes) for lease in leases)
+    free_from = start
+    for address, nbytes in spans:
+        if address - free_from >= half:
+            return True
+        free_from = address + nbytes
+    return stop - free_from >= half
