@@ -17,8 +17,7 @@ from samplebatch.cli.display import complain, console, megabytes, number, say, s
 from samplebatch.cli.report import check_picture, draw_episodes
 from samplebatch.errors import PolicySpecError, WorkerError
 from samplebatch.policy.file import is_policy_file, load_policy
-from samplebatch.rollout.running_statistics import RunningStatistics
-from samplebatch.rollout.statistics import episode_statistics
+from samplebatch.rollout.statistics import RunningStatistics, episode_statistics
 from samplebatch.workers.workers import RolloutWorkers
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ _HOMES = {
     "PolicyStatistics": "samplebatch.rollout.statistics",
     "episode_statistics": "samplebatch.rollout.statistics",
     "finished_episodes": "samplebatch.rollout.statistics",
-    "RunningStatistics": "samplebatch.rollout.running_statistics",
+    "RunningStatistics": "samplebatch.rollout.statistics",
     "RayOptions": "samplebatch.workers.ray_options",
     "WorkerStats": "samplebatch.workers.statistics",
     "WorkerFailure": "samplebatch.workers.pool",
@@ -84,9 +84,9 @@ if TYPE_CHECKING:
     from samplebatch.rollout.postprocessing import Hook as Hook
     from samplebatch.rollout.postprocessing import TrajectoryColumns as TrajectoryColumns
     from samplebatch.rollout.postprocessing import postprocess as postprocess
-    from samplebatch.rollout.running_statistics import RunningStatistics as RunningStatistics
     from samplebatch.rollout.statistics import EpisodeStatistics as EpisodeStatistics
     from samplebatch.rollout.statistics import PolicyStatistics as PolicyStatistics
+    from samplebatch.rollout.statistics import RunningStatistics as RunningStatistics
     from samplebatch.rollout.statistics import episode_statistics as episode_statistics
     from samplebatch.rollout.statistics import finished_episodes as finished_episodes
     from samplebatch.rollout.trajectories import Trajectory as Trajectory

@@ -28,7 +28,7 @@ from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, 
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.recorder import Recorder, rows_of_block
 from samplebatch.rollout.resuming import Resumable
-from samplebatch.rollout.running_statistics import OpenReturns
+from samplebatch.rollout.statistics import OpenReturns
 from samplebatch.rollout.turns import Turn, TurnQueue
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class MultiAgentCollector(Resumable):
         self._joint: JointStep | None = None
         self._next = 0
         self._unroll_id = first_unroll_id
-        self.count_steps: Callable[[int], None] = _ignore
+        self.count_steps: Callable[[int], None] | None = None
         self.constants: dict[str, int] = {}
 
     @property
@@ -356,7 +356,8 @@ class MultiAgentCollector(Resumable):
             if not adapter.together:
                 self._turns[adapter.env_id].break_off()
             raise
-        self.count_steps(1)
+        if self.count_steps is not None:
+            self.count_steps(1)
         return found
 
     def _record(self, joint: JointStep, outcomes: Outcomes) -> None:
@@ -417,7 +418,3 @@ class MultiAgentCollector(Resumable):
             exploration_noise=noise,
             map_action=mapped.get(policy_id) if isinstance(mapped, Mapping) else mapped,
         )
-
-
-def _ignore(steps: int) -> None:
-    """Count nothing."""

@@ -13,8 +13,7 @@ from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.names import PolicyID
 from samplebatch.rollout.collect_statistics import CollectStats, report
-from samplebatch.rollout.running_statistics import EndedEpisodes, OpenReturns
-from samplebatch.rollout.statistics import EpisodeStatistics
+from samplebatch.rollout.statistics import EndedEpisodes, EpisodeStatistics, OpenReturns
 from samplebatch.workers.backend import Worker
 from samplebatch.workers.pool import WorkerFailure, WorkerPool
 from samplebatch.workers.task import Fragment

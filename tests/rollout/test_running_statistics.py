@@ -9,8 +9,7 @@ import pytest
 
 from samplebatch import SampleBatch, concat_samples
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
-from samplebatch.rollout.running_statistics import OpenReturns, RunningStatistics
-from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
+from samplebatch.rollout.statistics import EpisodeStatistics, OpenReturns, RunningStatistics, episode_statistics
 
 
 def plain(statistics: EpisodeStatistics | None) -> dict[str, Any]:
