@@ -147,10 +147,13 @@ class _PolicyRows:
     """
 
     def __init__(self, columns: Mapping[str, Block]) -> None:
-        self._blocks: dict[str, list[Any]] = {name: [] for name in columns}
-        # Of single values there is one list, of arrays one a step.
-        self._values = {name: self._blocks[name] for name, block in columns.items() if type(block) in (list, tuple)}
-        self._arrays = {name: blocks for name, blocks in self._blocks.items() if name not in self._values}
+        # Single values of a column go into one list; of arrays there is one a step.
+        self._values: dict[str, list[Any]] = {}
+        self._arrays: dict[str, list[Any]] = {}
+        self._blocks: dict[str, list[Any]] = {}
+        for name, block in columns.items():
+            kind = self._values if type(block) in (list, tuple) else self._arrays
+            self._blocks[name] = kind[name] = []
         self._streams: list[Streams] = []
         self._t: list[Ints] = []
         self._infos: list[Any] = []
