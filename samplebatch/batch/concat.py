@@ -30,7 +30,7 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     samples
         The batches.
     missing
-        What becomes of columns that only some batches have: `"error"` refuses them, `"drop"` leaves them out, `"zero"`
+        The treatment of columns that only some batches have: `"error"` refuses them, `"drop"` leaves them out, `"zero"`
         fills them up with zeros (None for objects).
 
     Raises

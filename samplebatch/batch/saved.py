@@ -29,7 +29,7 @@ class Saved:
         FormatError
             If no format has that ending, or it is that of another format than this can be written in.
         ColumnTypeError, UnstorableError
-            If a column holds what the format cannot hold and what cannot be pickled; names it.
+            If a column holds values that the format cannot hold and that cannot be pickled; names it.
         ArgumentError
             If the format has no such compression.
         OSError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _thread import RLock
 
-# `valuerefs` copies at once, whatever other threads add meanwhile.
+# `valuerefs` copies at once, while other threads may add.
 _locks: weakref.WeakValueDictionary[int, RLock] = weakref.WeakValueDictionary()
 _forking = threading.RLock()
 _held: list[RLock] = []

@@ -61,7 +61,7 @@ class ObjectStore(Store):
         if self.shape:
             array = as_rows(rows, self.name)
         else:
-            # Rows of an array would be views of memory that whoever gave it may use again.
+            # Rows of an array would be views of memory that its giver may use again.
             numbers = isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
             array = object_rows(rows.copy() if numbers else rows, self.name)
         check_rows(self.name, array, n, self.shape)

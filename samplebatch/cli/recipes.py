@@ -379,7 +379,7 @@ def make_algorithm(name: str, obs: Space, act: Space, settings: Settings) -> Alg
     obs, act
         The spaces of one environment's observations and actions.
     settings
-        What `complete_settings` returned.
+        The settings that `complete_settings` returned.
 
     Raises
     ------

@@ -51,7 +51,7 @@ def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
 def to_cpprb(source: Source, size: int | None = None) -> cpprb.ReplayBuffer:
     """Copy steps into a buffer of cpprb's, with a column for each of theirs.
 
-    `done` are terminations alone, by which cpprb's users leave out the value of what comes next.
+    `done` are terminations alone, by which cpprb's users leave out the value of the next state.
 
     Parameters
     ----------

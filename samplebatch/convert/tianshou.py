@@ -38,7 +38,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     Returns
     -------
     Batch or ReplayBuffer
-        What the library calls by the same name.
+        The library's object of the same name.
 
     Raises
     ------

@@ -79,7 +79,7 @@ class Environments(ABC):
     Attributes
     ----------
     env
-        What is stepped.
+        The object that is stepped: an environment, or a list of them.
     num_envs
         How many environments there are.
     observation_space, action_space
@@ -128,9 +128,9 @@ class Environments(ABC):
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
         """Step every environment, given the leaves of the actions, each of shape (n, ...).
 
-        What can wait until several steps were made is left for `finish_chunk`. Of the returned parts, only the third
-        and the fourth are for others than this object: whether each environment said that its episode was terminated
-        or truncated, shape (n,). An environment may say so of an autoreset step, too.
+        Work that can wait until several steps were made is left for `finish_chunk`. Of the returned parts, only the
+        third and the fourth are for others than this object: whether each environment said that its episode was
+        terminated or truncated, shape (n,). An environment may say so of an autoreset step, too.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:

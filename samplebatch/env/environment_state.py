@@ -107,7 +107,7 @@ def load_environment(env: Any, state: bytes) -> None:
         raise EnvironmentSpecError(
             f"the state of an environment must be one of a {type(env).__name__}, got one of a {type(loaded).__name__}"
         )
-    # The collector, and whoever made it, know the environment by this very object.
+    # The collector and its user know the environment by this very object.
     env.__dict__.clear()
     env.__dict__.update(loaded.__dict__)
 

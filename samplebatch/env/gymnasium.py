@@ -4,7 +4,7 @@ After an episode has ended, Gymnasium's vector environments go on in one of thre
 every step is a transition or an autoreset step, and gives both its outcome and the observations to act on next.
 
 ============  ====================================================  ====================================================
-autoreset     what Gymnasium does                                   what is made of it
+autoreset     in Gymnasium                                          in the step result
 ============  ====================================================  ====================================================
 next step     the following step resets; its action is ignored,     it is an autoreset step: no transition
               its reward 0

@@ -49,7 +49,7 @@ def drop_finals(infos: dict[str, Any]) -> dict[str, Any]:
 def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
     """Put the infos of last steps, which Gymnasium keeps apart, in the place of those of the resets.
 
-    What a vector environment's wrapper reports about these episodes stays.
+    The report of a vector environment's wrapper about these episodes stays.
     """
     said = drop_finals(infos)
     finals = dict(infos.get("final_info", {}))

@@ -144,7 +144,7 @@ def environment_factory(environment: Environment) -> Callable[[], Any]:
     -------
     Callable
         A function without arguments. It can be pickled where the environment was given by name, and imports the
-        module anew in the process that calls it.
+        module again in the process that calls it.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
     Raises
     ------
     EnvironmentSpecError
-        If there is none of that name, or what is made is no environment.
+        If there is none of that name, or its function makes no environment.
     MissingExtraError
         If a package that the extra `envs` brings is not installed.
 

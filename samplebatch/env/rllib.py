@@ -1,6 +1,6 @@
 """RLlib's MultiAgentEnv behind the interface of environments of several agents.
 
-Whoever gets an observation acts next: all agents at once, some of them, or one after the other. So an agent may see the
+Agents that get an observation act next: all at once, some of them, or one after the other. So an agent may see the
 outcome of its action several steps later, with all rewards that it got by then, and agents may come and go.
 """
 

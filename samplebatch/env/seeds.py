@@ -39,7 +39,7 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
     seeds
         A seed for each, by default; None for none.
     seed
-        What the caller asked for instead: a seed for each, or that of the first, from which the others count on.
+        The caller's own in place of these: a seed for each, or that of the first, from which the others count on.
 
     Raises
     ------

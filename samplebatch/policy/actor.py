@@ -25,7 +25,7 @@ ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
 """How actions become what environments take: cut off at the bounds, scaled to them from [-1, 1], or by a function."""
 
 _RECORDED = (names.ACTION_LOGP, names.ACTION_PROB, names.ACTION_DIST_INPUTS, names.VF_PREDS)
-"""What is kept of a decision beside actions, state and `policy`."""
+"""Columns of a decision that are kept beside actions, state and `policy`."""
 _NUMBERS = "biufc"
 _new_tuple = tuple.__new__
 """Makes a named tuple without a call of Python code."""
@@ -37,11 +37,11 @@ class ActResult(NamedTuple):
     Attributes
     ----------
     columns
-        What is known of the steps before they are made: observations, actions, what the policy wants kept.
+        The columns that are known before the step: observations, actions, and all that the policy wants kept.
     actions
         The leaves of the actions as the environments take them.
     state
-        What the policy carries to the next step.
+        The recurrent state for the next step; None for none.
     decision
         All that the policy said.
     """
@@ -132,9 +132,9 @@ class Actor:
         obs
             The leaves of the observations, each of shape (rows, ...).
         info
-            What the environments said; not looked at unless `takes_batch`.
+            The environments' infos; not looked at unless `takes_batch`.
         state
-            What the policy carried here.
+            The recurrent state that the policy returned last; None for none.
         rows
             How many environments there are to decide for.
 

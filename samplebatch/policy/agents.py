@@ -88,7 +88,7 @@ class RandomAgents(AgentActor):
     Parameters
     ----------
     seeds
-        What the generators of the agents of each environment are seeded by, by `env_id`.
+        Seeds of the generators of the agents of each environment, by `env_id`.
     """
 
     def __init__(self, seeds: Mapping[int, np.random.SeedSequence]) -> None:
@@ -132,7 +132,7 @@ class PolicyAgents(AgentActor):
     Parameters
     ----------
     policy
-        Whatever `as_policy` takes.
+        Anything that `as_policy` takes.
     seed
         Seed of the draws, where the policy is a space.
     exploration_noise, map_action

@@ -63,7 +63,7 @@ CollectorPolicy = PolicyLike | Literal["random"]
 """All that collectors take as a policy."""
 
 Decision = dict[str, Any]
-"""What a policy decided: `act`, an array of shape (n, ...) or a batch of arrays; and as far as it said so `state`;
+"""A policy's decision: `act`, an array of shape (n, ...) or a batch of arrays; and as far as it said so `state`;
 `policy`, to be stored with the step; `dist`; and the columns that RLlib's policies return, such as `action_logp`."""
 
 _WORDS = {"obs": "observations", "tensor": "tensors of observations", "batch": "a Batch"}
@@ -77,7 +77,7 @@ class PolicyAdapter:
     Parameters
     ----------
     policy
-        What is asked.
+        The policy that is asked.
     signature
         The arguments that it takes.
     layout
@@ -86,7 +86,7 @@ class PolicyAdapter:
     Attributes
     ----------
     policy
-        What is asked.
+        The object that is asked, as the user gave it.
     takes_batch
         Whether `decide` is given a batch, rather than observations.
     """
@@ -233,7 +233,7 @@ def as_policy(
         The space of one environment's actions. Without it, scores are not recognised and the parts of dict and tuple
         actions not checked; collectors know it.
     takes
-        What the first parameters of the policy stand for: one of `"obs"`, `"tensor"` (observations as tensors) and
+        The meanings of the policy's first parameters: one of `"obs"`, `"tensor"` (observations as tensors) and
         `"batch"`, or a sequence that begins with one of these and goes on with `"info"` and `"state"`. By default the
         parameters' names say so.
     deterministic

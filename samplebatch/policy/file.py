@@ -72,7 +72,7 @@ def _program(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
     try:
         return torch.export.load(path).module()
     except Exception as error:
-        # Whatever is wrong with the file, torch has no error of its own for it.
+        # Torch has no error of its own for a file that is no policy.
         raise PolicySpecError(
             f"{path!r} must be what torch.export.save wrote, and cannot be loaded: {error}"
         ) from error

@@ -47,7 +47,7 @@ def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = No
     policy
         A callable, or a torch module, whose `forward` is looked at.
     takes
-        What its first parameters stand for; None to go by the first one's name, or else its annotation. Parameters
+        The meanings of its first parameters; None to go by the first one's name, or else its annotation. Parameters
         after them that are called `info` or `state` get these in any case.
 
     Raises

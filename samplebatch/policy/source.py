@@ -26,7 +26,7 @@ class PickledPolicy:
     Parameters
     ----------
     policy
-        What `RolloutWorkers` takes.
+        The policy as `RolloutWorkers` takes it.
     dumps
         Pickles it.
 
@@ -64,7 +64,7 @@ def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
         A class or a function without further parameters than `observation_space` and `action_space`, which makes a
         policy; the name of one, as `module:function`; or a policy.
     observation_space, action_space
-        What such a function gets, if it has parameters of these names.
+        Arguments of such a function, if it has parameters of these names.
 
     Raises
     ------

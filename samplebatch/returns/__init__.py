@@ -5,7 +5,7 @@ and a buffer's slots that it comes from, in Tianshou's words.
 
 Throughout, an episode that was *terminated* is over: what would come next is worth 0. One that was *truncated* goes on
 unseen, as does one that the last row leaves unfinished: learners bootstrap there, with an estimate that the caller
-gives. The sums are float64, whatever the dtypes given. The loops are compiled: see `samplebatch.kernels` for what the
+gives. The sums are float64 for any dtypes given. The loops are compiled: see `samplebatch.kernels` for what the
 first call of a process costs.
 """
 

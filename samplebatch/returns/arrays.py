@@ -25,7 +25,7 @@ class NStep(NamedTuple):
     returns: Floats
     """The discounted sum of the rewards, of the shape of the rewards."""
     discount: Floats
-    """What an estimate at the observation after `last` is multiplied by: gamma to the number of steps, 0 where the last
+    """The factor of an estimate at the observation after `last`: gamma to the number of steps, 0 where the last
     one is terminated; shape (n,)."""
     last: Indices
     """The row of the last step, shape (n,)."""

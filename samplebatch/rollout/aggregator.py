@@ -21,7 +21,7 @@ from samplebatch.rollout.open_episodes import OpenEpisodes
 from samplebatch.rollout.statistics import finished_episodes
 
 _MODES = ("env_steps", "agent_steps")
-"""What a size may count, in the order of a view's counts."""
+"""Units of a size, in the order of a view's counts."""
 _NOTHING = np.zeros(3, np.int64)
 
 

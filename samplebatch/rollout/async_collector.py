@@ -45,7 +45,7 @@ class AsyncCollector(Collector):
     the policy as it was then.
 
     Batches have the columns that those of `Collector` have and, by environment, the same trajectories: the same seed
-    gives the same data in each, whatever the others do. But faster environments make more steps.
+    gives the same data in each, independently of the others. But faster environments make more steps.
 
     Processes ignore Ctrl-C, which is the parent's to handle, and end by themselves when their parent is gone, however
     it ended.

@@ -155,12 +155,12 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         """Return the returns and lengths of episodes as cells, those of each policy after them."""
         parts = {"": self, **{f"{policy} ": stats for policy, stats in self.policies.items()}}
         rows = []
-        for whose, stats in parts.items():
+        for prefix, stats in parts.items():
             for name, found in (("returns", stats.returns_stat), ("lens", stats.lens_stat)):
                 numbers = (
                     [""] * 4 if found is None else [f"{n:.4g}" for n in (found.mean, found.std, found.min, found.max)]
                 )
-                rows.append([f"{whose}{name}", *numbers])
+                rows.append([f"{prefix}{name}", *numbers])
         return rows
 
     @classmethod

@@ -210,7 +210,7 @@ class Collector(Resumable):
             self._closed = True
             self._environments.close()
 
-    # Starting anew
+    # Resetting
 
     def reset(
         self,
@@ -225,7 +225,7 @@ class Collector(Resumable):
         reset_buffer
             Whether to empty the buffer.
         reset_stats
-            Whether to start counting anew.
+            Whether to set the counts to zero.
         gym_reset_kwargs
             Arguments of the environments' own `reset`.
         """
@@ -296,7 +296,7 @@ class Collector(Resumable):
         With `n_step`, all environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.
 
         With `n_episode`, an environment goes on after an episode as long as fewer episodes than wanted have been begun,
-        so that every one that is begun is kept, whatever its length. Environments with nothing left to do are stepped
+        so that every one that is begun is kept, be it short or long. Environments with nothing left to do are stepped
         on, because Gymnasium's vector environments only step together, but what they do is dropped; all environments
         are reset before the next call then. Episodes that earlier calls have begun are among those counted.
 

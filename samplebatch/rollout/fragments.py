@@ -76,7 +76,7 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     """Make a view that can be cut between environment steps.
 
     Every row of a flat batch is a step. Of a `MultiAgentBatch` the steps are the distinct pairs of `eps_id` and `t`, by
-    episode in the order in which these appear, whatever their ids. One whose rows do not tell their steps, or tell
+    episode in the order in which these appear, not of their ids. One whose rows do not tell their steps, or tell
     another number of steps than the batch counts, stays together, and so does one that is padded or time-major.
     """
     policies = policies_of(fragment)

@@ -25,7 +25,7 @@ def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length
     Parameters
     ----------
     hook
-        What is called.
+        The hook to call.
     buffer
         Where the steps are.
     start, last
@@ -61,7 +61,7 @@ def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
     Parameters
     ----------
     hook
-        What is called.
+        The hook to call.
     batch
         Steps with the columns `eps_id` and `dones`, the ones of an episode together and in order of time.
     """

@@ -84,7 +84,7 @@ def postprocess(
         A batch with `eps_id`, and `agent_index` where there are several agents. It stays as it is; columns that no hook
         changes are shared.
     hooks
-        What is applied.
+        The hooks, in the order in which they are applied.
     agents
         The ids of agents, by `env_id` and `agent_index`, where they shall stand for the indices.
 
@@ -144,7 +144,7 @@ def check_hooks(
     Parameters
     ----------
     hooks
-        What shall be applied to batches.
+        The hooks of a collector or of workers.
     policies
         The ids of all policies that there are; None where these are not known.
     buffer

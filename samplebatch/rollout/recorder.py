@@ -142,7 +142,7 @@ class Recorder:
 class _PolicyRows:
     """The rows of one policy.
 
-    Whatever is kept a step long is an array, or goes into one long list: objects that Python's garbage collector has to
+    The values of a step are kept as arrays, or go into one long list: objects that Python's garbage collector has to
     visit make every step slower.
     """
 

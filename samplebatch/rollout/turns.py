@@ -24,7 +24,7 @@ class Turn:
     policy_id
         The agent's policy.
     columns
-        What the row has by now: arrays of shape (1, ...), or lists of one value.
+        The columns that are known by now: arrays of shape (1, ...), or lists of one value.
     streams, t
         Its episode, stream and time, shape (1,).
     step

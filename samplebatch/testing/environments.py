@@ -243,7 +243,7 @@ class Market:
         self.agent_selection = self.agents[0]
 
     def last(self, observe: bool = True) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Return what the trader sees and has been paid since its last turn, its flags and its info."""
+        """Return the trader's observation, its pay since its last turn, its flags and its info."""
         agent = self.agent_selection
         self._array[:] = self._turn, int(agent[-1])
         odd = self._turn > 0 and self._made == self._odd_at
@@ -273,7 +273,7 @@ class Market:
         self._choose(agent)
 
     def _choose(self, agent: str) -> None:
-        """Let the dead go first, then whoever is next in the circle."""
+        """Let the dead go first, then the next in the circle."""
         waiting = [one for one in self.agents if self._out[one]] or self.agents
         later = [one for one in waiting if one > agent]
         self.agent_selection = (later or waiting or [""])[0]

@@ -162,8 +162,8 @@ class Blocks:
     """The blocks of an arena, as its producer counts them: those lent, those reserved, and the free bytes.
 
     `lent` and `reserved` say which blocks are taken, and each changes by one store; the arena is made to fit them. A
-    signal handler may raise between any two calls, so whoever takes a block leaves the flag `is_settled` down until the
-    block is in one of the two. Who finds it down makes the arena from them again.
+    signal handler may raise between any two calls, so a caller that takes a block leaves the flag `is_settled` down
+    until the block is in one of the two. One that finds it down makes the arena from them again.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class Blocks:
     Attributes
     ----------
     arena
-        What is free of it.
+        Its free blocks.
     lent
         The blocks that the consumer has, by the number of their message.
     reserved

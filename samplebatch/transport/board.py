@@ -62,7 +62,7 @@ class Content(NamedTuple):
     head
         The bytes that describe them, copied.
     head_sum
-        What their checksum must be.
+        The checksum that they must have.
     """
 
     values: npt.NDArray[np.uint8]
@@ -76,7 +76,7 @@ class Board:
     Parameters
     ----------
     region
-        What `create` laid out, in this process or another.
+        The region that `create` laid out, in this process or another.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Board:
     Raises
     ------
     FormatError
-        If it is not what `create` lays out.
+        If `create` has not laid it out.
     """
 
     def __init__(self, region: Region) -> None:

@@ -329,7 +329,7 @@ class ChannelEnd(Transferable):
         if self._watch is not None:
             self._watch.close()
         self._owner = self._holder = 0
-        # Whoever keeps a closed end does not keep its memory.
+        # A closed end that is kept does not keep its memory.
         self._memory = np.empty(0, np.uint8).view(Memory)
         self._words = memoryview(b"").cast("Q")
 

@@ -268,7 +268,7 @@ class Consumer(ChannelEnd):
             and (deadline is None or deadline - _monotonic() > LONG_S)
             and not (self._return_pipe.is_behind or self._is_asked_to_collect())
         ):
-            # Most often there is nothing to see to first, and whatever happens ends this wait.
+            # Most often there is nothing to see to first, and any event ends this wait.
             self._poller.wait(LONG_S)
             try:
                 return _read_into(self._pipe, self._into)

@@ -71,10 +71,10 @@ DAMAGE = (
     RuntimeError,
     StopIteration,
 )
-"""What Python, NumPy, torch and the library raise where a message says what cannot be."""
+"""Errors that Python, NumPy, torch and the library raise where a message is impossible."""
 
 Root = npt.NDArray[np.uint8]
-"""The bytes of a block; whoever has an array over them holds the block."""
+"""The bytes of a block, which is held as long as there is an array over them."""
 
 _TOO_MANY = "column {!r} must have objects for which its message has bytes; send fewer rows at a time"
 _MAX_SCHEMAS = 1 << 12
@@ -95,11 +95,11 @@ def decode(
     Parameters
     ----------
     schema
-        What its columns are.
+        The description of its columns.
     plan
         Where they lie.
     metadata
-        What else the message says.
+        All else that the message has.
     root
         The block, which has at least the plan's bytes.
     cut
@@ -356,12 +356,12 @@ class Decoder:
         Parameters
         ----------
         fields
-            What `unpack_fields` gives of a message of kind `BATCH`, after its checksum was seen to be right.
+            The fields of a message of kind `BATCH`, as `unpack_fields` gives them, whose checksum is right.
 
         Raises
         ------
         FormatError
-            If it says what cannot be.
+            If it is impossible.
         UntrustedPickleError
             If a column is pickled and that is not allowed; names it.
         """

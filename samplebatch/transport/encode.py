@@ -53,7 +53,7 @@ from samplebatch.transport.wire import (
 )
 
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
-"""What a channel carries."""
+"""The kinds of batches that a channel carries."""
 
 _MAX_SCHEMAS = 1024
 _FIXED_KINDS = "biufcSUmM"
@@ -68,13 +68,13 @@ class Frame:
     Attributes
     ----------
     schema
-        What its columns are.
+        The description of its columns.
     rows
         Rows of each part.
     arrays
         The values of its fixed columns, in order over all parts.
     metadata
-        What the schema and the rows do not say, as JSON can hold it; empty if that is nothing.
+        All that is neither in the schema nor in the rows, as JSON can hold it; perhaps empty.
     buffers
         The buffers of its variable columns.
     """

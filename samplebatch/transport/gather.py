@@ -33,7 +33,7 @@ class Gathering:
     source
         The consumer that the last batch came from.
     lost
-        What went wrong, for each consumer whose producer did not close its end in order, since it did.
+        The error of each consumer whose producer did not close its end in order, since it did.
     """
 
     def __init__(self, consumers: Iterable[Consumer], *, raise_lost: bool) -> None:

@@ -19,7 +19,7 @@ from samplebatch.transport.channel_end import this_process
 
 HELLO_IDENT: Final = (1 << 64) - 1
 GOODBYE_IDENT: Final = (1 << 64) - 2
-"""What goes back in place of a message's number when the consumer has taken hold of its end, or closes it."""
+"""Goes back in place of a message's number when the consumer has taken hold of its end, or closes it."""
 
 pack_ident = Struct("=Q").pack
 _write = os.write

@@ -157,7 +157,7 @@ class Recipient:
     Parameters
     ----------
     started
-        What `multiprocessing` keeps for as long as the process runs.
+        An object that `multiprocessing` keeps for as long as the process runs.
     """
 
     def __init__(self, started: Any) -> None:

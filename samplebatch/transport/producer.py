@@ -114,8 +114,7 @@ class Producer(ChannelEnd):
         Parameters
         ----------
         batch
-            A `SampleBatch`, `MultiAgentBatch` or `Batch`. Whatever becomes of it after that, the consumer has what it
-            was.
+            A `SampleBatch`, `MultiAgentBatch` or `Batch`. Later changes to it do not reach the consumer.
         timeout_s
             Seconds to wait for a block to be free, None for as long as it takes. This is the back-pressure.
         split
@@ -190,8 +189,8 @@ class Producer(ChannelEnd):
         Parameters
         ----------
         like
-            What the columns are: a batch of the same columns, with any number of rows, none for instance; or a mapping
-            of each name to a dtype, a pair of dtype and row shape, or a mapping again for a nested column.
+            The columns: a batch of the same ones, with any number of rows, none for instance; or a mapping of each name
+            to a dtype, a pair of dtype and row shape, or a mapping again for a nested column.
         rows
             Rows that there is to be room for; of a `MultiAgentBatch`, by policy, or one number for all.
         timeout_s
@@ -405,7 +404,7 @@ class Producer(ChannelEnd):
         Parameters
         ----------
         reason
-            What happened, in one line.
+            The failure in one line.
         details
             More of it, such as a traceback; what is too long loses its beginning.
 

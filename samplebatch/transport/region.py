@@ -148,7 +148,7 @@ class Region:
         Parameters
         ----------
         descriptor
-            What `fileno` returned there, in this process's numbering. It belongs to the region from here on, and is
+            The descriptor of `fileno` there, in this process's numbering. It belongs to the region from here on, and is
             closed if this raises.
         nbytes
             Size that the region is said to have.
@@ -348,7 +348,7 @@ def free_nbytes() -> int | None:
     """Return the bytes of memory that may still be taken, or None where the system does not tell.
 
     The kernel reserves pages of shared memory one by one, and where they run out it kills a process rather than refuse.
-    So whoever reserves much of it asks here first. It is an estimate, which others may have spent a moment later.
+    So callers that reserve much of it ask here first. It is an estimate, which others may have spent a moment later.
     Memory that only caches files counts as free.
 
     Examples

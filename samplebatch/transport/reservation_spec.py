@@ -40,7 +40,7 @@ class PartSpec(NamedTuple):
     label
         The policy's id, if it is one of several.
     key
-        What the schema says of the columns that can be filled in place.
+        The schema's entries for the columns that can be filled in place.
     given
         Names of the others.
     nested, flags
@@ -107,7 +107,7 @@ class ReservationSpec:
     is_simple
         Whether there is nothing to be said or given beside the columns in the block.
     schema
-        What `Encoder.intern` takes for the parts: without nesting if there are columns to be given.
+        The parts as `Encoder.intern` takes them: without nesting if there are columns to be given.
     """
 
     __slots__ = ("_described", "_seen", "is_simple", "kind", "parts", "schema")
@@ -243,11 +243,11 @@ class CompletePart(NamedTuple):
     Attributes
     ----------
     schema
-        What `Encoder.intern` takes for the part.
+        The part as `Encoder.intern` takes it.
     flags
         Of the batch.
     variable, buffers
-        What the columns beside those in the block are, and their bytes.
+        The descriptions of the columns beside those in the block, and their bytes.
     """
 
     schema: tuple[PolicyID, tuple[Any, ...], Any]

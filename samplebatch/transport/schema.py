@@ -284,7 +284,7 @@ class Schema:
         Raises
         ------
         FormatError
-            If it is not what `describe` gives.
+            If it is no description that `describe` gives.
         """
         try:
             kind = described["kind"]

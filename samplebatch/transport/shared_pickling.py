@@ -48,7 +48,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
 
     Call it in every process that sends; those that receive need nothing. Calling it again replaces the settings.
 
-    Nothing has a name in the file system, so nothing is left there, whoever is killed. What the sender must do is run
+    Nothing has a name in the file system, so nothing is left there by a process that is killed. The sender must run
     until the receiver has its batch: a child process that comes to its end therefore waits for that, up to `linger_s`.
     One that is killed, or leaves by `os._exit`, takes with it what nobody has received. When there are 128 batches on
     their way, or shared memory is short, batches stay in the pickle.

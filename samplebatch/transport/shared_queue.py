@@ -1,7 +1,7 @@
 """SharedQueueMemory: shared memory for messages on their way to processes that nobody knows yet.
 
-Every message lies in a region of its own, a parcel. Where it goes is a pickle's business; whoever unpickles it opens
-the sender's descriptor and maps the region. A few words at its beginning say whose it is::
+Every message lies in a region of its own, a parcel. Where it goes is a pickle's business; the process that unpickles it
+opens the sender's descriptor and maps the region. A few words at its beginning say whose it is::
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 

@@ -72,7 +72,7 @@ class Subscription:
     """The end of a broadcast that is read; `samplebatch.broadcast` makes it.
 
     Any number of processes may read at the same time, each with its own copy of it. In one process it belongs to one
-    thread at a time. It maps the memory read-only: a reader cannot spoil what others read.
+    thread at a time. It maps the memory read-only: a reader cannot spoil the weights of others.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[Recipient] = ()) -> None:
@@ -160,7 +160,7 @@ class Subscription:
 
         Returns
         -------
-        What `latest` returns.
+        As `latest` does.
 
         Raises
         ------

@@ -59,9 +59,9 @@ def write(target: Mapping[str, Any], part: Part, places: Sequence[Place], root: 
     Parameters
     ----------
     target
-        What is written to: a model's `state_dict()`, for instance.
+        Where they are written to: a model's `state_dict()`, for instance.
     part, places
-        What the weights are, and where they lie.
+        Descriptions of the weights, and where they lie.
     root
         The bytes that they lie in.
 

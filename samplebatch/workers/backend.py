@@ -82,7 +82,7 @@ class Worker(ABC):
 
     @property
     def waits_on(self) -> list[Any]:
-        """What its backend waits on for something to receive: descriptors of a process, references of Ray."""
+        """Handles that its backend waits on for something to receive: descriptors of a process, references of Ray."""
         return []
 
     @property

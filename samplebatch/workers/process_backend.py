@@ -270,7 +270,7 @@ class WorkerProcess(Worker):
 def _leaves_room(consumer: Consumer) -> bool:
     """Tell whether half of the arena is free in one piece beside the blocks handed out.
 
-    No fragment takes more than that: so whoever keeps fragments never keeps a worker from sending the next.
+    No fragment takes more than that, so fragments that are kept never stop a worker from sending the next.
     """
     start = int(consumer._memory.ctypes.data) + HEADER_NBYTES
     stop = start + consumer.capacity_bytes

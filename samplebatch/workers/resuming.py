@@ -115,7 +115,7 @@ class ResumableWorkers(Uncopied, ABC):
         Parameters
         ----------
         state
-            What `state_dict` returned.
+            A state that `state_dict` returned.
         allow_pickle
             Whether the environments in it may be unpickled, which runs code that the state's writer chose.
 

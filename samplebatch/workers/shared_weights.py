@@ -56,6 +56,6 @@ class SharedWeights(Weights):
         return self._ends
 
     def close(self) -> None:
-        """Close both ends: what is published later is refused."""
+        """Close both ends; later publications are refused."""
         for end in self._ends or ():
             end.close()

@@ -93,9 +93,9 @@ class StateRequest(Request):
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
-    """Share a number out to the environments, as many to each, give or take one, and count what each worker gets.
+    """Share a number out to the environments, as many to each, give or take one, and return the share of each worker.
 
-    The first environments get one more. So each environment gets the same, whoever steps it.
+    The first environments get one more. So each environment gets the same in any worker.
 
     >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
     ([6, 4], [3, 3, 2, 2], [None, None])

@@ -32,7 +32,7 @@ class WorkerStats:
     queue_depth
         Fragments that were sent and not received yet.
     waiting_s
-        Seconds that were spent waiting for fragments, by whoever asked for them.
+        Seconds that the caller spent waiting for fragments.
     lost_steps
         Environment steps that workers which failed, died or hung had made and not sent, as far as is known: a worker
         counts each step in shared memory once it is made.

@@ -82,7 +82,7 @@ class RolloutWorkers(ResumableWorkers):
         or take one.
     n_episode
         Episodes of an iteration: exactly so many are brought to their end, as many in every environment, give or take
-        one, whatever their length. Without either, iteration goes on until it is stopped.
+        one, short and long ones alike. Without either, iteration goes on until it is stopped.
     num_workers
         Processes. There are never more than an iteration has work for.
     envs_per_worker
@@ -105,8 +105,8 @@ class RolloutWorkers(ResumableWorkers):
         aside, however the environments are spread over workers, as long as a policy decides row by row and draws
         nothing, or is `"random"`, and no worker was replaced. In which order fragments arrive is not determined.
     hooks
-        What workers apply to every trajectory, to the part of it that a fragment has: see `postprocess`; only without a
-        buffer.
+        Hooks that workers apply to every trajectory, to the part of it that a fragment has: see `postprocess`; only
+        without a buffer.
     backend
         `"process"`; `"ray"`, where workers are actors on a cluster of Ray; or `"inline"` to do the same work in this
         process, one worker after the other, for debugging.
