@@ -112,6 +112,7 @@ ONE_IMPORTER = {
         "samplebatch.column.growing",
         "samplebatch.column.leaf",
         "samplebatch.env.envpool",
+        "samplebatch.env.pettingzoo",
         "samplebatch.env.processes",
         "samplebatch.env.rllib",
         "samplebatch.env.sync_vector",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from typing import Any
 
 from samplebatch.arguments import whole
+from samplebatch.env.agent_adapter import MultiAgentAdapter
 from samplebatch.env.agents import PolicyOfAgents
 from samplebatch.env.as_environments import is_factory, make_all
-from samplebatch.env.environment_state import load_environments, save_environments
-from samplebatch.env.pettingzoo import AgentGroup, MultiAgentAdapter, ParallelAdapter, TurnBasedAdapter
+from samplebatch.env.pettingzoo import ParallelAdapter, TurnBasedAdapter
 from samplebatch.env.registry import environment_kind
 from samplebatch.env.rllib import RLlibAdapter
 from samplebatch.errors import EnvironmentSpecError
@@ -53,52 +51,3 @@ def make_several(env: Any, num_envs: int) -> list[Any]:
     if isinstance(env, list | tuple):
         return make_all(env)
     return make_all([env] * num_envs if is_factory(env) else [env])
-
-
-_APART = frozenset({"environment", "env_id", "groups", "_policy_of"})
-"""Attributes of adapters that are no part of their state, or are saved in another form."""
-
-
-class AdapterState:
-    """The state of an environment of several agents and of the episode under way in it, for multi-agent collectors.
-
-    Parameters
-    ----------
-    adapter
-        The adapter.
-    """
-
-    def __init__(self, adapter: MultiAgentAdapter) -> None:
-        self._adapter = adapter
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, which can be pickled, for `load_state_dict`."""
-        adapter = self._adapter
-        groups = [
-            (group.policy_id, group.agents, group.indices.tolist(), group.observations, group.infos, group.begins)
-            for group in adapter.groups
-        ]
-        values = {name: value for name, value in vars(adapter).items() if name not in _APART}
-        return {
-            "saved": save_environments([adapter.environment]),
-            **copy.deepcopy({"values": values, "groups": groups}),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Continue where an environment made alike was; return whether that could be saved.
-
-        Raises
-        ------
-        EnvironmentSpecError
-            If it is of another class.
-        """
-        adapter = self._adapter
-        if not load_environments([adapter.environment], state["saved"]):
-            return False
-        vars(adapter).update(copy.deepcopy(state["values"]))
-        adapter.groups = []
-        for policy_id, agents, indices, observations, infos, begins in copy.deepcopy(state["groups"]):
-            group = AgentGroup(adapter, policy_id, agents, indices)
-            group.observations, group.infos, group.begins = observations, infos, begins
-            adapter.groups.append(group)
-        return True

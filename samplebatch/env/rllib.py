@@ -11,8 +11,8 @@ from typing import Any
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, exact_number
+from samplebatch.env.agent_adapter import AgentOutcomes, MultiAgentAdapter, copy_observation
 from samplebatch.env.agents import PolicyOfAgents
-from samplebatch.env.pettingzoo import AgentOutcomes, MultiAgentAdapter, copy_observation
 
 _ALL = "__all__"
 

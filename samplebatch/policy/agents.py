@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samplebatch import names
+from samplebatch.env.agent_adapter import AgentGroup
 from samplebatch.env.agents import action_space_of, observation_space_of
-from samplebatch.env.pettingzoo import AgentGroup
 from samplebatch.env.seeds import seed_number
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
 from samplebatch.errors import (

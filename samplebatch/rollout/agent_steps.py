@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
-from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes, MultiAgentAdapter
+from samplebatch.env.agent_adapter import AgentGroup, AgentOutcomes, MultiAgentAdapter
 from samplebatch.names import PolicyID
 from samplebatch.policy.agents import AgentActor, PolicyActors
 from samplebatch.rollout.recorder import Block, Ints, Streams, rows_of_block

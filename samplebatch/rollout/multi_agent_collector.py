@@ -11,10 +11,10 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.multi_agent_builder import PolicyMapping
+from samplebatch.env.agent_adapter import AgentOutcomes, MultiAgentAdapter
 from samplebatch.env.agents import PolicyOfAgents, policy_by_kind
 from samplebatch.env.as_environments import bind_arguments
-from samplebatch.env.multi_agent import AdapterState, adapt_agents, make_several
-from samplebatch.env.pettingzoo import AgentOutcomes, MultiAgentAdapter
+from samplebatch.env.multi_agent import adapt_agents, make_several
 from samplebatch.env.registry import MultiAgentEnvLike
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_names
@@ -211,7 +211,7 @@ class MultiAgentCollector(Resumable):
         return {"recorder": self._recorder, "open": self._open, "random": self._random, "actors": self._actors, **turns}
 
     def _environment_parts(self) -> Sequence[Any]:
-        return [AdapterState(adapter) for adapter in self._adapters]
+        return self._adapters
 
     def _begin_with_new_seeds(self) -> None:
         self.reset()

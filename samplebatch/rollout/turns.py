@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
-from samplebatch.env.pettingzoo import AgentGroup, AgentOutcomes
+from samplebatch.env.agent_adapter import AgentGroup, AgentOutcomes
 from samplebatch.rollout.recorder import Block, Streams
 from samplebatch.rollout.stacking import stack_rows
 
