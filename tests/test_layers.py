@@ -128,6 +128,7 @@ ONE_IMPORTER = {
         "samplebatch.service.taken",
         "samplebatch.storage.dataset_writer",
         "samplebatch.storage.live_buffer",
+        "samplebatch.transport.decoder",
         "samplebatch.workers.resuming",
     },
     "is an algorithm that is tested by itself": {

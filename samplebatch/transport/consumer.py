@@ -32,7 +32,7 @@ from samplebatch.transport.channel_end import (
     ChannelEnd,
     this_process,
 )
-from samplebatch.transport.decode import Decoder
+from samplebatch.transport.decoder import Decoder
 from samplebatch.transport.encode import AnyBatch
 from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, ReturnPipe, pack_ident
 from samplebatch.transport.peers import Poller, Recipient, deadline_of
