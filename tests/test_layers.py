@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -243,17 +244,18 @@ def module_name(path: Path) -> str:
 
 
 SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
 
 
-def imports_of(module: str, source: str) -> list[Import]:
+def imports_of(module: str, tree: ast.Module) -> list[Import]:
     visitor = Imports(module, set(SOURCES))
-    visitor.visit(ast.parse(source))
+    visitor.visit(tree)
     return visitor.found
 
 
-def all_imports() -> Iterator[Import]:
-    for module, path in SOURCES.items():
-        yield from imports_of(module, path.read_text())
+@cache
+def all_imports() -> list[Import]:
+    return [found for module, tree in TREES.items() for found in imports_of(module, tree)]
 
 
 def layer(module: str) -> str:
@@ -386,8 +388,8 @@ PACKAGES = {"PIL": "pillow"}
 
 def required_modules() -> Iterator[tuple[str, str, str]]:
     """Yield where, module and extra of every call of `errors.require`."""
-    for module, path in SOURCES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "require":
                 name, extra = (ast.literal_eval(argument) for argument in node.args)
                 yield f"{module}:{node.lineno}", name, extra
@@ -415,5 +417,5 @@ def test_required_modules_come_with_the_extra_they_name() -> None:
     ],
 )
 def test_breaches_are_seen(module: str, source: str, why: str) -> None:
-    (found,) = imports_of(module, source)
+    (found,) = imports_of(module, ast.parse(source))
     assert why in str(breach(found))
