@@ -170,9 +170,8 @@ class AsyncEnvironments(Environments):
         EnvironmentSpecError, WorkerError
             If an environment has failed.
         """
-        nest, ask = self.actions.nest, self._processes.ask
-        for row, env in enumerate(envs.tolist()):
-            ask(env, STEP, nest([leaf[row] for leaf in actions]))
+        for env, action in zip(envs.tolist(), self.actions.nest_each(actions, len(envs)), strict=True):
+            self._processes.ask(env, STEP, action)
 
     def recv(
         self, min_num: int = 1, timeout_s: float | None = None, among: npt.NDArray[np.bool_] | None = None

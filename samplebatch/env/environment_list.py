@@ -94,7 +94,7 @@ class EnvironmentList(Environments):
         EnvironmentSpecError
             If a value would change in its column; names the column, the environment and the step.
         """
-        returned = self._step_each(self._rows_of(actions))
+        returned = self._step_each(self.actions.nest_each(actions, self.num_envs))
         self.made += 1
         refuse = self.refuse
         obs, rewards, terminateds, truncateds, infos = take_apart("step", returned, 5, refuse)
@@ -108,12 +108,6 @@ class EnvironmentList(Environments):
 
     def _step_each(self, actions: Iterable[Any]) -> list[Any]:
         return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
-
-    def _rows_of(self, actions: Sequence[Leaf]) -> Iterable[Any]:
-        """Return an action for each environment, nested as its space has it."""
-        if self.actions.plain:
-            return actions[0]
-        return [self.actions.nest([leaf[row] for leaf in actions]) for row in range(self.num_envs)]
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
         """Reset environments whose episode ended, and return the next observations of all; see `Environments.next_obs`.

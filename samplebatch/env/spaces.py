@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -217,6 +217,18 @@ class SpaceLayout:
         if self.names == ("",):
             return leaves[0]
         return self._nest(self._space, iter(leaves), dict)
+
+    def nest_each(self, leaves: Sequence[Leaf], count: int) -> Iterable[Any]:
+        """Put the rows of leaves, each of shape (count, ...), together as the space has them: a value for each row.
+
+        >>> from gymnasium import spaces
+        >>> layout = SpaceLayout(spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)]))
+        >>> layout.nest_each([np.array([1, 2]), np.array([0, 1])], 2)
+        [(np.int64(1), np.int64(0)), (np.int64(2), np.int64(1))]
+        """
+        if self.names == ("",):
+            return leaves[0]
+        return [self._nest(self._space, iter([leaf[row] for leaf in leaves]), dict) for row in range(count)]
 
     def batch(self, leaves: Sequence[Any]) -> Any:
         """Put leaves together as policies and buffers see them: nested batches, or the one array itself."""

@@ -183,10 +183,8 @@ class PolicyAgents(AgentActor):
             del columns[name]
         if layout.plain:
             return _new_tuple(AgentActions, (list(result.actions[0]), columns))
-        leaves = [columns.pop(name) for name in self._action_names]
-        taken_apart = (result.actions, leaves)
-        actions, own = ([layout.nest([leaf[row] for leaf in of]) for row in range(count)] for of in taken_apart)
-        return AgentActions(actions, {names.ACTIONS: own, **columns})
+        own = layout.nest_each([columns.pop(name) for name in self._action_names], count)
+        return AgentActions(list(layout.nest_each(result.actions, count)), {names.ACTIONS: list(own), **columns})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the agents' states, and the generators of a policy that is a space; see `AgentActor.state_dict`."""

@@ -12,7 +12,7 @@ from samplebatch import names
 from samplebatch.env.agent_adapter import AgentGroup, AgentOutcomes, MultiAgentAdapter
 from samplebatch.names import PolicyID
 from samplebatch.policy.agents import AgentActor, PolicyActors
-from samplebatch.rollout.recorder import Block, Ints, Streams, rows_of_block
+from samplebatch.rollout.recorder import Block, Ints, Step, Streams, rows_of_block
 from samplebatch.rollout.stacking import stack_rows
 
 Outcomes = Mapping[MultiAgentAdapter, Sequence[AgentOutcomes]]
@@ -78,7 +78,7 @@ class PolicyStep:
         self.actions, self.columns = self._actor.act(self.groups, seen if isinstance(seen, np.ndarray) else None)
         self.columns[names.OBS] = seen
 
-    def end(self, outcomes: Outcomes) -> tuple[PolicyID, dict[str, Block], Streams, Ints, Sequence[Any]] | None:
+    def end(self, outcomes: Outcomes) -> Step | None:
         """Put together the rows of agents that acted at once, and go on; None if there are no outcomes of theirs."""
         places, columns, streams, t = self._places, self.columns, self.streams, self.t
         if not outcomes.keys() >= places.keys():

@@ -363,11 +363,9 @@ class MultiAgentCollector(Resumable):
     def _record(self, joint: JointStep, outcomes: Outcomes) -> None:
         """Record the rows of all policies, or of none if those of one do not fit: then the episodes are over."""
         try:
-            rows = [own for step in joint.policy_steps if (own := step.end(outcomes)) is not None]
-            for policy_id, columns, *_ in rows if len(rows) > 1 else ():
-                self._recorder.check(policy_id, columns)
-            for own in rows:
-                self._recorder.append(*own)
+            self._recorder.append_together(
+                [own for step in joint.policy_steps if (own := step.end(outcomes)) is not None]
+            )
         except BaseException:
             for adapter in outcomes:
                 adapter.abandon()

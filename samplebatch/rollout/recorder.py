@@ -52,6 +52,10 @@ class Streams(NamedTuple):
     agent_index: Ints
 
 
+Step = tuple[PolicyID, Mapping[str, Block], Streams, Ints, Sequence[Any] | None]
+"""Rows of a policy, as `Recorder.append` takes them: its id, columns, streams, times and infos."""
+
+
 class Recorder:
     """Rows of environment steps, by policy; collectors write them and take them as batches.
 
@@ -111,13 +115,23 @@ class Recorder:
         rows = self._policies.get(policy_id)
         if rows is None:
             rows = self._policies[policy_id] = _PolicyRows(columns)
-        rows.append(columns, streams, t, infos if self._has_infos else None)
+        rows.append(rows.fit(columns), streams, t, infos if self._has_infos else None)
 
-    def check(self, policy_id: PolicyID, columns: Mapping[str, Block]) -> None:
-        """Raise ColumnMismatchError if `append` would; nothing is written."""
-        rows = self._policies.get(policy_id)
-        if rows is not None:
-            rows.fit(columns)
+    def append_together(self, steps: Sequence[Step]) -> None:
+        """Write rows of several policies, each as `append` does.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If those of a policy do not fit the ones before. Nothing is written then, of no policy.
+        """
+        policies = self._policies
+        fitted = [policies[own[0]].fit(own[1]) if own[0] in policies else own[1] for own in steps]
+        for (policy_id, _, streams, t, infos), columns in zip(steps, fitted, strict=True):
+            rows = policies.get(policy_id)
+            if rows is None:
+                rows = policies[policy_id] = _PolicyRows(columns)
+            rows.append(columns, streams, t, infos if self._has_infos else None)
 
     def take(self, constants: Mapping[str, int] | None = None) -> dict[PolicyID, SampleBatch]:
         """Hand out all rows as a batch for each policy, and start afresh.
@@ -159,7 +173,7 @@ class _PolicyRows:
         self._infos: list[Any] = []
 
     def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
-        columns = self.fit(columns)
+        """Write rows of columns that `fit` has returned."""
         for name, blocks in self._arrays.items():
             blocks.append(columns[name])
         for name, values in self._values.items():

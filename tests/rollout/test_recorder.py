@@ -12,6 +12,8 @@ from samplebatch.errors import ColumnMismatchError
 from samplebatch.rollout.recorder import Recorder, Streams
 from samplebatch.rollout.stacking import NestedRows
 
+STREAMS = Streams(np.array([100, 101]), np.array([0, 1]), np.zeros(2, int))
+
 
 def append(recorder: Recorder, t: int, value: Any, envs: tuple[int, ...] = (0, 1)) -> None:
     numbers = np.array(envs)
@@ -64,9 +66,8 @@ def test_later_steps_widen_earlier_ones_without_loss() -> None:
 def test_a_step_that_does_not_fit_is_refused_by_name_and_leaves_earlier_ones(before: Any, odd: Any) -> None:
     recorder = Recorder()
     append(recorder, 0, before)
-    for refuse in (append, lambda recorder, t, value: recorder.check("p", {"obs": value, "rewards": [0.0, 0.0]})):
-        with pytest.raises(ColumnMismatchError, match="'obs"):
-            refuse(recorder, 1, odd)
+    with pytest.raises(ColumnMismatchError, match="'obs"):
+        append(recorder, 1, odd)
     batch = take(recorder)
     assert batch["t"].tolist() == [0, 0]
     assert batch["rewards"].tolist() == [0.0, 0.0]
@@ -85,4 +86,22 @@ def test_steps_of_other_columns_are_refused() -> None:
     recorder = Recorder()
     append(recorder, 0, np.array([1, 2]))
     with pytest.raises(ColumnMismatchError, match="some lack 'obs'"):
-        recorder.check("p", {"rewards": [0.0]})
+        recorder.append("p", {"rewards": [0.0]}, STREAMS, STREAMS.env_id)
+
+
+def test_rows_of_several_policies_are_written_together_or_not_at_all() -> None:
+    recorder = Recorder()
+    numbers = [("p", [1.0, 2.0]), ("q", [3.0, 4.0])]
+
+    def write(*values: Any) -> None:
+        recorder.append_together(
+            [(policy, {"obs": np.array(own)}, STREAMS, STREAMS.env_id, None) for policy, own in values]
+        )
+
+    write(*numbers)
+    for odd in ("p", "q"):
+        with pytest.raises(ColumnMismatchError, match="'obs'"):
+            write(*((policy, ["a", "b"] if policy == odd else own) for policy, own in numbers), ("new", [5.0, 6.0]))
+    write(*reversed(numbers))
+    found = {policy: rows["obs"].tolist() for policy, rows in recorder.take().items()}
+    assert found == {"p": [1.0, 1.0, 2.0, 2.0], "q": [3.0, 3.0, 4.0, 4.0]}
