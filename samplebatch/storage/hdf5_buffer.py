@@ -204,7 +204,8 @@ def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
 
     found: State = {}
     for name, child in children.items():
-        if isinstance(child, h5py.Dataset) and child.attrs.get(TYPE_KEY) not in ("ndarray", "Tensor"):
+        kind = reader.attributes(child).get(TYPE_KEY)
+        if isinstance(child, h5py.Dataset) and kind not in ("ndarray", "Tensor"):
             value = reader.inert(child) if child.size < _MAX_PICKLED_NUMBER else None
             if isinstance(value, np.generic | int | float):
                 found[name] = value

@@ -96,12 +96,22 @@ class Hdf5Reader:
         return Batch(values) if is_batch else values
 
     def attributes(self, x: Any) -> dict[str, Any]:
-        """Return the attributes of a group or dataset, numbers as Python's."""
+        """Return the attributes of a group or dataset, numbers as Python's.
+
+        Raises
+        ------
+        FormatError
+            If one holds neither numbers nor strings: HDF5 goes on into nowhere where its type is damaged.
+        """
+        import h5py
+
         found: dict[str, Any] = {}
         with name_damage(f"{x.name!r}"):
             for name in x.attrs:
                 self.bound.take(_OBJECT_NBYTES, f"attribute {name!r}")
                 held = x.attrs.get_id(name)
+                if held.dtype.kind not in "biufcS" and h5py.check_string_dtype(held.dtype) is None:
+                    raise FormatError(f"attribute {name!r} of {x.name!r} must hold numbers or strings, it does not")
                 self.bound.take(prod(held.shape) * max(_TEXT_NBYTES, held.dtype.itemsize), f"attribute {name!r}")
                 value = x.attrs[name]
                 found[name] = value.item() if isinstance(value, np.generic) else value

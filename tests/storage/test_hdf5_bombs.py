@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,18 @@ def test_heaps_of_strings_that_have_no_end_are_refused(path: Path) -> None:
     path.write_bytes(data[:free] + bytes(16) + data[free + 16 :])
     with pytest.raises(FormatError, match="heaps of strings that end"):
         check_heaps(str(path))
+
+
+def test_attributes_of_a_damaged_type_are_refused(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        to_hdf5({"inner": Batch(a=1.0)}, file)
+    data = path.read_bytes()
+    string = data.index(b"\x19\x01")
+    path.write_bytes(data[: string + 1] + b"\x7f" + data[string + 2 :])
+    # libhdf5 ends the process where it reads one.
+    code = f"import h5py; from samplebatch import from_hdf5; from_hdf5(h5py.File({str(path)!r}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "FormatError: attribute '__data_type__' of '/inner' must hold numbers or strings" in ended.stderr
 
 
 def test_a_buffer_with_few_rows_takes_their_memory_alone(path: Path) -> None:
