@@ -292,9 +292,20 @@ class ReplayClient(RemoteTable):
             session.close()
 
     def _draw(self, batch_size: int, mode: str | None, **options: Any) -> Draw:
-        """Make a request for samples, and check it as the service does."""
-        draw = Draw(self.table, batch_size, mode, timeout_s=self._timeout_s, **options)
-        return Draw.read(draw.write(), "the request")
+        """Make a request for samples, and check it as the service does, once for all that are alike."""
+        # With their types: True is equal to 1, and refused.
+        asked = batch_size, type(batch_size), mode, *options.items(), *map(type, options.values())
+        try:
+            found = self._draws.get(asked)
+        except TypeError:
+            found = None
+        if found is None:
+            draw = Draw(self.table, batch_size, mode, timeout_s=self._timeout_s, **options)
+            found = Draw.read(draw.write(), "the request")
+            if len(self._draws) >= _MAX_DRAWS:
+                self._draws.clear()
+            self._draws[asked] = found
+        return found
 
     def _next(self, draw: Draw) -> Drawn:
         """Return the next sample of a kind, on a stream that is opened when it is first asked for."""
