@@ -122,6 +122,7 @@ ONE_IMPORTER = {
         "samplebatch.rollout.open_episodes",
         "samplebatch.rollout.turns",
         "samplebatch.service.remote_table",
+        "samplebatch.service.open_steps",
         "samplebatch.service.draws_left",
         "samplebatch.service.fragment_items",
         "samplebatch.service.shards",

@@ -18,7 +18,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.sampling import convert_rows
 from samplebatch.errors import ArgumentError, ColumnLengthError
 from samplebatch.service.drawing import SampleSession
-from samplebatch.service.fragments import as_fragment, steps_as_fragment, with_info_columns
+from samplebatch.service.fragments import as_fragment, as_record_batch, step_rows, with_info_columns
 from samplebatch.service.protocol import Draw, Fragment
 from samplebatch.service.remote_table import RemoteTable
 from samplebatch.service.samples import Drawn
@@ -68,6 +68,9 @@ class ReplayClient(RemoteTable):
         Seconds for which the limits of the table may hold back an insert or a sample; None for as long as they do.
     reconnect_s
         Seconds for which to try again where the service cannot be reached.
+    fragment_steps
+        The steps of an environment that `add` makes a fragment of. More of them take less time a step, and are in the
+        table later.
     shared_memory
         Whether to map samples from shared memory, where the service is on this machine.
 
@@ -108,6 +111,9 @@ class ReplayClient(RemoteTable):
     ) -> None:
         """Send a step, or one or several steps of some environments.
 
+        With `fragment_steps`, steps are kept until an environment has as many, or its episode ends, and go as one
+        fragment. `flush`, and all methods that look at the table, send those that are kept.
+
         Parameters
         ----------
         batch
@@ -120,7 +126,25 @@ class ReplayClient(RemoteTable):
         SampleBatchError
             As `extend` does.
         """
-        self._put(steps_as_fragment(batch, buffer_ids, columns), Fragment())
+        rows = step_rows(batch, buffer_ids, columns)
+        if self._fragment_steps == 1:
+            self._put(as_record_batch(rows.to_arrow()), Fragment())
+        else:
+            self._keep_step(rows if buffer_ids is None else rows.copy())
+
+    def _keep_step(self, rows: SampleBatch) -> None:
+        """Keep a step, and send those that make a fragment with it; if that fails, the step is not kept."""
+        with self._lock:
+            self._open()
+            if not self._open_steps.fits(rows):
+                self._send_steps(self._open_steps.groups())
+            self._open_steps.add(rows)
+            complete = self._open_steps.complete()
+            try:
+                self._send_steps([complete] if complete else [])
+            except BaseException:
+                self._open_steps.undo()
+                raise
 
     def extend(self, batch: Any, *, priorities: Any = None, key: str | None = None) -> None:
         """Send all steps of a batch as one fragment.
@@ -172,13 +196,17 @@ class ReplayClient(RemoteTable):
     def _put(self, rows: Any, fragment: Fragment) -> None:
         with self._lock:
             self._open()
+            self._send_steps(self._open_steps.groups())
             if rows.num_rows:
                 timed = Fragment(0, self._timeout_s, fragment.key, fragment.priority)
                 self._writer.put(rows, timed)
 
     @property
     def written(self) -> WriteCounts:
-        """The fragments and rows that the service has acknowledged, and those that it refused."""
+        """The fragments and rows that the service has acknowledged, and those that it refused.
+
+        Steps that `fragment_steps` keeps are in no fragment yet.
+        """
         return self._writer.counts
 
     # Sampling

@@ -86,10 +86,8 @@ def _with_info_columns(steps: SampleBatch) -> SampleBatch:
     return rows
 
 
-def steps_as_fragment(
-    batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns: dict[str, Any]
-) -> pa.RecordBatch:
-    """View a step, or a row for each of some environments, as a fragment; parameters as of `ReplayBuffer.add`.
+def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns: dict[str, Any]) -> SampleBatch:
+    """Return a step, or a row for each of some environments, as rows; parameters as of `ReplayBuffer.add`.
 
     Raises
     ------
@@ -98,8 +96,8 @@ def steps_as_fragment(
 
     Examples
     --------
-    >>> steps_as_fragment({"obs": 1, "act": 0, "rew": 1.0, "terminated": False, "truncated": False}, None, {}).num_rows
-    1
+    >>> step_rows({"obs": 1, "act": 0, "rew": 1.0, "terminated": False, "truncated": False}, None, {})["rewards"]
+    array([1.])
     """
     ids = None if buffer_ids is None else np.asarray(buffer_ids).reshape(-1)
     single = ids is None
@@ -110,7 +108,7 @@ def steps_as_fragment(
     rows = (Batch.stack([steps]) if single else steps).as_sample_batch("rllib")
     if ids is not None:
         rows[names.ENV_ID] = np.asarray(ids, np.int64)
-    return as_record_batch(rows.to_arrow())
+    return rows
 
 
 def as_record_batch(table: pa.Table) -> pa.RecordBatch:

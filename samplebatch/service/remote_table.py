@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from samplebatch.arguments import positive, whole
 from samplebatch.errors import ArgumentError, OwnershipError, ServiceError
 from samplebatch.service.drawing import SampleSession
+from samplebatch.service.fragments import as_record_batch
 from samplebatch.service.local_memory import read_secret
-from samplebatch.service.protocol import Draw, LostError, read_json, short_text, write_json
+from samplebatch.service.open_steps import Environment, OpenSteps
+from samplebatch.service.protocol import Draw, Fragment, LostError, read_json, short_text, write_json
 from samplebatch.service.weights import pack_weights, unpack_weights
 from samplebatch.service.writing import FragmentWriter, new_name
 from samplebatch.transport.subscription import Publication
@@ -43,6 +45,7 @@ class RemoteTable:
         max_unacknowledged: int = 8,
         timeout_s: float | None = None,
         reconnect_s: float = 60.0,
+        fragment_steps: int = 1,
         shared_memory: bool = True,
     ) -> None:
         self.uri, self.table = uri, table
@@ -51,6 +54,7 @@ class RemoteTable:
         self._max_unacknowledged = whole("max_unacknowledged", max_unacknowledged, 1)
         self._timeout_s = None if timeout_s is None else positive("timeout_s", timeout_s)
         self._reconnect_s = positive("reconnect_s", reconnect_s)
+        self._fragment_steps = whole("fragment_steps", fragment_steps, 1)
         self._shared_memory = shared_memory
         self._token, self._tls_root_certs = token, tls_root_certs
         self._lock = threading.RLock()
@@ -70,6 +74,7 @@ class RemoteTable:
                 certificates = file.read()
         self._link: Link = Link(self.uri, self._token, certificates, self._reconnect_s)
         self._writer = FragmentWriter(self._link, self.table, self.writer, self._max_unacknowledged)
+        self._open_steps = OpenSteps(self._fragment_steps)
         self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
         self._nonce: str | None = None
         self._has_asked = not self._shared_memory
@@ -97,7 +102,7 @@ class RemoteTable:
         try:
             with self._lock:
                 self._check_process()
-                self._writer.flush()
+                self._flush()
         finally:
             self._end()
 
@@ -123,6 +128,7 @@ class RemoteTable:
         """Close all streams and the connection, once no thread uses them."""
         with self._lock:
             self._ended = True
+            self._open_steps.clear()
             self._writer.close()
             while self._sessions:
                 self._sessions.popitem()[1].close()
@@ -140,6 +146,7 @@ class RemoteTable:
             "max_unacknowledged": self._max_unacknowledged,
             "timeout_s": self._timeout_s,
             "reconnect_s": self._reconnect_s,
+            "fragment_steps": self._fragment_steps,
             "shared_memory": self._shared_memory,
         }
         return _restore, (type(self), self.uri, self.table, options)
@@ -150,11 +157,27 @@ class RemoteTable:
         """Wait until the service has acknowledged all fragments of this client; raises as `extend` does."""
         with self._lock:
             self._open()
-            self._writer.flush()
+            self._flush()
+
+    def _flush(self) -> None:
+        self._send_steps(self._open_steps.groups())
+        self._writer.flush()
+
+    def _send_steps(self, groups: list[list[Environment]]) -> None:
+        """Send the steps that are kept of some environments, a fragment for each list of them."""
+        for environments in groups:
+            rows = as_record_batch(self._open_steps.join(environments).to_arrow())
+            sent = self._writer.counts.sent
+            try:
+                self._writer.put(rows, Fragment(timeout_s=self._timeout_s))
+            finally:
+                # An error may be that of an earlier fragment, and this one on its way.
+                if self._writer.counts.sent > sent:
+                    self._open_steps.drop(environments)
 
     def _with_session(self, draw: Draw, use: Callable[[SampleSession], T]) -> T:
         """Use the stream of a kind of samples; a stream whose connection is gone is dropped."""
-        self._writer.flush()
+        self._flush()
         session = self._sessions.pop(draw, None)
         try:
             for other in self._sessions.values():
@@ -186,7 +209,7 @@ class RemoteTable:
         """Wait until all fragments and updates of this client have been carried out."""
         with self._lock:
             self._open()
-            self._writer.flush()
+            self._flush()
             for session in self._sessions.values():
                 session.settle()
 
