@@ -4,7 +4,8 @@
     python -m benchmarks.cluster_costs write sample --env images --workers 1 4
 
 - `process`, `ray`: `RolloutWorkers.collect` by workers in processes and by actors of Ray; this process gets the batch.
-- `service`: the same by workers in processes that write to a replay service in a process of its own.
+- `service`: the same by workers in processes that write to a replay service in a process of its own. Its table is full
+  before clocks are read, as it is for most of a run: memory that is touched for the first time costs as much again.
 - `write`: processes insert one fragment again and again: workers without environments.
 - `sample`: learners in processes draw batches of 256 small steps, or 32 of images, as clients on another machine do.
 
@@ -108,7 +109,12 @@ def measure(work: Work, seconds: float, engine: int | None = None) -> Reading:
 def _serve(env: str, streams: int, back: Any) -> None:
     from samplebatch.service import ReplayServer, ReplayTable
 
-    with ReplayServer([ReplayTable("replay", capacity=CAPACITIES[env], streams=streams, seed=0)]) as server:
+    table = ReplayTable("replay", capacity=CAPACITIES[env], streams=streams, seed=0)
+    rows = fragment(env, 500)
+    while len(table) < table.capacity:
+        for ring in range(streams):
+            table.insert(rows, writer=f"ring {ring}")
+    with ReplayServer([table]) as server:
         back.send(server.uri)
         back.poll(None)
 
@@ -159,12 +165,6 @@ def clients(link: str, env: str, number: int, share: int, seconds: float) -> Rea
     context = multiprocessing.get_context("spawn")
     counts = [context.Value("q", 0, lock=False) for _ in range(number)]
     with service(env, number) as (uri, engine):
-        if link == "sample":
-            from samplebatch.service import ReplayClient
-
-            with ReplayClient(uri, "replay") as client:
-                for _ in range(1000 // share + 1):
-                    client.extend(fragment(env, share))
         target = _write if link == "write" else _read
         processes = [context.Process(target=target, args=(uri, env, share, one), daemon=True) for one in counts]
         for process in processes:
