@@ -21,7 +21,7 @@ from samplebatch.service.protocol import (
     Fragment,
     describe_error,
     header,
-    read_json,
+    read_request,
     short_text,
     write_error,
     write_json,
@@ -208,7 +208,7 @@ class _Session:
             if chunk.data is None:
                 self._send(self._service.sample(self._draw, self._context.peer(), self._context.is_cancelled))
             else:
-                told = read_json(chunk.app_metadata or b"{}", "the metadata of an update")
+                told = read_request(chunk.app_metadata or b"{}", "the metadata of an update")
                 anyhow = told.get("any_generation") is True
                 self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
         except (SampleBatchError, pa.ArrowInvalid) as error:

@@ -44,7 +44,7 @@ class Secret:
 
     def open(self, told: str, max_nbytes: int) -> SampleMemory | None:
         """Return memory for the samples of a client that tells the secret in hexadecimal digits; None for any other."""
-        return SampleMemory(max_nbytes) if hmac.compare_digest(told, self._value.hex()) else None
+        return SampleMemory(max_nbytes) if hmac.compare_digest(told.encode(), self._value.hex().encode()) else None
 
     def close(self) -> None:
         """Free the memory."""

@@ -7,7 +7,7 @@ replay service" describes the wire as a whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -63,33 +63,54 @@ def write_json(values: Mapping[str, Any]) -> bytes:
 
 
 def read_json(raw: Any, about: str) -> dict[str, Any]:
-    """Read a request or an answer.
+    """Read an answer of the service.
 
     Parameters
     ----------
     raw
         Its bytes, or anything with the buffer protocol.
     about
-        The request, for errors: `"the ticket"`.
+        The answer, for errors: `"an acknowledgement"`.
 
     Raises
     ------
     CapacityError
         If there are more bytes than a request may have.
     FormatError
-        If it is no JSON object, or has a whole number of more than 64 bits.
+        If it is no JSON object.
 
     Examples
     --------
-    >>> read_json(b"[]", "the ticket")
+    >>> read_json(b"[]", "an answer")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: the ticket must be a JSON object, it is not
+    samplebatch.errors.FormatError: an answer must be a JSON object, it is not
     """
+    return _read_object(raw, about, int)
+
+
+def read_request(raw: Any, about: str) -> dict[str, Any]:
+    """Read a request of a client: as `read_json`, with whole numbers that NumPy and Arrow can hold.
+
+    Raises
+    ------
+    CapacityError, FormatError
+        As `read_json` does; FormatError also if there is a whole number of more than 64 bits.
+
+    Examples
+    --------
+    >>> read_request(b'{"n_step": 9223372036854775808}', "the ticket")
+    Traceback (most recent call last):
+    samplebatch.errors.FormatError: the ticket must have whole numbers of 64 bits, one has 19 digits
+    """
+    return _read_object(raw, about, _whole_number)
+
+
+def _read_object(raw: Any, about: str, parse_int: Callable[[str], int]) -> dict[str, Any]:
     held = memoryview(raw)
     if held.nbytes > MAX_REQUEST_NBYTES:
         raise CapacityError(f"{about} must have at most {MAX_REQUEST_NBYTES} bytes, got {held.nbytes}")
     try:
-        found = json.loads(bytes(held), parse_int=_whole_number)
+        found = json.loads(bytes(held), parse_int=parse_int)
     except FormatError as error:
         raise FormatError(f"{about} {error}") from None
     except (ValueError, RecursionError) as error:
@@ -247,11 +268,11 @@ class Draw:
         Raises
         ------
         CapacityError, FormatError
-            As `read_json` does; or if it has other entries than a request.
+            As `read_request` does; or if it has other entries than a request.
         ArgumentError
             If an entry is outside of the values that it may have; names it.
         """
-        request = read_json(raw, about)
+        request = read_request(raw, about)
         check_names(request, [field.name for field in fields(cls)], about)
         if "table" not in request:
             raise FormatError(f"{about} must name a table, it does not")
@@ -354,7 +375,7 @@ class Fragment:
         """
         if raw is None:
             return cls()
-        request = read_json(raw, "the metadata of a fragment")
+        request = read_request(raw, "the metadata of a fragment")
         check_names(request, [field.name for field in fields(cls)], "the metadata of a fragment")
         for name, value in request.items():
             if value is not None or name == "number":

@@ -15,7 +15,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, near_names
 from samplebatch.service.items import Sample
-from samplebatch.service.protocol import Draw, Fragment, check_names, read_json, short_text, write_json
+from samplebatch.service.protocol import Draw, Fragment, check_names, read_request, short_text, write_json
 from samplebatch.service.samples import Packed, pack, read_fragment, with_batch_text
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.waiting import Gone
@@ -242,7 +242,7 @@ class Service:
         return [write_json({})]
 
     def _set_limits(self, body: Any) -> list[bytes]:
-        request = read_json(body, "the action 'limits'")
+        request = read_request(body, "the action 'limits'")
         table = self.table(request.pop("table", None))
         table.set_limits(**request)
         return [write_json(table.info())]
@@ -289,7 +289,7 @@ class Service:
 def _read(body: Any, action: str, known: tuple[str, ...]) -> dict[str, Any]:
     """Read the request of an action; an empty body stands for an empty request."""
     about = f"the action {action!r}"
-    request = read_json(body, about) if memoryview(body).nbytes else {}
+    request = read_request(body, about) if memoryview(body).nbytes else {}
     check_names(request, known, about)
     return request
 

@@ -250,8 +250,9 @@ def test_a_session_goes_on_after_what_it_cannot_do(raw: Any) -> None:
     reader.cancel()
 
 
-def test_a_secret_that_is_guessed_shares_no_memory(raw: Any) -> None:
-    command = b'{"table": "replay", "batch_size": 2, "nonce": "%s"}' % (b"0" * 64)
+@pytest.mark.parametrize("guess", ["0" * 64, "", "\u00e9" * 64])
+def test_a_secret_that_is_guessed_shares_no_memory(raw: Any, guess: str) -> None:
+    command = json.dumps({"table": "replay", "batch_size": 2, "nonce": guess}).encode()
     writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(command))
     writer.write_metadata(b"{}")
     assert reader.read_chunk().data.num_rows == 2
