@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -280,10 +281,14 @@ class ReplayClient(RemoteTable):
         return tuple(self._next(self._draw(n, "episodes", unfinished=unfinished, seed=seed)))
 
     def stream(self, batch_size: int = 1, *, prefetch: int = 2, **options: Any) -> Iterator[Any]:
-        """Yield samples for as long as the service is there, some of them drawn ahead.
+        """Yield samples without end, some of them drawn ahead.
 
         From a FIFO table that is read once, this is the receiving end of a channel between machines: each fragment goes
         to one reader. Those that were drawn ahead are lost with a reader that stops.
+
+        Where the service is lost and comes back within `reconnect_s` seconds, the stream goes on with the samples of
+        the restarted one, after those that have arrived. Fragments that were on their way are lost, unless the
+        checkpoint that it was restored from has them: it hands these out again.
 
         Parameters
         ----------
@@ -306,18 +311,13 @@ class ReplayClient(RemoteTable):
         device, floats = options.pop("device", None), options.pop("floats", None)
         draw = self._draw(batch_size, options.pop("mode", None), **options)
         delivery = Delivery(device, floats)
-        with self._lock:
-            self._open()
-            session = self._link.retry(lambda: self._new_session(draw, whole("prefetch", prefetch)))
-        try:
+        with closing(self._stream(draw, whole("prefetch", prefetch))) as samples:
             while True:
-                batch, indices = delivery.one(tuple(session.next()), convert_rows)
+                batch, indices = delivery.one(tuple(next(samples)), convert_rows)
                 if isinstance(batch, Batch):
                     batch[names.BATCH_INDEXES] = indices
                 yield batch
                 del batch, indices
-        finally:
-            session.close()
 
     def _draw(self, batch_size: int, mode: str | None, **options: Any) -> Draw:
         """Make a request for samples, and check it as the service does, once for all that are alike."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,7 +87,9 @@ class SampleSession:
         self._asked -= 1
         if isinstance(found, SampleBatchError):
             raise found
-        self._ask(self._ahead)
+        # This one has come: that the connection is gone since, the next call tells.
+        with suppress(SampleBatchError):
+            self._ask(self._ahead)
         return found
 
     def _ask(self, count: int) -> None:

@@ -24,6 +24,38 @@ _OPTIONS: Final = [
 ]
 
 
+class Patience:
+    """The wait for a service that cannot be reached, with longer and longer pauses, for a client's calls and streams.
+
+    Parameters
+    ----------
+    uri
+        The address, for the error.
+    reconnect_s
+        Seconds after which it ends, from now on.
+    """
+
+    def __init__(self, uri: str, reconnect_s: float) -> None:
+        self._uri, self._reconnect_s = uri, reconnect_s
+        self._began, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
+
+    def wait(self, error: LostError) -> None:
+        """Pause after a failure.
+
+        Raises
+        ------
+        ServiceError
+            If time is up; says for how long it was.
+        """
+        waited_s = time.monotonic() - self._began
+        if waited_s >= self._reconnect_s:
+            raise ServiceError(
+                f"the replay service at {self._uri} must be reachable, it has not been for {waited_s:.0f} s: {error}"
+            ) from error
+        time.sleep(min(self._pause_s, self._reconnect_s - waited_s))
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
 class Link:
     """The connection of a client to the one address of a service.
 
@@ -67,21 +99,18 @@ class Link:
         SampleBatchError
             As the call does.
         """
-        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        patience = self.patience()
         while True:
             try:
                 return call()
             except LostError as error:
-                waited_s = time.monotonic() - began
-                if waited_s >= self._reconnect_s:
-                    raise ServiceError(
-                        f"the replay service at {self.uri} must be reachable, it has not been for {waited_s:.0f} s: "
-                        f"{error}"
-                    ) from error
-                time.sleep(min(pause_s, self._reconnect_s - waited_s))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                patience.wait(error)
                 self._client.close()
                 self._client = self._connect()
+
+    def patience(self) -> Patience:
+        """Begin to wait for a service that cannot be reached."""
+        return Patience(self.uri, self._reconnect_s)
 
     def act(self, action: str, body: Any = b"") -> list[Any]:
         """Carry out an action, and return the bodies of its results.

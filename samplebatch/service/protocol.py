@@ -412,10 +412,14 @@ def write_error(error: BaseException) -> bytes:
 def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
     """Make the error that the other side has written, of the same class where the library has it.
 
+    Tables are closed by a service that ends, so this is a lost connection: another one may follow.
+
     >>> read_error({"error": "EmptyBufferError", "message": "a buffer must have rows"})
     EmptyBufferError('a buffer must have rows')
     """
     found = vars(errors).get(str(answer.get("error")))
+    if found is errors.TableClosedError:
+        found = LostError
     if not (isinstance(found, type) and issubclass(found, SampleBatchError)):
         found = errors.ServiceError
     # Not called: some have arguments of their own, which stand among the attributes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from samplebatch.arguments import positive, whole
@@ -20,7 +20,8 @@ from samplebatch.service.writing import FragmentWriter, new_name
 from samplebatch.transport.subscription import Publication
 
 if TYPE_CHECKING:
-    from samplebatch.service.link import Link
+    from samplebatch.service.link import Link, Patience
+    from samplebatch.service.samples import Drawn
 
 T = TypeVar("T")
 
@@ -76,6 +77,8 @@ class RemoteTable:
         self._writer = FragmentWriter(self._link, self.table, self.writer, self._max_unacknowledged)
         self._open_steps = OpenSteps(self._fragment_steps)
         self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
+        self._streaming: set[SampleSession] = set()
+        """The sessions of streams, which their readers use without the lock."""
         self._nonce: str | None = None
         self._has_asked = not self._shared_memory
         self._holds_steps: bool | None = None
@@ -109,7 +112,7 @@ class RemoteTable:
     def _cancel_draws(self) -> None:
         """Let no thread wait for a sample, and so keep the lock, for as long as limits hold it back."""
         self._closed = True
-        for session in list(self._sessions.values()):
+        for session in (*list(self._sessions.values()), *list(self._streaming)):
             session.cancel()
 
     def _end(self) -> None:
@@ -193,10 +196,58 @@ class RemoteTable:
         except LostError:
             while self._sessions:
                 self._sessions.popitem()[1].close()
+            self._forget_nonce()
             raise
+
+    def _stream(self, draw: Draw, ahead: int) -> Generator[Drawn, None, None]:
+        """Yield samples of a session of their own; where its connection is lost, go on with another one.
+
+        The lock is held while a session is opened, and is free while a sample is waited for.
+        """
+        session: SampleSession | None = None
+        patience: Patience | None = None
+        try:
+            while True:
+                try:
+                    if session is None:
+                        session = self._open_stream(draw, ahead)
+                    drawn = session.next()
+                except LostError as error:
+                    self._close_stream(session)
+                    session = None
+                    patience = patience or self._link.patience()
+                    patience.wait(error)
+                    continue
+                patience = None
+                yield drawn
+                del drawn
+        finally:
+            self._close_stream(session)
+
+    def _open_stream(self, draw: Draw, ahead: int) -> SampleSession:
+        """Open the session of a stream, once the service can be reached."""
+        with self._lock:
+            self._open()
+            # A session opens though nobody is there; and another service has another secret.
+            self._forget_nonce()
+            self._table_info()
+            session = self._link.retry(lambda: self._new_session(draw, ahead))
+            self._streaming.add(session)
+            self._check_open()  # closing cancels the sessions that it finds
+            return session
+
+    def _close_stream(self, session: SampleSession | None) -> None:
+        if session is not None:
+            self._streaming.discard(session)
+            session.close()
 
     def _new_session(self, draw: Draw, ahead: int) -> SampleSession:
         return SampleSession(self._link, draw, ahead, self._find_nonce())
+
+    def _forget_nonce(self) -> None:
+        """Forget the secret of a service that may have been started again."""
+        self._has_asked = not self._shared_memory
+        self._nonce = None
 
     def _find_nonce(self) -> str | None:
         """Return the secret by which the service knows that this process is on its machine, if it is."""

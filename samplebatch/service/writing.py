@@ -139,6 +139,9 @@ class FragmentWriter:
         try:
             with self._link.errors():
                 return use(self._stream)
+        except LostError:
+            self._close_stream()
+            raise
         except SampleBatchError as error:
             self._close_stream()
             refused = vars(error).get("fragment")

@@ -39,6 +39,20 @@ with ReplayServer([table], port=int(sys.argv[1])) as server:
     time.sleep(600)
 """
 
+QUEUE = """
+import signal, sys, threading
+from samplebatch.service import Checkpoints, ReplayServer, ReplayTable
+table = ReplayTable("queue", kind="fifo", capacity=1000, max_times_sampled=1)
+checkpoints = Checkpoints(sys.argv[2])
+checkpoints.restore([table])
+ended = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: ended.set())
+with ReplayServer([table], port=int(sys.argv[1]), checkpoint=lambda: checkpoints.write([table]).path) as server:
+    print(server.port, flush=True)
+    ended.wait()
+checkpoints.write([table])
+"""
+
 READ = """
 import os, sys
 from samplebatch.service import ReplayClient
@@ -126,6 +140,79 @@ def test_a_client_says_for_how_long_it_has_tried() -> None:
         with pytest.raises(ServiceError, match="must be reachable, it has not been for"):
             client.sample(4)
         assert time.monotonic() - began < 20.0
+        client._end()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_stream_goes_on_when_the_service_is_ended_and_started_again(
+    sign: signal.Signals, prefetch: int, tmp_path: Path
+) -> None:
+    found: list[int] = []
+
+    def read() -> None:
+        numbers = (int(fragment["eps_id"][0]) for fragment in reader.stream(prefetch=prefetch))
+        with pytest.raises(ServiceError, match="it has been closed"):
+            found.extend(numbers)
+
+    folder = str(tmp_path / "checkpoints")
+    with running(QUEUE, "0", folder) as (server, port):
+        uri = f"grpc://127.0.0.1:{port}"
+        reader, writer = (ReplayClient(uri, "queue", reconnect_s=60.0) for _ in range(2))
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        for number in range(3):
+            writer.extend(episode(number, range(5)))
+        writer.flush()
+        # The reader waits for more when the service ends.
+        wait_until(lambda: len(found) == 3)
+        server.send_signal(sign)
+        server.wait()
+        with running(QUEUE, port, folder):
+            for number in range(3, 9):
+                writer.extend(episode(number, range(5)))
+            writer.flush()
+            wait_until(lambda: len(found) >= 9)
+            assert found == [*range(9)]
+            assert (writer.written.fragments, writer.written.refused) == (9, 0)
+            reader._end()
+            reading.join(20.0)
+            assert not reading.is_alive()
+        writer._end()
+
+
+def test_a_stream_hands_out_what_has_arrived_before_it_says_for_how_long_it_has_tried() -> None:
+    with running(SERVE, "0", "filled") as (server, port):
+        client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
+        stream = client.stream(8, prefetch=4)
+        next(stream)
+        # All that was asked for arrives.
+        client.info()
+        time.sleep(0.5)
+        server.kill()
+        server.wait()
+        for _ in range(4):
+            assert len(next(stream)) == 8
+        began = time.monotonic()
+        with pytest.raises(ServiceError, match="must be reachable, it has not been for"):
+            next(stream)
+        assert time.monotonic() - began < 20.0
+        client._end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by the paths of descriptors")
+def test_samples_are_mapped_from_a_service_that_was_started_again() -> None:
+    before = shared_mappings()
+    with running(SERVE, "0", "filled") as (server, port):
+        client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=60.0)
+        client.sample(256)
+        server.kill()
+        server.wait()
+        wait_until(lambda: shared_mappings() == before)
+        with running(SERVE, port, "filled"):
+            batch, _ = client.sample(256)
+            assert batch.obs.shape == (256, 64, 64)
+            assert shared_mappings() > before
         client._end()
 
 
