@@ -33,6 +33,8 @@ UNLIKE = {"eps_id", "unroll_id", "weights_version", "infos"}
 """Columns that differ between runs or collectors."""
 
 inline = partial(RolloutWorkers, backend="inline")
+# Forks begin at once; that workers can be spawned is seen where they are.
+forked = partial(RolloutWorkers, start_method="fork")
 
 
 def check_alike(one: SampleBatch, other: SampleBatch) -> None:
@@ -153,7 +155,7 @@ def test_every_batch_has_one_version_of_the_weights(env: str) -> None:
 
 
 def test_publishing_waits_until_a_batch_is_complete() -> None:
-    with RolloutWorkers(SlowLadder, "actors:Marked", num_workers=1, seed=1) as workers:
+    with forked(SlowLadder, "actors:Marked", num_workers=1, seed=1) as workers:
         workers.collect(n_step=1)
         learner = threading.Timer(0.1, workers.publish, [{"mark": np.array([1.0])}])
         learner.start()
@@ -185,7 +187,7 @@ def test_a_buffer_has_a_ring_for_each_environment_of_all_workers(kind: Any) -> N
 
 def test_iterating_fills_a_buffer_as_well() -> None:
     buffer = VectorReplayBuffer(4000, 4)
-    with RolloutWorkers(ladder, climb_here, buffer, n_step=402, envs_per_worker=2, fragment_length=30) as workers:
+    with forked(ladder, climb_here, buffer, n_step=402, envs_per_worker=2, fragment_length=30) as workers:
         assert sum(len(fragment) for fragment in workers) == len(buffer) == 402
         check_rings(buffer)
         # The iteration left a step of some environments out: their episodes cannot go on.
@@ -249,7 +251,7 @@ def kill_soon(workers: RolloutWorkers, place: int, after_s: float) -> threading.
 @pytest.mark.parametrize("collects", [True, False])
 def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: bool) -> None:
     buffer = VectorReplayBuffer(8000, 4)
-    with RolloutWorkers(
+    with forked(
         SlowLadder, climb_here, buffer, n_step=1200, envs_per_worker=2, fragment_length=20, max_restarts=9
     ) as workers:
         if collects:
@@ -272,7 +274,7 @@ def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: b
 
 
 def test_a_share_is_made_again_by_the_worker_that_replaces_another() -> None:
-    with RolloutWorkers("arena:slow_relay", max_restarts=1, seed=1) as workers:
+    with forked("arena:slow_relay", max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
         timer = kill_soon(workers, 0, 0.1)
         batch = workers.collect(n_step=300).batch
@@ -285,7 +287,7 @@ def test_a_share_is_made_again_by_the_worker_that_replaces_another() -> None:
 
 
 def test_a_worker_that_dies_with_nothing_to_do_is_replaced_when_it_is_asked() -> None:
-    with RolloutWorkers(ladder, "random", max_restarts=1) as workers:
+    with forked(ladder, "random", max_restarts=1) as workers:
         workers.collect(n_step=2)
         os.kill(workers.pids[1], signal.SIGKILL)
         time.sleep(0.2)
@@ -314,7 +316,7 @@ def test_an_interrupted_call_is_finished_first_and_iteration_has_its_steps() -> 
     def interrupt(*_: Any) -> None:
         raise TimeoutError
 
-    with RolloutWorkers(SlowLadder, "random") as workers:
+    with forked(SlowLadder, "random") as workers:
         workers.collect(n_step=2)
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
@@ -343,7 +345,7 @@ class ClosingLadder(gyms.Ladder):
 
 
 def test_workers_with_nothing_to_do_close_their_environments(tmp_path: Path) -> None:
-    with RolloutWorkers(ClosingLadder, "random", env_kwargs={"folder": str(tmp_path)}) as workers:
+    with forked(ClosingLadder, "random", env_kwargs={"folder": str(tmp_path)}) as workers:
         pids = workers.pids
         workers.collect(n_step=10)
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
@@ -367,7 +369,7 @@ def test_who_iterates_cannot_collect_until_the_end() -> None:
 
 def test_fragments_that_are_too_old_are_not_handed_out() -> None:
     versions: list[tuple[int, int]] = []
-    with RolloutWorkers(
+    with forked(
         "CartPole-v1", "actors:Marked", num_workers=1, fragment_length=20, max_lag=1, capacity_bytes=1 << 18
     ) as workers:
         fragments = iter(workers)

@@ -26,6 +26,8 @@ from samplebatch.rollout.fragments import policies_of
 from tests.malice import Mark
 
 inline = partial(RolloutWorkers, backend="inline")
+# Forks begin at once; that workers can be spawned is seen where they are.
+forked = partial(RolloutWorkers, start_method="fork")
 
 SPREAD = "mpe2/simple_spread_v3"
 
@@ -36,8 +38,8 @@ def drawing(obs: Any) -> Any:
 
 
 MAKERS: dict[str, Callable[..., RolloutWorkers]] = {
-    "CartPole": partial(RolloutWorkers, "CartPole-v1", envs_per_worker=2, seed=5),
-    "simple_spread": partial(RolloutWorkers, SPREAD, envs_per_worker=2, seed=5),
+    "CartPole": partial(forked, "CartPole-v1", envs_per_worker=2, seed=5),
+    "simple_spread": partial(forked, SPREAD, envs_per_worker=2, seed=5),
     "drawing": partial(RolloutWorkers, "CartPole-v1", drawing, seed=5),
 }
 
@@ -145,7 +147,7 @@ class Endless(gyms.Ladder):
 
 
 def test_environments_that_cannot_be_saved_are_reset_with_other_seeds() -> None:
-    with RolloutWorkers(Endless, seed=3) as first, RolloutWorkers(Endless, seed=3) as second:
+    with forked(Endless, seed=3) as first, forked(Endless, seed=3) as second:
         before = first.collect(n_step=8).batch
         state = first.state_dict()
         assert "cannot pickle" in state["why_reset"]
@@ -178,7 +180,7 @@ def test_a_ring_has_no_gap_where_environments_could_not_be_saved() -> None:
 
 
 def test_a_replacement_after_a_resume_repeats_nothing() -> None:
-    make = partial(RolloutWorkers, Endless, seed=3, num_workers=1, max_restarts=1)
+    make = partial(forked, Endless, seed=3, num_workers=1, max_restarts=1)
     seen: list[list[float]] = []
     ids: list[int] = []
 
@@ -215,7 +217,7 @@ class Deadly(gyms.Ladder):
 
 
 def test_a_worker_that_dies_while_it_is_asked_is_named() -> None:
-    with RolloutWorkers(partial(Deadly, 0), num_workers=1) as workers:
+    with forked(partial(Deadly, 0), num_workers=1) as workers:
         workers.collect(n_step=4)
         with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) was killed by SIGKILL"):
             workers.state_dict()
@@ -223,7 +225,7 @@ def test_a_worker_that_dies_while_it_is_asked_is_named() -> None:
 
 
 def test_a_worker_that_died_is_replaced_when_it_is_asked() -> None:
-    with RolloutWorkers("CartPole-v1", max_restarts=1) as workers:
+    with forked("CartPole-v1", max_restarts=1) as workers:
         workers.collect(n_step=4)
         kill(workers, 1)
         state = workers.state_dict()
@@ -258,7 +260,7 @@ class Wide(gyms.Ladder):
 
 
 def test_a_state_larger_than_the_arena_comes_in_parts() -> None:
-    make = partial(RolloutWorkers, Wide, num_workers=1, capacity_bytes=8 << 20, seed=1)
+    make = partial(forked, Wide, num_workers=1, capacity_bytes=8 << 20, seed=1)
     with make() as first, make() as second:
         first.collect(n_step=5)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
