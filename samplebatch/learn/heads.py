@@ -135,15 +135,19 @@ class ValueCritic(nn.Module):
     ----------
     body
         What makes the features; if it is recurrent, the actor's own, whose state is known.
+    trains_body
+        Whether errors of values train the body. Where the actor has the same one, they may drown its own gradients;
+        without them, values are read from the features that the actor learns.
     """
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, body: nn.Module, *, trains_body: bool = True) -> None:
         super().__init__()
-        self.body, self.head = body, nn.Linear(_width(body), 1)
+        self.body, self.head, self.trains_body = body, nn.Linear(_width(body), 1), trains_body
 
     def forward(self, obs: Any, state: Any = None) -> torch.Tensor:
         """Return a value for each observation, shape (n, 1)."""
-        values: torch.Tensor = self.head(ask(self.body, obs, state)[0])
+        features = ask(self.body, obs, state)[0]
+        values: torch.Tensor = self.head(features if self.trains_body else features.detach())
         return values
 
 

@@ -257,6 +257,15 @@ def test_a_critic_with_a_recurrent_body_of_its_own_is_refused() -> None:
         make(actor, ValueCritic(Recurrent(Match.observation_space)), Match.action_space)
 
 
+@pytest.mark.parametrize("trains_body", [True, False])
+def test_values_train_the_body_that_the_actor_shares_unless_told_otherwise(trains_body: bool) -> None:
+    body = Recurrent(Match.observation_space, 8)
+    critic = ValueCritic(body, trains_body=trains_body)
+    critic(torch.ones(2, 3, *Match.observation_space.shape)).sum().backward()
+    assert [part.grad is not None for part in body.parameters()] == [trains_body] * 4
+    assert all(part.grad is not None for part in critic.head.parameters())
+
+
 def test_a_recurrent_update_moves_actor_and_critic() -> None:
     algorithm, buffer = collected()
     before = parameters_of(algorithm)
