@@ -177,7 +177,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
             rates[who] = float(np.median([one.steps / one.seconds for one in found]))
             spreads = []
             for values in ([one.trained for one in found], [one.tried for one in found]):
-                spreads.append(f"{np.mean(values):9.1f} +- {np.std(values):7.1f}")
+                # Learning from data has no training episodes.
+                spreads.append("-" if np.isnan(values).all() else f"{np.mean(values):9.1f} +- {np.std(values):7.1f}")
             ratio = f"{rates['ours'] / rates[who]:8.2f}" if "ours" in rates and who != "ours" else ""
             lines.append(f"{name:10} {CONTESTANTS[who]:18} {spreads[0]:>20} {spreads[1]:>20} {rates[who]:8.0f} {ratio}")
     return "\n".join(lines)
