@@ -144,12 +144,12 @@ def load(
         return batch if filters is None else _select(batch, columns, filters, name)
     file: TableFile
     if form == "Parquet":
-        verify = columns is None and filters is None if verify is None else verify
-        file, bound = parquet_table(data, name, verify=verify, max_nbytes=max_nbytes)
+        whole = columns is None and filters is None if verify is None else verify
+        file, bound = parquet_table(data, name, verify=whole, max_nbytes=max_nbytes)
     else:
         data = data if memory_map else file_bytes(name, memory_map=False)
-        verify = not memory_map if verify is None else verify
-        file, bound = arrow_table(data, name, verify=verify, max_nbytes=max_nbytes)
+        whole = not memory_map if verify is None else verify
+        file, bound = arrow_table(data, name, verify=whole, max_nbytes=max_nbytes)
     with name_file_damage(name, form):
         kind = kind_of(file.about)
     if kind == "ReplayBuffer":

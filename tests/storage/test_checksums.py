@@ -19,6 +19,7 @@ from samplebatch import (
     PrioritizedReplayBuffer,
     ReplayBuffer,
     SampleBatch,
+    load,
     read_arrow,
     read_parquet,
     write_arrow,
@@ -245,4 +246,7 @@ def test_the_file_of_a_buffer_is_read_without_a_check_if_told_so(tmp_path: Path)
     path.write_bytes(data)
     with pytest.raises(FormatError, match=r"some have changed, in columns? .*'obs'"):
         ReplayBuffer.load(path)
+    with pytest.raises(FormatError):
+        load(path)
     assert ReplayBuffer.load(path, verify=False)[20].obs == 21
+    assert load(path, verify=False)[20].obs == 21
