@@ -5,9 +5,12 @@ when they send a fragment and how many rows were acknowledged, in files that out
 table are held against these notes:
 
 - none that was not sent, and no part of a fragment;
-- all that were acknowledged, but for those acknowledged between the beginning of the checkpoint that the service was
-  restored from and the moment at which it was killed;
+- all that were acknowledged, but for those that the full ring has written over, oldest first, and those acknowledged
+  between the beginning of the checkpoint that the service was restored from and the moment at which it was killed;
 - none twice, but for fragments that were under way when the service was killed.
+
+A slow client comes and goes: it has a stream of large samples, and takes one every other second. The rates of the
+others are told for the time with it and the time without it.
 """
 
 from __future__ import annotations
@@ -32,10 +35,9 @@ import numpy as np
 from samplebatch import SampleBatch
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from samplebatch.service.checkpoint import Checkpoints
+from tests.service.soak_accounts import STEPS, account, heard_at, note, notes, rate
 
 ROOT = Path(__file__).parents[2]
-STEPS = 50
-"""Steps of a fragment."""
 CHECKPOINT_EVERY_S = 5.0
 
 
@@ -47,18 +49,6 @@ def table(capacity: int) -> ReplayTable:
 def reward(writer: Any, step: Any) -> Any:
     """Return the reward that belongs to a step, by which a learner knows that a row is whole."""
     return (writer * 7919 + step) % 1000 / 8
-
-
-def note(path: Path, *values: Any) -> None:
-    """Append a line with the time to a file, at once: whoever writes may be killed at any moment."""
-    line = " ".join(map(str, (time.monotonic(), *values))) + "\n"
-    with path.open("ab", buffering=0) as file:
-        file.write(line.encode())
-
-
-def notes(path: Path) -> list[list[float]]:
-    """Read the lines of a file."""
-    return [[float(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 # What the processes do
@@ -124,6 +114,24 @@ def learn(uri: str, folder: Path, number: int) -> None:
                 note(path, drawn)
 
 
+def dawdle(uri: str, folder: Path, number: int) -> None:
+    """Take samples of a stream slowly from SIGUSR1 until SIGUSR2 comes, again and again until it is killed."""
+    active = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: active.set())
+    signal.signal(signal.SIGUSR2, lambda *_: active.clear())
+    with ReplayClient(uri, "soak", reconnect_s=120.0, shared_memory=False) as client:
+        print("ready", flush=True)
+        taken = 0
+        while active.wait():
+            for batch in client.stream(16_384, prefetch=8):
+                assert (batch.rew == reward(batch.obs[:, 0], batch.obs[:, 1])).all()
+                taken += 1
+                note(folder / f"slow.{number}", taken)
+                time.sleep(2.0)
+                if not active.is_set():
+                    break
+
+
 # The parent
 
 
@@ -147,10 +155,17 @@ class Soak:
         """When the service was killed, and the number of the checkpoint that it came back with."""
         self.killed = self.stopped = 0
         self._server = self._start_server()
+        self._slow = self._start("dawdle", f"grpc://127.0.0.1:{self._port}", folder, 0)
+        assert self._slow.stdout is not None
+        self._slow.stdout.readline()
+        self._windows: list[tuple[float, bool]] = []
+        """When the slow client came or went, and which."""
         self._clients: dict[subprocess.Popen[str], str] = {}
         for role, count in (("write", writers), ("learn", learners)):
             for _ in range(count):
                 self._start_client(role)
+        while len(list(folder.glob("writer.*"))) < writers:
+            time.sleep(0.05)
 
     def _start(self, *arguments: Any) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -194,11 +209,21 @@ class Soak:
         client.send_signal(signal.SIGCONT)
         self.stopped += 1
 
-    def run(self, seconds: float, kill_server_every: float, disturb_every: float) -> None:
-        """Let all run, and kill and stop some of them."""
+    def turn_slow(self) -> None:
+        """Let the slow client come, or go."""
+        is_there = not (self._windows and self._windows[-1][1])
+        self._slow.send_signal(signal.SIGUSR1 if is_there else signal.SIGUSR2)
+        self._windows.append((time.monotonic(), is_there))
+
+    def run(self, seconds: float, kill_server_every: float, disturb_every: float, slow_every: float) -> None:
+        """Let all run, kill and stop some of them, and let the slow client come and go."""
         now = time.monotonic()
-        end, next_kill = now + seconds, now + kill_server_every
+        end, next_kill, next_turn = now + seconds, now + kill_server_every, now + slow_every
+        self._windows.append((now, False))
         while (now := time.monotonic()) < end:
+            if now >= next_turn:
+                self.turn_slow()
+                next_turn = now + slow_every
             if kill_server_every and now >= next_kill:
                 self.kill_server()
                 next_kill = time.monotonic() + kill_server_every
@@ -209,6 +234,11 @@ class Soak:
     def end(self) -> Report:
         """End the clients, and account for every step."""
         report = Report()
+        self._windows.append((time.monotonic(), False))
+        if self._slow.poll() is not None:
+            report.faults.append(f"the slow client ended with {self._slow.returncode}")
+        # It may wait for a sample.
+        _end(self._slow)
         for client in self._clients:
             client.terminate()
         for client, role in self._clients.items():
@@ -226,12 +256,30 @@ class Soak:
             "rows": info["size"], "inserted": info["inserted"], "sampled": info["sampled"],
             "samples": sum(line[-1][1] for line in map(notes, self.folder.glob("learner.*")) if line),
             "clients killed": self.killed, "clients stopped": self.stopped, "service killed": len(self._kills),
+            "samples of the slow client": len(notes(self.folder / "slow.0")),
         }  # fmt: skip
+        for slow in (False, True):
+            beside = "beside the slow client" if slow else "without it"
+            spans = [span for span, is_there in self._spans() if is_there is slow]
+            report.figures[f"rows/s {beside}"] = rate(self.folder.glob("writer.*"), 2, spans)
+            report.figures[f"samples/s {beside}"] = rate(self.folder.glob("learner.*"), 1, spans)
         return report
+
+    def _spans(self) -> list[tuple[tuple[float, float], bool]]:
+        """List the spans of time, and whether the slow client was there."""
+        return [
+            ((start, stop), is_there)
+            for (start, is_there), (stop, _) in zip(self._windows, self._windows[1:], strict=False)
+        ]
 
     def _account(self, rows: ReplayTable, report: Report) -> None:
         """Hold the rows of the table against the notes of all writers."""
-        kept = np.asarray(rows._items.buffer[:].obs)  # type: ignore[attr-defined]
+        buffer = rows._items.buffer  # type: ignore[attr-defined]
+        kept = np.asarray(buffer[:].obs)
+        oldest, removed = (-1, -1), -np.inf
+        if len(rows) == rows.capacity:
+            writer, step = map(int, kept[(int(buffer.last_index[0]) + 1) % len(rows)])
+            oldest, removed = (writer, step), heard_at(notes(self.folder / f"writer.{writer}"), step)
         began = {int(number): moment for _, number, moment in notes(self.folder / "checkpoints.began")}
         # A checkpoint that was whole when the service was killed may have no note: it is no older than the one before.
         losses = [
@@ -241,14 +289,17 @@ class Soak:
         for path in self.folder.glob("writer.*"):
             number = int(path.suffix[1:])
             counted = np.bincount(kept[kept[:, 0] == number, 1], minlength=1)
-            found = account(notes(path), counted, losses, [kill for kill, _ in self._kills])
+            if number == oldest[0]:
+                # The first steps of the oldest fragment were written over.
+                counted[oldest[1] - oldest[1] % STEPS : oldest[1]] += 1
+            found = account(notes(path), counted, losses, [kill for kill, _ in self._kills], removed)
             report.faults += [f"writer {number}: {fault}" for fault in found[0]]
             sums.update(found[1])
         report.figures |= sums
 
     def close(self) -> None:
         """End all processes."""
-        for process in (*self._clients, self._server):
+        for process in (*self._clients, self._slow, self._server):
             _end(process)
 
     def __enter__(self) -> Soak:
@@ -265,72 +316,14 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def account(
-    lines: list[list[float]], counted: Any, losses: list[tuple[float, float]], kills: list[float]
-) -> tuple[list[str], Counter[str]]:
-    """Hold the rows of one writer against its notes.
-
-    Parameters
-    ----------
-    lines
-        When a fragment was sent, the number of rows up to its end, how many were known to be acknowledged, and how
-        many streams had been opened.
-    counted
-        How often each of its rows is in the table.
-    losses
-        Spans of time in which acknowledged rows may have been lost.
-    kills
-        When the service was killed.
-    """
-    faults, sums = [], Counter[str]()
-    fragments = int(lines[-1][1]) // STEPS
-    if len(counted) > fragments * STEPS:
-        faults.append(f"row {len(counted) - 1} was never sent")
-    times = np.zeros((fragments, STEPS), np.int64)
-    times.reshape(-1)[: len(counted)] = counted[: times.size]
-    acknowledged = 0
-    heard = np.full(fragments, np.inf)
-    sent = np.full(fragments, np.inf)
-    for moment, rows, known, _ in lines:
-        sent[int(rows) // STEPS - 1] = min(moment, sent[int(rows) // STEPS - 1])
-        heard[acknowledged : int(known) // STEPS] = moment
-        acknowledged = int(known) // STEPS
-    for fragment in np.flatnonzero((times != times[:, :1]).any(1)):
-        faults.append(f"fragment {fragment} is there in part")
-    often = times[:, 0]
-    for fragment in np.flatnonzero((often == 0) & np.isfinite(heard)):
-        if not any(since <= heard[fragment] <= _noted(lines, kill) for since, kill in losses):
-            faults.append(f"fragment {fragment}, sent at {sent[fragment]:.2f}, is lost")
-    for fragment in np.flatnonzero(often > 1):
-        if not any(sent[fragment] <= kill <= heard[fragment] for kill in kills):
-            faults.append(f"fragment {fragment}, sent at {sent[fragment]:.2f}, is there {often[fragment]} times")
-    sums.update(
-        {
-            "sent": fragments * STEPS,
-            "acknowledged": acknowledged * STEPS,
-            "acknowledged and lost": STEPS * int(np.count_nonzero((often == 0) & np.isfinite(heard))),
-            "twice": STEPS * int(np.count_nonzero(often > 1)),
-            "not acknowledged and there": STEPS * int(np.count_nonzero((often > 0) & np.isinf(heard))),
-        }
-    )
-    return faults, sums
-
-
-def _noted(lines: list[list[float]], kill: float) -> float:
-    """Return when a writer had noted all that was acknowledged before a kill.
-
-    It may read such acknowledgements until it opens another stream, which its next line tells.
-    """
-    before = [streams for moment, _, _, streams in lines if moment <= kill]
-    return next((moment for moment, _, _, streams in lines if moment > kill and [streams] != before[-1:]), np.inf)
-
-
 def main() -> None:
     """Run one of the processes, or the whole."""
     if sys.argv[1:2] == ["serve"]:
         serve(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
     elif sys.argv[1:2] == ["write"]:
         write_steps(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    elif sys.argv[1:2] == ["dawdle"]:
+        dawdle(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
     elif sys.argv[1:2] == ["learn"]:
         learn(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
     else:
@@ -338,18 +331,21 @@ def main() -> None:
         parser.add_argument("--seconds", type=float, default=600.0)
         parser.add_argument("--writers", type=int, default=8)
         parser.add_argument("--learners", type=int, default=2)
-        parser.add_argument("--capacity", type=int, default=5_000_000)
+        parser.add_argument("--capacity", type=int, default=100_000, help="steps; older ones are written over")
         parser.add_argument(
             "--rate", type=float, default=20.0, help="fragments a second of each writer; 0 for no limit"
         )
         parser.add_argument("--kill-server-every", type=float, default=0.0, metavar="SECONDS")
         parser.add_argument("--disturb-every", type=float, default=3.0, metavar="SECONDS", help="kill or stop a client")
+        parser.add_argument(
+            "--slow-every", type=float, default=20.0, metavar="SECONDS", help="let the slow client come, or go"
+        )
         parser.add_argument("--seed", type=int, default=0)
         asked = parser.parse_args()
         with tempfile.TemporaryDirectory() as folder:
             sizes = (asked.writers, asked.learners, asked.capacity, asked.rate, asked.seed)
             with Soak(Path(folder), *sizes) as soak:
-                soak.run(asked.seconds, asked.kill_server_every, asked.disturb_every)
+                soak.run(asked.seconds, asked.kill_server_every, asked.disturb_every, asked.slow_every)
                 report = soak.end()
         print(json.dumps(report.figures, indent=1))
         print("\n".join(report.faults[:20]) or "every step is accounted for")

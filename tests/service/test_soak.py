@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.service.soak import STEPS, Soak, account
+from tests.service.soak import Soak
+from tests.service.soak_accounts import STEPS, account, rate
 
 
 @pytest.mark.parametrize(
     ("writers", "learners", "seconds", "kill_server_every"),
     [
-        pytest.param(2, 1, 3.0, 0.0, id="few"),
+        pytest.param(2, 1, 4.0, 0.0, id="few"),
         pytest.param(8, 2, 60.0, 0.0, id="clients", marks=pytest.mark.long),
         pytest.param(8, 2, 60.0, 13.0, id="service", marks=pytest.mark.long),
     ],
@@ -21,8 +22,9 @@ from tests.service.soak import STEPS, Soak, account
 def test_every_step_is_accounted_for(
     tmp_path: Path, writers: int, learners: int, seconds: float, kill_server_every: float
 ) -> None:
-    with Soak(tmp_path, writers, learners, 500_000, 20.0, 0) as soak:
-        soak.run(seconds, kill_server_every, 1.5)
+    capacity = 20 * STEPS * writers
+    with Soak(tmp_path, writers, learners, capacity, 20.0, 0) as soak:
+        soak.run(seconds, kill_server_every, 1.5, seconds / 4)
         report = soak.end()
     assert not report.faults
     figures = report.figures
@@ -30,9 +32,14 @@ def test_every_step_is_accounted_for(
     assert figures["acknowledged"] > 0
     if not kill_server_every:
         assert figures["acknowledged and lost"] == figures["twice"] == 0
-        assert figures["acknowledged"] <= figures["inserted"] == figures["rows"] <= figures["sent"]
+        assert figures["acknowledged"] <= figures["inserted"] <= figures["sent"]
+        assert figures["rows"] == min(figures["inserted"], capacity)
     else:
         assert figures["service killed"] > 1
+    if seconds >= 60.0:
+        assert figures["acknowledged and written over"] > 0
+        assert figures["samples of the slow client"] > 0
+        assert figures["rows/s beside the slow client"] > 0.2 * figures["rows/s without it"]
 
 
 LINES = [[0.0, STEPS, 0, 1], [1.0, 2 * STEPS, STEPS, 2], [2.0, 3 * STEPS, STEPS, 3], [3.0, 3 * STEPS, 3 * STEPS, 4]]
@@ -57,6 +64,25 @@ def test_a_soak_finds_faults(
     faults, _ = account(LINES, np.repeat(times, STEPS), losses, kills)
     assert len(faults) == bool(fault)
     assert not fault or fault in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("times", "removed", "lost"),
+    [((0, 1, 1), 0.5, 0), ((0, 0, 1), 1.0, 0), ((0, 0, 0), 2.5, 0), ((0, 0, 1), 0.5, 1), ((1, 0, 1), 2.5, 1)],
+)
+def test_a_soak_knows_what_a_full_ring_has_written_over(times: tuple[int, ...], removed: float, lost: int) -> None:
+    faults, sums = account(LINES, np.repeat(times, STEPS), [], [], removed)
+    assert [fault.endswith("is lost") for fault in faults] == [True] * lost
+    assert sums["acknowledged and written over"] == (times.count(0) - lost) * STEPS
+    assert sums["acknowledged and lost"] == lost * STEPS
+
+
+def test_rates_are_of_some_spans_of_time_and_of_all_processes(tmp_path: Path) -> None:
+    for name, lines in (("a", "0 0\n10 100\n20 100\n"), ("b", "5 0\n15 10\n"), ("c", "")):
+        (tmp_path / name).write_text(lines)
+    paths = [tmp_path / name for name in "abc"]
+    assert rate(paths, 1, [(0.0, 10.0)]) == 10.5
+    assert rate(paths, 1, [(0.0, 5.0), (15.0, 20.0)]) == 5.0
 
 
 def test_a_soak_finds_a_fragment_that_is_there_in_part() -> None:
