@@ -13,9 +13,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from samplebatch import SampleBatch
+from tests.uncompiled import uncompile_tianshou
 
 # Worker processes import the environments of tests by name.
 sys.path.insert(0, str(Path(__file__).parent / "rollout"))
+
+uncompile_tianshou()
 
 settings.register_profile("local", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, max_examples=100, print_blob=True)

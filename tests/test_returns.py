@@ -22,7 +22,6 @@ from samplebatch.returns import (
     nstep,
     value_mask,
 )
-from tests.uncompiled import uncompile_tianshou
 
 NO = [False, False, False]
 
@@ -328,8 +327,7 @@ def filled_by_tianshou(kind: str, size: int, adds: int, seed: int) -> Any:
 
 @pytest.mark.parametrize("kind", ["single", "vector"])
 @pytest.mark.parametrize("adds", [3, 20, 57])
-def test_beside_tianshous(kind: str, adds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    uncompile_tianshou(monkeypatch)
+def test_beside_tianshous(kind: str, adds: int) -> None:
     buffer = filled_by_tianshou(kind, 50, adds, seed=adds)
     theirs = pytest.importorskip("tianshou.algorithm").Algorithm
     rng = np.random.default_rng(1)

@@ -1,26 +1,44 @@
-"""uncompile_tianshou: Tianshou without its compiler."""
+"""Tianshou without its compiler, which takes half a minute for functions that tests call on a few rows."""
 
 from __future__ import annotations
 
 import sys
-import warnings
-
-import pytest
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
 
 COMPILED = {
     "tianshou.data.buffer.manager": ("_prev_index", "_next_index"),
     "tianshou.data.utils.segtree": ("_setitem", "_reduce", "_get_prefix_sum_idx"),
     "tianshou.algorithm.algorithm_base": ("_gae", "_nstep_return"),
 }
-"""Functions that take half a minute to compile, to do in the end the same to a few rows."""
+"""Tianshou's compiled functions by module."""
 
 
-def uncompile_tianshou(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Tianshou call the Python functions that it compiles otherwise; skip the test where it is not installed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("tianshou.algorithm")
-    for module, names in COMPILED.items():
-        for name in names:
-            compiled = getattr(sys.modules[module], name)
-            monkeypatch.setattr(sys.modules[module], name, getattr(compiled, "py_func", compiled))
+class Uncompiling(MetaPathFinder):
+    """Finds these modules of Tianshou's for the import system, and has them keep the Python functions."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module, if it is one of these."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in COMPILED else None
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def uncompile(module: ModuleType) -> None:
+            execute(module)
+            for name in COMPILED[fullname]:
+                setattr(module, name, getattr(module, name).py_func)
+
+        loader.exec_module = uncompile
+        return spec
+
+
+def uncompile_tianshou() -> None:
+    """Keep Tianshou from compiling, in whichever test imports it first."""
+    sys.meta_path.insert(0, Uncompiling())

@@ -1,4 +1,4 @@
-"""Tianshou without its compiler, and runs that can be repeated."""
+"""Runs that can be repeated."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-
-from tests.uncompiled import uncompile_tianshou
-
-
-@pytest.fixture(autouse=True)
-def _uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "tianshou" in request.module.__name__:
-        uncompile_tianshou(monkeypatch)
 
 
 @pytest.fixture

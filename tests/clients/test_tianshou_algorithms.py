@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("tianshou.data")
+pytest.importorskip("tianshou.algorithm")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
