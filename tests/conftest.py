@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,6 +15,10 @@ from hypothesis import HealthCheck, settings
 
 from samplebatch import SampleBatch
 from tests.uncompiled import uncompile_tianshou
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and with them all to which they send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Worker processes import the environments of tests by name.
 sys.path.insert(0, str(Path(__file__).parent / "rollout"))
