@@ -7,6 +7,8 @@ Flags, nesting and the columns of each policy, which no Arrow type holds, stand 
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import NoneType
 from typing import Any
@@ -18,7 +20,7 @@ import pyarrow as pa
 from samplebatch import names
 from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.batch.tree import Structure, leaf_names
-from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
+from samplebatch.column.arrow import FieldReader, arrow_field_and_array, check_size
 from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.tensor import TensorColumn
@@ -82,12 +84,8 @@ def from_table(
         If objects take more than is left of the bound, which follows from the table's bytes if None; names the column.
     """
     table = as_table(source)
-    about = about or metadata_of(table.schema)
-    if about is None:
-        about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
-    if about.get("type") != "SampleBatch":
-        raise FormatError(f"the table must hold a SampleBatch, got a {about.get('type')!r}")
-    return _read(table, about, bound or bound_of(table), allow_pickle=allow_pickle)
+    reader = _reader_of(table.schema) if about is None else _make_reader(table.schema, about)
+    return reader.read(table, bound or bound_of(table), allow_pickle=allow_pickle)
 
 
 def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table:
@@ -192,7 +190,7 @@ def from_policy_table(
             columns = [rows.column(placed) for placed in part["columns"].values()]
             fields = [table.schema.field(placed).with_name(name) for name, placed in part["columns"].items()]
             own = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-            policies[policy] = _read(own, part, bound, allow_pickle=allow_pickle)
+            policies[policy] = _TableReader(own.schema, part).read(own, bound, allow_pickle=allow_pickle)
             if rows.num_rows != part["rows"]:
                 raise FormatError(f"policy {policy!r} must have {part['rows']} rows, got {rows.num_rows}")
         env_steps = _count(about["env_steps"])
@@ -235,39 +233,103 @@ def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
     return {METADATA_KEY: json.dumps(about, default=np.generic.item).encode()}
 
 
-def _read(table: pa.Table, about: dict[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
-    try:
-        nested, flags = read_structures(about["nested"]), read_flags(about["flags"])
-        lists = set(map(str, about["lists"]))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
-    columns = {}
-    cuts = {}
-    for field, chunked in zip(table.schema, table.columns, strict=True):
-        if field.name in columns:
-            raise FormatError(f"column {field.name!r} must be there once, it is there again")
-        check_size(chunked.chunks, field, bound)
-        array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
-        if field.name in lists:
-            if not pa.types.is_large_list(array.type) or array.null_count:
-                raise FormatError(f"column {field.name!r} must be a list for each sequence, got {array.type}")
-            cuts[field.name] = np.diff(array.offsets.to_numpy())
-            array = array.flatten()
-        columns[field.name] = column_from_arrow(array, field, allow_pickle=allow_pickle)
-    if names.SEQ_LENS in columns:
-        # Before they are checked: whoever else can write to the table's memory must not change where sequences begin.
-        columns[names.SEQ_LENS] = columns[names.SEQ_LENS].copy()
-    else:
-        flags = replace(flags, zero_padded=False, max_seq_len=None)
-    if cuts and names.SEQ_LENS in columns:
-        stored = _stored_lengths(columns[names.SEQ_LENS], flags)
-        for name, lengths in cuts.items():
-            if not np.array_equal(lengths, stored):
-                raise FormatError(f"column {name!r} must have lists as long as {names.SEQ_LENS!r} says")
-    return columns, {top: tree for top, tree in nested.items() if _is_whole(top, tree, columns)}, flags
+class _TableReader:
+    """Reader of the tables of one schema, which has checked the metadata and looked at the fields once.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    about
+        The metadata of the batch.
+
+    Raises
+    ------
+    FormatError
+        If the metadata is not that of a batch, or does not fit the fields.
+    """
+
+    __slots__ = ("_fields", "_flags", "_lists", "_nested")
+
+    def __init__(self, schema: pa.Schema, about: dict[str, Any]) -> None:
+        try:
+            nested, flags = read_structures(about["nested"]), read_flags(about["flags"])
+            lists = set(map(str, about["lists"]))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
+        held = dict.fromkeys(schema.names)
+        if len(held) < len(schema):
+            name = next(name for name in held if schema.names.count(name) > 1)
+            raise FormatError(f"column {name!r} must be there once, it is there again")
+        for field in schema:
+            if field.name in lists and not pa.types.is_large_list(field.type):
+                raise FormatError(f"column {field.name!r} must be a list for each sequence, got {field.type}")
+        self._lists = lists.intersection(held)
+        self._fields = [
+            (field, FieldReader(field, field.type.value_type if field.name in lists else None)) for field in schema
+        ]
+        self._nested = {top: tree for top, tree in nested.items() if _is_whole(top, tree, held)}
+        self._flags = flags
+        if names.SEQ_LENS not in held:
+            self._flags = replace(flags, zero_padded=False, max_seq_len=None)
+
+    def read(self, table: pa.Table, bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
+        """View a table as the parts of a batch; raises as `from_table` does."""
+        columns: dict[str, Column] = {}
+        cuts = {}
+        for (field, reader), chunked in zip(self._fields, table.columns, strict=True):
+            name = reader.name
+            if reader.holds_objects or name in self._lists:
+                check_size(chunked.chunks, field, bound)
+            array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+            if name in self._lists:
+                if array.null_count:
+                    raise FormatError(f"column {name!r} must be a list for each sequence, got {array.type}")
+                cuts[name] = np.diff(array.offsets.to_numpy())
+                array = array.flatten()
+            columns[name] = reader.read(array, allow_pickle=allow_pickle)
+        if names.SEQ_LENS in columns:
+            # Before they are checked: whoever else can write to the table's memory must not change where sequences
+            # begin.
+            columns[names.SEQ_LENS] = columns[names.SEQ_LENS].copy()
+            for name, lengths in cuts.items():
+                if not np.array_equal(lengths, _stored_lengths(columns[names.SEQ_LENS], self._flags)):
+                    raise FormatError(f"column {name!r} must have lists as long as {names.SEQ_LENS!r} says")
+        return columns, dict(self._nested), self._flags
 
 
-def _is_whole(top: str, structure: Structure, columns: dict[str, Column]) -> bool:
+_MAX_READERS = 64
+_MAX_SCHEMA_NBYTES = 1 << 16
+_readers: dict[bytes, _TableReader] = {}
+"""Readers of the schemas that were seen last, by all bytes of a schema."""
+_remembering = threading.Lock()
+
+
+def _reader_of(schema: pa.Schema) -> _TableReader:
+    """Return the reader of a schema, which is remembered: tables that come one after the other mostly have one."""
+    key = schema.serialize().to_pybytes()
+    found = _readers.get(key)
+    if found is not None:
+        return found
+    found = _make_reader(schema, metadata_of(schema))
+    if len(key) <= _MAX_SCHEMA_NBYTES:
+        with _remembering:
+            while len(_readers) >= _MAX_READERS:
+                del _readers[next(iter(_readers))]
+            _readers[key] = found
+    return found
+
+
+def _make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> _TableReader:
+    """Make the reader of a schema with the metadata of a batch, or of plain columns."""
+    if about is None:
+        about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
+    if about.get("type") != "SampleBatch":
+        raise FormatError(f"the table must hold a SampleBatch, got a {about.get('type')!r}")
+    return _TableReader(schema, about)
+
+
+def _is_whole(top: str, structure: Structure, columns: Mapping[str, Any]) -> bool:
     """Tell whether the columns under a name are the leaves of a nested column, all of them and no others."""
     return set(leaf_names(top, structure)) == {name for name in columns if name == top or name.startswith(f"{top}.")}
 

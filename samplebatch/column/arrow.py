@@ -51,6 +51,57 @@ def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) 
         chunk.validate(full=True)
 
 
+class FieldReader:
+    """Reader of the arrays of one field as columns, which has looked at its type and metadata once.
+
+    Parameters
+    ----------
+    field
+        The field.
+    arrow
+        The type of its arrays; that of the field if None.
+
+    Raises
+    ------
+    FormatError
+        If the field's metadata is none of ours; names it.
+
+    Examples
+    --------
+    >>> FieldReader(pa.field("a", pa.int64())).read(pa.array([1, 2])).to_numpy()
+    array([1, 2])
+    """
+
+    __slots__ = ("_dtype_name", "_is_ragged", "_metadata", "_torch_name", "holds_objects", "name")
+
+    def __init__(self, field: pa.Field, arrow: pa.DataType | None = None) -> None:
+        arrow = field.type if arrow is None else arrow
+        self.name: str = field.name
+        self._metadata = field.metadata or {}
+        self.holds_objects = ObjectColumn.reads(arrow, self._metadata)
+        self._is_ragged = not self.holds_objects and RaggedColumn.reads(arrow)
+        self._dtype_name, self._torch_name = (
+            self._metadata[key].decode(errors="replace") if key in self._metadata else None
+            for key in (DTYPE_KEY, TORCH_KEY)
+        )
+        try:
+            if self._dtype_name is not None and not self.holds_objects:
+                named_dtype(self._dtype_name)
+        except ColumnTypeError as error:
+            raise FormatError(f"column {self.name!r} must name a dtype that a column can hold: {error}") from error
+
+    def read(self, array: pa.Array, *, allow_pickle: bool = False) -> Column:
+        """View an Arrow array as a column; raises as `column_from_arrow` does."""
+        name, torch_name = self.name, self._torch_name
+        if self.holds_objects:
+            return ObjectColumn.from_arrow(array, self._metadata, name, allow_pickle=allow_pickle)
+        if self._is_ragged:
+            rows = RaggedColumn.from_arrow(array, self._dtype_name, name)
+            return rows if torch_name is None else _from_bits(RaggedTorchColumn.from_bits, rows, torch_name, name)
+        column = TensorColumn.from_arrow(array, self._dtype_name, name)
+        return column if torch_name is None else _from_bits(TorchColumn.from_bits, column.values, torch_name, name)
+
+
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:
     """View an Arrow array as a column, without a copy wherever the layout permits.
 
@@ -63,23 +114,7 @@ def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = 
     UntrustedPickleError
         If its rows are pickled and `allow_pickle` is false; names it.
     """
-    metadata = field.metadata or {}
-    name = field.name
-    if ObjectColumn.reads(array.type, metadata):
-        return ObjectColumn.from_arrow(array, metadata, name, allow_pickle=allow_pickle)
-    dtype_name, torch_name = (
-        metadata[key].decode(errors="replace") if key in metadata else None for key in (DTYPE_KEY, TORCH_KEY)
-    )
-    try:
-        if dtype_name is not None:
-            named_dtype(dtype_name)
-    except ColumnTypeError as error:
-        raise FormatError(f"column {name!r} must name a dtype that a column can hold: {error}") from error
-    if RaggedColumn.reads(array.type):
-        rows = RaggedColumn.from_arrow(array, dtype_name, name)
-        return rows if torch_name is None else _from_bits(RaggedTorchColumn.from_bits, rows, torch_name, name)
-    column = TensorColumn.from_arrow(array, dtype_name, name)
-    return column if torch_name is None else _from_bits(TorchColumn.from_bits, column.values, torch_name, name)
+    return FieldReader(field, array.type).read(array, allow_pickle=allow_pickle)
 
 
 def _from_bits(read: Callable[[Any, str], Column], bits: Any, torch_name: str, name: str) -> Column:

@@ -1,0 +1,89 @@
+"""Tables of a schema that was seen before are read as the first one was, and checked in all that may differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from samplebatch import SampleBatch
+from samplebatch.batch import arrow
+from samplebatch.errors import CapacityError, ColumnTypeError, FormatError, SampleBatchError, UntrustedPickleError
+
+
+class Strange:
+    """An object that no Arrow type holds."""
+
+
+def test_batches_with_the_columns_of_another_keep_their_own_description() -> None:
+    first = SampleBatch({"obs": {"a": [1, 2], "b": [3, 4]}}, _num_grad_updates=1.0)
+    second = SampleBatch({"obs": ([1, 2], [3, 4])}, _is_training=True)
+    third = SampleBatch({"obs.a": [1, 2], "obs.b": [3, 4]})
+    for _ in range(3):
+        for batch in (first, second, third):
+            found = SampleBatch.from_arrow(batch.to_arrow())
+            assert found == batch
+            assert (found.num_grad_updates, found.is_training) == (batch.num_grad_updates, batch.is_training)
+
+
+def test_a_batch_does_not_share_its_description_with_the_next_one() -> None:
+    table = SampleBatch(obs={"a": [1, 2]}, rewards=[0.0, 1.0]).to_arrow()
+    first = SampleBatch.from_arrow(table)
+    del first["obs"]
+    first["rewards"] = {"x": [1, 2]}
+    assert SampleBatch.from_arrow(table)["obs"]["a"].tolist() == [1, 2]
+    assert SampleBatch.from_arrow(table)["rewards"].tolist() == [0.0, 1.0]
+
+
+def test_nulls_are_looked_for_in_each_table() -> None:
+    schema = pa.schema([pa.field("a", pa.int64())])
+    for _ in range(2):
+        assert SampleBatch.from_arrow(pa.table([pa.array([1, 2])], schema))["a"].tolist() == [1, 2]
+        with pytest.raises(ColumnTypeError, match="column 'a' must have no nulls"):
+            SampleBatch.from_arrow(pa.table([pa.array([1, None])], schema))
+
+
+def test_lengths_of_sequences_are_looked_at_in_each_table() -> None:
+    batch = SampleBatch(obs=np.arange(5), seq_lens=[2, 3])
+    table = batch.to_arrow()
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 3, 5], pa.int64()), pa.array(np.arange(5)))
+    other = table.set_column(0, table.schema.field(0), lists)
+    assert other.schema.equals(table.schema, check_metadata=True)
+    for _ in range(2):
+        assert SampleBatch.from_arrow(table) == batch
+        with pytest.raises(FormatError, match="must have lists as long as 'seq_lens' says"):
+            SampleBatch.from_arrow(other)
+
+
+def test_the_memory_of_objects_is_bounded_in_each_table() -> None:
+    table = SampleBatch(obs=np.arange(20), infos=np.array([{"words": ["x"] * 50}] * 20, object)).to_arrow()
+    for _ in range(2):
+        assert len(SampleBatch.from_arrow(table)) == 20
+        with pytest.raises(CapacityError, match="column 'infos'"):
+            SampleBatch.from_arrow(table, max_nbytes=100)
+
+
+def test_trust_in_pickles_is_not_remembered() -> None:
+    table = SampleBatch(obs=[1, 2], infos=np.array([1, Strange()], object)).to_arrow()
+    for _ in range(2):
+        assert len(SampleBatch.from_arrow(table, allow_pickle=True)["infos"]) == 2
+        with pytest.raises(UntrustedPickleError):
+            SampleBatch.from_arrow(table)
+
+
+def test_a_schema_that_is_refused_is_refused_again() -> None:
+    table: Any = pa.table({"a": [1]}).replace_schema_metadata({arrow.METADATA_KEY: b'{"version": 1}'})
+    for _ in range(3):
+        with pytest.raises(SampleBatchError):
+            SampleBatch.from_arrow(table)
+
+
+def test_few_schemas_are_remembered_and_no_long_ones() -> None:
+    for number in range(arrow._MAX_READERS + 20):
+        SampleBatch.from_arrow(pa.table({f"column {number}": [1]}))
+    assert len(arrow._readers) == arrow._MAX_READERS
+    before = set(arrow._readers)
+    SampleBatch.from_arrow(pa.table({"a" * arrow._MAX_SCHEMA_NBYTES: [1]}))
+    assert set(arrow._readers) == before
