@@ -167,6 +167,41 @@ def test_weights_are_rows_of_bytes(client: Any, uri: str) -> None:
     (told,) = client.do_action(flight.Action("latest", b'{"name": "policy", "newer_than": 1}'))
 
 
+def page_bytes(part: str) -> bytes:
+    """Return the bytes that the page has for a part of a call."""
+    page = Path(__file__).parents[2] / "docs/replay-service.md"
+    (row,) = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {part} |")]
+    return bytes.fromhex(row.rpartition("| `")[2].removesuffix("` |"))
+
+
+def test_the_bytes_of_the_page_are_understood(client: Any) -> None:
+    path = flight.FlightDescriptor.deserialize(page_bytes("descriptor of DoPut"))
+    writer, reader = client.do_put(path, ROWS.schema)
+    writer.write_with_metadata(ROWS, page_bytes("metadata of its first record batch"))
+    assert json.loads(reader.read().to_pybytes()) == {"number": 1, "inserted": 4, "held_s": 0.0, "size": 4}
+    writer.close()
+    assert act(client, "acknowledged", table="prio", writer="java 1", stream="a") == {"number": 1}
+    samples = client.do_get(flight.Ticket.deserialize(page_bytes("ticket of DoGet"))).read_all()
+    assert samples.num_rows == 2
+    command = flight.FlightDescriptor.deserialize(page_bytes("descriptor of DoExchange"))
+    writer, reader = client.do_exchange(command)
+    writer.write_metadata(b"{}")
+    assert reader.read_chunk().data.num_rows == 2
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("descriptor of DoPut", flight.FlightDescriptor.for_path("prio", "java 1", "a")),
+        ("ticket of DoGet", flight.Ticket(b'{"table":"prio","batch_size":2,"count":1}')),
+        ("descriptor of DoExchange", flight.FlightDescriptor.for_command(b'{"table":"prio","batch_size":2}')),
+    ],
+)
+def test_the_bytes_of_the_page_are_those_of_flight(part: str, message: Any) -> None:
+    assert page_bytes(part) == message.serialize()
+
+
 def test_limits_and_state_are_json(client: Any) -> None:
     put(client, "prio")
     assert act(client, "limits", table="prio", min_size=3)["limits"]["min_size"] == 3
