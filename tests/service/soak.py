@@ -79,7 +79,7 @@ def write_steps(uri: str, folder: Path, number: int, rate: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     path, step = folder / f"writer.{number}", 0
     stream, streams = None, 0
-    with ReplayClient(uri, "soak", writer=f"writer {number}", reconnect_s=120.0) as client:
+    with ReplayClient(uri, "soak", writer=f"writer {number}", reconnect_s=600.0) as client:
         while not ended.is_set():
             steps = np.arange(step, step + STEPS)
             step += STEPS
@@ -103,7 +103,7 @@ def learn(uri: str, folder: Path, number: int) -> None:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     path, drawn = folder / f"learner.{number}", 0
-    with ReplayClient(uri, "soak", prefetch=2, reconnect_s=120.0) as client:
+    with ReplayClient(uri, "soak", prefetch=2, reconnect_s=600.0) as client:
         while not ended.is_set():
             batch, indices = client.sample(256)
             assert (batch.rew == reward(batch.obs[:, 0], batch.obs[:, 1])).all()
@@ -119,7 +119,7 @@ def dawdle(uri: str, folder: Path, number: int) -> None:
     active = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: active.set())
     signal.signal(signal.SIGUSR2, lambda *_: active.clear())
-    with ReplayClient(uri, "soak", reconnect_s=120.0, shared_memory=False) as client:
+    with ReplayClient(uri, "soak", reconnect_s=600.0, shared_memory=False) as client:
         print("ready", flush=True)
         taken = 0
         while active.wait():
