@@ -186,9 +186,8 @@ def test_a_stream_hands_out_what_has_arrived_before_it_says_for_how_long_it_has_
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
         stream = client.stream(8, prefetch=4)
         next(stream)
-        # All that was asked for arrives.
-        client.info()
-        time.sleep(0.5)
+        (session,) = client._streaming
+        wait_until(lambda: session._answers.qsize() == 4)  # type: ignore[union-attr]
         server.kill()
         server.wait()
         for _ in range(4):
