@@ -258,9 +258,10 @@ def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorke
 
 def _fill(training: Training, trainer: Any) -> None:
     """Collect the random steps that learning off policy begins with; here, even if workers collect the others."""
-    steps, source = training.settings.get("start_steps"), trainer.params.training_collector
+    steps = training.settings.get("start_steps")
     if not steps:
         return
+    source = trainer.params.training_collector
     if not training.workers:
         source.collect(n_step=steps, random=True)
         return
