@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PARALLEL := -n auto --dist loadfile --max-worker-restart 0
 BENCH_FLAGS ?=
 LONG_FLAGS ?=
 
@@ -19,10 +20,10 @@ demo: $(VENV)/ready-demo ## step simple_tag in 2 processes, write out/rollout.ar
 	$(BIN)/samplebatch inspect out/rollout.arrow --html out/report.html
 
 test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
-	$(BIN)/python -m pytest -m long -o faulthandler_timeout=1800 $(LONG_FLAGS)
+	$(BIN)/python -m pytest -m long $(PARALLEL) -o faulthandler_timeout=1800 $(LONG_FLAGS)
 
 minimum: $(VENV)-minimum/ready ## run the tests with the oldest supported versions
 	$(VENV)-minimum/bin/python -m pytest

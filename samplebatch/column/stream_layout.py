@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 
 class StreamLayout:
-    """Layout of Arrow streams of one record batch of numbers, for whoever writes or reads many of the same form.
+    """Layout of Arrow streams of one record batch of numbers, for writers and readers of many of one form.
 
     A stream is its head, which has the schema and says where the buffers of the record batch lie, and these buffers.
     Where all columns are numbers without nulls, a stream that has the same bytes beside its columns as one that was

@@ -110,7 +110,7 @@ class EnvironmentList(Environments):
         return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
-        """Reset environments whose episode ended, and return the next observations of all; see `Environments.next_obs`.
+        """Reset environments at the ends of episodes, and return all next observations; see `Environments.next_obs`.
 
         A reset that fails costs no step, as the collector has that by now.
 

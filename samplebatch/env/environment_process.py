@@ -185,7 +185,7 @@ class SingleStep(NamedTuple):
 
 
 class EnvironmentStepper:
-    """One Gymnasium environment, whose values are converted exactly before they leave its process.
+    """A Gymnasium environment in its process, with values that are converted exactly before they leave it.
 
     The arrays that it returns are their caller's: the environment may write to its own again.
 

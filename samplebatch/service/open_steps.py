@@ -68,12 +68,12 @@ class OpenSteps:
         self._added = []
 
     def complete(self) -> list[Environment]:
-        """Return the environments whose steps make a fragment: enough of them, or the end of an episode."""
+        """Return the environments with a complete fragment: enough steps, or the end of an episode."""
         full = [one for one, rows in self._rows.items() if len(rows) >= self._count]
         return sorted({*full, *self._ended}, key=str)
 
     def groups(self) -> list[list[Environment]]:
-        """Return all environments, in lists whose steps make a fragment together."""
+        """Group all environments by the fragments that their steps go into."""
         single: list[Environment] = [None] if None in self._rows else []
         numbered: list[Environment] = [environment for environment in self._rows if environment is not None]
         return [group for group in (single, numbered) if group]

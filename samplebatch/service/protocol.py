@@ -258,7 +258,7 @@ class Draw:
     inline: bool | None = None
 
     def write(self) -> bytes:
-        """Write the request; what is None is left out."""
+        """Write the request, without the fields that are None."""
         return write_json({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod

@@ -140,6 +140,7 @@ class FragmentWriter:
             with self._link.errors():
                 return use(self._stream)
         except LostError:
+            # Nothing is refused, though the service may tell which fragment it was at when it was stopped.
             self._close_stream()
             raise
         except SampleBatchError as error:

@@ -1,7 +1,7 @@
-"""Replay buffers of several agents in folders: a file for each policy, and a manifest that says which and what else.
+"""Replay buffers of several agents in folders: a file for each policy, and a manifest that lists them.
 
 The files of a newer state have other names. The manifest is replaced at once when they are there, and the older files
-go then: whoever is killed leaves the one state or the other.
+go then: a process that is killed leaves the one state or the other.
 """
 
 from __future__ import annotations

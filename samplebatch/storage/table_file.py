@@ -24,7 +24,7 @@ SCHEMA_KEY = b"samplebatch.arrow_schema"
 
 
 class TableFile(ABC):
-    """An open file with a table, whose rows come in groups; held by readers of batches and datasets.
+    """An open file with a table in groups of rows, for readers of batches and datasets.
 
     Parameters
     ----------
