@@ -36,6 +36,7 @@ def steps(n: int = 10) -> SampleBatch:
         terminateds=t % 5 == 4,
         eps_id=t.astype(np.uint64) // 5,
         when=t.astype("M8[ms]"),
+        took=t.astype("m8[ns]"),
         seen=[np.arange(i % 3, dtype=np.float32) for i in range(n)],
         infos=[{"lives": i, "name": "x"} for i in range(n)],
     )
@@ -51,6 +52,7 @@ def test_every_column_of_a_file_is_read(spark: Any, tmp_path: Path) -> None:
     assert [int(row.eps_id) for row in rows] == [0] * 5 + [1] * 5
     assert [row.seen for row in rows] == [value.tolist() for value in steps()["seen"]]
     assert rows[3].infos.lives == 3
+    assert [row.took for row in rows] == list(range(10))
     assert [row.when.microsecond for row in rows] == list(range(0, 10_000, 1000))
 
 
