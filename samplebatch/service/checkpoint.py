@@ -19,6 +19,7 @@ from samplebatch.service.table import ReplayTable
 from samplebatch.service.table_files import read_state, write_state
 from samplebatch.storage.buffer_folder.files import plain_bytes, read_plain, sync
 from samplebatch.storage.buffer_state import plain
+from samplebatch.storage.damage import name_damage
 
 _MANIFEST = "tables.json"
 _NAME = re.compile(r"checkpoint-(\d{9,})")
@@ -183,7 +184,7 @@ class Checkpoints:
                 )
             info = known[name].info()
             for fact in (*_SAME, "state"):
-                if fact not in about:
+                if not isinstance(about, dict) or fact not in about:
                     raise FormatError(f"{str(path)!r} must tell the {fact} of table {name!r}, it does not")
             for fact in _SAME:
                 if about[fact] != info[fact]:
@@ -191,7 +192,9 @@ class Checkpoints:
                         f"table {name!r} must have {fact} {about[fact]!r}, as in {str(path)!r}, got {info[fact]!r}"
                     )
         for name, about in manifest["tables"].items():
-            known[name].load_state_dict(read_state(about["state"], path, allow_pickle=self._allow_pickle))
+            with name_damage(repr(str(path))):
+                state = read_state(about["state"], path, allow_pickle=self._allow_pickle)
+            known[name].load_state_dict(state)
         return path
 
 

@@ -49,7 +49,7 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
     Raises
     ------
     FormatError
-        If a file is damaged, or is another.
+        If a file is damaged, is another, or lies elsewhere.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     OSError
@@ -59,9 +59,16 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
         return plain | {"fragments": _read_fragments(plain["fragments"], folder, allow_pickle=allow_pickle)}
     left = plain[_LEFT]
     return plain | {
-        "buffer": read_buffer(ReplayBuffer, folder / plain["buffer"], allow_pickle=allow_pickle, missing={}),
-        _LEFT: None if left is None else np.array(read_arrow(folder / left, memory_map=False)[_LEFT]),
+        "buffer": read_buffer(ReplayBuffer, _file(folder, plain["buffer"]), allow_pickle=allow_pickle, missing={}),
+        _LEFT: None if left is None else np.array(read_arrow(_file(folder, left), memory_map=False)[_LEFT]),
     }
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Return the path of a file that the rest of a state names, which must lie in the folder."""
+    if Path(name).name != name:
+        raise FormatError(f"the files of a table must lie in its folder, {name!r} does not")
+    return folder / name
 
 
 def _write_fragments(fragments: list[Any], folder: Path, stem: str) -> Plain:
@@ -90,7 +97,7 @@ def _write_fragments(fragments: list[Any], folder: Path, stem: str) -> Plain:
 
 
 def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> list[Any]:
-    files = [open_arrow(folder / name, memory_map=False) for name in plain["files"]]
+    files = [open_arrow(_file(folder, name), memory_map=False) for name in plain["files"]]
     groups = [0] * len(files)
     found = []
     for number, about in plain["places"]:

@@ -144,6 +144,46 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(missing: str, tmp_path: Path)
         Checkpoints(tmp_path).restore([make("uniform")])
 
 
+def _change_state(folder: Path, kind: str, **parts: Any) -> None:
+    """Write a checkpoint, and put other parts into the manifest's state of its table; None leaves a part out."""
+    table = make(kind)
+    fill(table)
+    path = Checkpoints(folder).write([table]).path / "tables.json"
+    told = json.loads(path.read_bytes())
+    del told["checksum"]
+    (about,) = told["tables"].values()
+    for name, value in parts.items():
+        about["state"][name] = value
+        if value is None:
+            del about["state"][name]
+    path.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("uniform", {"buffer": None}),
+        ("uniform", {"left": None}),
+        ("uniform", {"buffer": 7}),
+        ("fifo", {"fragments": {"files": []}}),
+        ("fifo", {"fragments": {"files": [3], "about": [], "places": []}}),
+        ("fifo", {"fragments": {"files": [], "about": [], "places": [[0, 0]]}}),
+    ],
+)
+def test_a_checkpoint_that_does_not_name_its_files_is_refused(kind: str, parts: dict[str, Any], tmp_path: Path) -> None:
+    _change_state(tmp_path, kind, **parts)
+    with pytest.raises(FormatError, match="must be whole, and it is damaged"):
+        Checkpoints(tmp_path).restore([make(kind)])
+
+
+def test_files_of_a_checkpoint_lie_in_its_folder(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere.arrow"
+    _change_state(folder, "uniform", buffer=str(elsewhere))
+    next(folder.glob("*/0.arrow")).rename(elsewhere)
+    with pytest.raises(FormatError, match="must lie in its folder"):
+        Checkpoints(folder).restore([make("uniform")])
+
+
 def test_a_checkpoint_that_does_not_describe_its_tables_is_refused(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).write([make("uniform")]).path / "tables.json"
     told = json.loads(path.read_bytes())
