@@ -4,9 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-PARALLEL := -n auto --dist loadfile --max-worker-restart 0
+PARALLEL := -n auto --dist worksteal --max-worker-restart 0
 BENCH_FLAGS ?=
 LONG_FLAGS ?=
+
+# Tests start hundreds of processes: without compiled modules each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long minimum lint bench docs clean
