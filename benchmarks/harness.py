@@ -128,7 +128,7 @@ class Effort:
     Attributes
     ----------
     sample_s
-        Length that one sample should have.
+        Length that one sample should have; 0 for a single call, which nothing warms up.
     pause_s
         Rest before a sample.
     rounds
@@ -294,7 +294,7 @@ def measure(row: Row, effort: Effort = FULL, only: frozenset[str] | None = None)
     gc.collect()
     gc.disable()
     try:
-        for contestant in contestants:
+        for contestant in contestants if effort.sample_s else ():
             contestant.warm_up(effort.sample_s)
         for turn in range(effort.rounds):
             first = turn % max(len(contestants), 1)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,9 +47,15 @@ def test_contestants_that_disagree_are_found_out() -> None:
 def test_work_in_place_gets_a_fresh_argument_every_call() -> None:
     seen: list[list[int]] = []
     way = Way(lambda *_: [1, 2], lambda items: seen.append(list(items)) or items.clear(), fresh=list)
-    measure(Row("clear", lambda: None, {"numpy": way}, view=None), QUICK)
-    assert seen == [[1, 2]] * len(seen)
-    assert len(seen) > 1
+    measure(Row("clear", lambda: None, {"numpy": way}, view=None), replace(QUICK, rounds=3))
+    assert seen == [[1, 2]] * 3
+
+
+def test_a_quick_run_calls_each_contestant_to_check_it_and_to_time_it() -> None:
+    calls: list[str] = []
+    ways = {who: Way(lambda *_, who=who: who, lambda who: calls.append(who)) for who in ("bare", "numpy")}
+    measure(Row("call", lambda: None, ways), QUICK)
+    assert calls == ["bare", "numpy"] * 2
 
 
 @pytest.mark.parametrize(
