@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, EmptyBufferError
-from samplebatch.learn.lagged import LaggedNetwork
+from samplebatch.learn.lagged import LaggedNetwork, follow
 from samplebatch.learn.modules import set_training
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
@@ -152,8 +152,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     def _update_lagged_network_weights(self, tau: float = 1.0) -> None:
         """Move all lagged networks towards their sources: copies for a `tau` of 1, Polyak averages for less."""
-        for network in self._lagged_networks:
-            network.follow(tau)
+        follow(self._lagged_networks, tau)
 
     # For algorithms: the parts of an update
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -58,7 +59,6 @@ class LaggedNetwork(nn.Module):
         """Stay in evaluation mode."""
         return self
 
-    @torch.no_grad()
     def follow(self, tau: float = 1.0) -> None:
         """Move the parameters towards those of the source: `tau * source + (1 - tau) * own`.
 
@@ -74,13 +74,37 @@ class LaggedNetwork(nn.Module):
         ArgumentError
             If it is no number from 0 to 1.
         """
-        tau = fraction("tau", tau)
-        (source,) = self._source
-        own, kept = tensors_of(self.module)
-        new, given = tensors_of(source)
-        if tau == 1.0:
-            torch._foreach_copy_(own, new)
-        else:
-            torch._foreach_lerp_(own, new, tau)
-        for buffer, newer in zip(kept, given, strict=True):
-            buffer.copy_(newer)
+        follow([self], tau)
+
+
+@torch.no_grad()
+def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
+    """Move lagged networks towards their sources, all parameters in one operation; see `LaggedNetwork.follow`.
+
+    Examples
+    --------
+    >>> source = nn.Linear(1, 1, bias=False)
+    >>> targets = [LaggedNetwork(source), LaggedNetwork(source)]
+    >>> with torch.no_grad():
+    ...     _ = source.weight.fill_(3.0)
+    >>> follow(targets)
+    >>> [target.module.weight.item() for target in targets]
+    [3.0, 3.0]
+    """
+    tau = fraction("tau", tau)
+    own: list[torch.Tensor] = []
+    new: list[torch.Tensor] = []
+    for network in networks:
+        (source,) = network._source
+        parameters, buffers = tensors_of(network.module)
+        newer, given = tensors_of(source)
+        own += parameters
+        new += newer
+        for buffer, now in zip(buffers, given, strict=True):
+            buffer.copy_(now)
+    if not own:
+        return
+    if tau == 1.0:
+        torch._foreach_copy_(own, new)
+    else:
+        torch._foreach_lerp_(own, new, tau)

@@ -34,6 +34,24 @@ def set_training(module: nn.Module, mode: bool) -> None:
                 part.train(mode)
 
 
+def first_parameter(module: nn.Module) -> torch.Tensor | None:
+    """Return the first parameter of a module, of which policies and algorithms take the device and dtype; None if none.
+
+    Examples
+    --------
+    >>> first_parameter(nn.Sequential(nn.ReLU(), nn.Linear(3, 2))).shape
+    torch.Size([2, 3])
+    """
+    for held in module._parameters.values():
+        if held is not None:
+            return held
+    for part in module._modules.values():
+        found = None if part is None else first_parameter(part)
+        if found is not None:
+            return found
+    return None
+
+
 def tensors_of(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the parameters and the buffers of a module, each once; in the same order for a copy of it.
 

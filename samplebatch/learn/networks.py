@@ -131,7 +131,12 @@ class MLP(nn.Module):
     def forward(self, obs: Any, state: Any = None, extra: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """Return the features of observations, and no state."""
         rows = self.flatten(obs)
-        return self.layers(rows if extra is None else torch.cat([rows, extra], -1)), None
+        if extra is not None:
+            rows = torch.cat([rows, extra], -1)
+        # One call of a module less than by the sequence itself, whose layers take no longer than a call.
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows, None
 
 
 class Convolutional(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -183,7 +183,7 @@ class Optimizer:
     def __init__(self, optim: torch.optim.Optimizer, module: nn.Module, max_grad_norm: float | None = None) -> None:
         self.optim = optim
         self.max_grad_norm = None if max_grad_norm is None else positive("max_grad_norm", max_grad_norm)
-        self._parameters = list(module.parameters())
+        self.parameters = list(module.parameters())
 
     def step(self, loss: torch.Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> None:
         """Take a gradient step down a loss, of which only the module's own parameters get gradients.
@@ -197,13 +197,7 @@ class Optimizer:
         retain_graph, create_graph
             As `torch.Tensor.backward` takes them.
         """
-        own = [parameter for parameter in self._parameters if parameter.requires_grad]
-        for parameter in own:
-            parameter.grad = None
-        loss.backward(retain_graph=retain_graph, create_graph=create_graph, inputs=own)  # type: ignore[no-untyped-call]
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
-        self.optim.step()
+        descend([(self, loss)], retain_graph, create_graph)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the torch optimizer."""
@@ -212,3 +206,37 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the state of an optimizer of the same parameters."""
         self.optim.load_state_dict(state)
+
+
+def descend(
+    steps: Sequence[tuple[Optimizer, torch.Tensor]], retain_graph: bool | None = None, create_graph: bool = False
+) -> None:
+    """Take the gradient steps of several optimizers, each down its own loss, by one backward pass for all.
+
+    Parameters
+    ----------
+    steps
+        Optimizers and their losses, single numbers. No loss may depend on the parameters of another's optimizer: its
+        gradients would be added to those of that loss.
+    retain_graph, create_graph
+        As `torch.Tensor.backward` takes them.
+
+    Examples
+    --------
+    >>> modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    >>> before = [module.weight.item() for module in modules]
+    >>> optimizers = [Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module) for module in modules]
+    >>> losses = [modules[0](torch.tensor([[2.0]])).sum(), modules[1](torch.tensor([[3.0]])).sum()]
+    >>> descend([*zip(optimizers, losses, strict=True)])
+    >>> [round(old - module.weight.item(), 4) for old, module in zip(before, modules, strict=True)]
+    [2.0, 3.0]
+    """
+    own = [one for optimizer, _ in steps for one in optimizer.parameters if one.requires_grad]
+    for parameter in own:
+        parameter.grad = None
+    losses = [loss for _, loss in steps]
+    torch.autograd.backward(losses, retain_graph=retain_graph, create_graph=create_graph, inputs=own)
+    for optimizer, _ in steps:
+        if optimizer.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(optimizer.parameters, optimizer.max_grad_norm)
+        optimizer.optim.step()

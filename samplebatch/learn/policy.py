@@ -18,7 +18,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
 from samplebatch.errors import PolicySpecError
-from samplebatch.learn.modules import set_training
+from samplebatch.learn.modules import first_parameter, set_training
 
 Array = npt.NDArray[Any]
 
@@ -137,7 +137,7 @@ class Policy(nn.Module, ABC):
         >>> policy.observations(Batch(obs={"obs": np.ones((1, 2)), "mask": np.array([[1, 0]], np.int8)}))
         (tensor([[1., 1.]]), tensor([[ True, False]]))
         """
-        parameter = next(self.parameters(), None)
+        parameter = first_parameter(self)
         device = torch.device("cpu") if parameter is None else parameter.device
         dtype = torch.float32 if parameter is None else parameter.dtype
         obs = batch.obs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,12 +16,14 @@ from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
 from samplebatch.learn.exploration import BaseNoise
 from samplebatch.learn.networks import ask
 from samplebatch.learn.noisy_policy import ContinuousPolicyWithExplorationNoise
-from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.temperature import Alpha, FixedAlpha
 from samplebatch.learn.twin_critics import TwinCritics
 
 _TINY = torch.finfo(torch.float32).eps
 """Keeps the logarithm of tanh's slope finite where an action is at its bound."""
+_HALF_LOG_TAU = math.log(2 * math.pi) / 2
+"""The logarithm of the standard normal distribution's constant, less its sign."""
 
 
 class SACPolicy(ContinuousPolicyWithExplorationNoise):
@@ -67,11 +70,13 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         """
         obs, _ = self.observations(batch)
         (loc, scale), state = ask(self.actor, obs, state)
-        dist = Independent(Normal(loc, scale), 1)
-        raw = dist.mode if self.deterministic_eval and not self.is_within_training_step else dist.rsample()
-        act = torch.tanh(raw)
-        slope = torch.log(1 - act.square() + _TINY).sum(-1, keepdim=True)
-        log_prob = dist.log_prob(raw)[:, None] - slope  # type: ignore[no-untyped-call]
+        dist = Independent(Normal(loc, scale), 1, validate_args=False)
+        is_drawn = self.is_within_training_step or not self.deterministic_eval
+        noise = torch.randn_like(loc) if is_drawn else torch.zeros_like(loc)
+        act = torch.tanh(torch.addcmul(loc, scale, noise))
+        # The density at loc + scale * noise, told by the noise: its derivatives by loc and scale need no action.
+        density = noise.square() / 2 + scale.log() + _HALF_LOG_TAU
+        log_prob = -(density + torch.log(1 - act.square() + _TINY)).sum(-1, keepdim=True)
         return Batch(act=act, log_prob=log_prob, logits=(loc, scale), dist=dist, state=state)
 
 
@@ -149,12 +154,13 @@ class SoftActorCritic(TwinCritics[SACPolicy]):
         log_prob = drawn.log_prob.flatten()
         values = torch.min(self.critic(batch.obs, drawn.act), self.critic2(batch.obs, drawn.act)).flatten()
         loss = (self.alpha.value * log_prob - values).mean()
-        self.policy_optim.step(loss)
+        steps = [(self.policy_optim, loss)]
         found = {"actor_loss": loss.item()}
         if self.alpha_optim is not None:
             alpha_loss = self.alpha.loss(-log_prob.detach())
-            self.alpha_optim.step(alpha_loss)
+            steps.append((self.alpha_optim, alpha_loss))
             found["alpha_loss"] = alpha_loss.item()
+        descend(steps)
         return found | {"alpha": self.alpha.value}
 
 

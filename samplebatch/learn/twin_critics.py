@@ -13,7 +13,7 @@ from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import PolicySpecError
 from samplebatch.learn.algorithm import Algorithm
-from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.policy import Policy
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -102,12 +102,9 @@ class TwinCritics(Algorithm[PolicyT], ABC):
         Errors of rows that were drawn by priority count by the weights that they came with.
         """
         weight = batch.get("weight")
-        errors, losses = [], []
-        for critic, optim in ((self.critic, self.critic_optim), (self.critic2, self.critic2_optim)):
-            error = critic(batch.obs, batch.act).flatten() - batch.returns
-            loss = (error.square() if weight is None else error.square() * weight).mean()
-            optim.step(loss)
-            errors.append(error.detach())
-            losses.append(loss.item())
-        batch.weight = ((errors[0] + errors[1]) / 2).abs()
-        return losses[0], losses[1]
+        errors = [critic(batch.obs, batch.act).flatten() - batch.returns for critic in (self.critic, self.critic2)]
+        squares = [error.square() if weight is None else error.square() * weight for error in errors]
+        losses = [square.mean() for square in squares]
+        descend([*zip((self.critic_optim, self.critic2_optim), losses, strict=True)])
+        batch.weight = ((errors[0] + errors[1]).detach() / 2).abs()
+        return losses[0].item(), losses[1].item()
