@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# Pip compiles on one core, this on all. Some packages have files for other versions of Python: these fail.
+COMPILE = $(@D)/bin/python -m compileall -qq -j 0 $(@D)/lib || true
 PARALLEL := -n auto --dist worksteal --max-worker-restart 0
 BENCH_FLAGS ?=
 LONG_FLAGS ?=
@@ -51,13 +53,16 @@ clean: ## remove what the targets made, .venv included
 
 $(VENV)/ready-demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[cli,envs,plot]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/ready-demo
 
 $(VENV)-minimum/ready: pyproject.toml constraints-min.txt | $(VENV)-minimum/bin/python
 	$(VENV)-minimum/bin/python $(PIP_INSTALL) --constraint constraints-min.txt --editable '.[cli,envs,hdf5,plot]' \
 		duckdb hypothesis pandas polars pytest
+	@$(COMPILE)
 	@touch $@
