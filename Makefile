@@ -24,6 +24,9 @@ demo: $(VENV)/ready-demo ## step simple_tag in 2 processes, write out/rollout.ar
 	$(BIN)/samplebatch collect mpe2/simple_tag_v3 --workers 2 --steps 5000 --out out/rollout.arrow --plot out/episodes.png
 	$(BIN)/samplebatch inspect out/rollout.arrow --html out/report.html
 
+# There is a process of tests for each core.
+test test-long: export OMP_NUM_THREADS := 1
+
 test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
 	$(BIN)/python -m pytest $(PARALLEL)
 
