@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent / "rollout"))
 uncompile_tianshou()
 
 settings.register_profile("local", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("local"), derandomize=True, max_examples=100, print_blob=True)
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
