@@ -115,6 +115,7 @@ def policy_of(*, lstm: bool = False) -> Any:
     return PPOTorchPolicy(env.observation_space, env.action_space, config.to_dict() | options)
 
 
+@pytest.mark.long
 def test_a_policy_of_the_older_api_learns() -> None:
     policy, rng = policy_of(), np.random.default_rng(0)
 

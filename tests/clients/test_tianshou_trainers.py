@@ -145,6 +145,7 @@ def test_sac_learns_pendulum() -> None:
     assert result.best_reward > -400, "about -1200 at random"
 
 
+@pytest.mark.long
 def test_recurrent_ppo_learns() -> None:
     assert on_policy(recurrent_ppo(4), epochs=1, stack_num=4).best_reward > 50
 
@@ -173,6 +174,7 @@ def balance(obs: np.ndarray) -> np.ndarray:
     return np.where(wild, np.random.randint(0, 2, len(obs)), (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(int))
 
 
+@pytest.mark.long
 def test_discrete_bcq_learns_from_a_buffer_that_a_collector_has_filled() -> None:
     data = VectorReplayBuffer(8000, ENVS)
     with Collector(balance, "CartPole-v1", data, num_envs=ENVS, seed=3) as collector:

@@ -134,6 +134,7 @@ def test_workers_fragments_lie_in_the_object_store_until_half_of_a_workers_memor
     assert len(np.unique(seen)) > 200
 
 
+@pytest.mark.long
 def test_a_store_is_not_flooded_by_who_keeps_all_fragments() -> None:
     given: Any = {"n_step": 2000, "fragment_length": 100, "seed": 2}
     with on_ray(Pictures, **given) as workers:
@@ -300,6 +301,7 @@ def test_a_killed_actor_is_replaced_and_the_steps_are_made_again() -> None:
         assert (goes_on | rows.done[:-1]).all()
 
 
+@pytest.mark.long
 def test_lost_steps_are_counted_as_far_as_an_actor_has_told() -> None:
     with on_ray(SlowLadder, max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
