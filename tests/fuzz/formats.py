@@ -39,6 +39,7 @@ from samplebatch.storage.inert_pickle import is_plain, read_pickle
 from samplebatch.storage.state_checksums import CHECKSUMS
 from tests.fuzz.driver import FileTarget, files_of, written
 from tests.fuzz.mutations import Files, mutate, mutate_tree
+from tests.uncompiled import uncompile_tianshou
 
 N = 6
 
@@ -265,6 +266,7 @@ class TianshouBuffer(BufferFile):
     """A buffer that Tianshou has written; which class it is stands nowhere in the file."""
 
     def made(self) -> list[Any]:
+        uncompile_tianshou()
         from tianshou import data
 
         made = [
