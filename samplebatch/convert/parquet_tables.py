@@ -19,7 +19,7 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
     Raises
     ------
     FormatError
-        If there is no Parquet file, or one is damaged; names it.
+        If there is no Parquet file, or one is damaged or has two columns of one name; names it.
     CapacityError
         If a file takes more memory than its bound; names the column.
     OSError
@@ -27,7 +27,11 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
     """
     for place in files_in(path, ".parquet"):
         file, bound = open_parquet(place, max_nbytes=max_nbytes)
-        table = file.read(range(file.num_groups), file.schema.names, bound)
+        names = file.schema.names
+        again = next((name for name in names if names.count(name) > 1), None)
+        if again is not None:
+            raise FormatError(f"{str(place)!r} must have column {again!r} once, it is there again")
+        table = file.read(range(file.num_groups), names, bound)
         try:
             table.validate(full=True)
         except pa.ArrowInvalid as error:

@@ -259,3 +259,12 @@ def test_strings_that_are_no_text_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"eps_id": text, "rewards": pa.array([1.0, 2.0, 3.0])}), path)
     with pytest.raises(FormatError, match=r"steps.parquet' must hold valid values, it is damaged"):
         read_rllib_parquet(path)
+
+
+def test_columns_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    write_rllib_parquet(two_episodes(), path)
+    table = parquet.read_table(path)
+    parquet.write_table(table.append_column("t", table.column("t")), path)
+    with pytest.raises(FormatError, match=r"steps.parquet' must have column 't' once, it is there again"):
+        read_rllib_parquet(path)
