@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.errors import FormatError
 
-_START = int.from_bytes(b"GCOL\x01\0\0\0", "little")
+_START = b"GCOL\x01\0\0\0"
 """How a heap begins: magic, version, and three bytes of nothing."""
+
+_MAGIC = int.from_bytes(_START[:4], "little")
 
 _OBJECT = struct.Struct("<H6xQ")
 """Number of an object, 0 for free space, and its bytes."""
 
-_PIECE = 1 << 17
-"""Words that are looked through at once."""
+_PIECE = 1 << 20
+"""Bytes that are looked through at once."""
 
 
 def check_heaps(path: str) -> None:
     """Check that every heap of strings has an end.
 
-    Heaps are looked for at multiples of eight bytes, where HDF5 puts them.
+    Heaps are looked for everywhere: HDF5 puts them at any byte.
 
     Parameters
     ----------
@@ -33,14 +36,22 @@ def check_heaps(path: str) -> None:
     Raises
     ------
     FormatError
-        If free space in one has fewer bytes than say how large it is.
+        If an object in one has fewer bytes than say how large it is, or more than are left.
     """
-    if not os.path.isfile(path) or os.path.getsize(path) < 8:
+    if not os.path.isfile(path) or os.path.getsize(path) < len(_START):
         return
-    words = np.memmap(path, "<u8", "r", shape=(os.path.getsize(path) // 8,))
-    for start in range(0, len(words), _PIECE):
-        for place in np.flatnonzero(words[start : start + _PIECE] == _START).tolist():
-            _check_heap(words.view(np.uint8), 8 * (start + place), path)
+    data: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    for start in range(0, len(data), _PIECE):
+        for place in _magic_places(data[start : start + _PIECE + 3]):
+            if data[start + place : start + place + len(_START)].tobytes() == _START:
+                _check_heap(data, start + place, path)
+
+
+def _magic_places(data: npt.NDArray[np.uint8]) -> Iterator[int]:
+    """Find the magic of heaps, as words at each of the four places that a word can begin at."""
+    for shift in range(4):
+        words = data[shift : shift + (len(data) - shift) // 4 * 4].view("<u4")
+        yield from (4 * np.flatnonzero(words == _MAGIC) + shift).tolist()
 
 
 def _check_heap(data: npt.NDArray[np.uint8], start: int, path: str) -> None:
@@ -49,6 +60,8 @@ def _check_heap(data: npt.NDArray[np.uint8], start: int, path: str) -> None:
     place = start + 16
     while place + 16 <= end:
         number, nbytes = _OBJECT.unpack(data[place : place + 16].tobytes())
-        if not number and nbytes < 16:
+        # HDF5 adds with 64 bits, so that a size above all others brings it back to where it was.
+        step = 16 + -(-nbytes // 8) * 8 if number else nbytes
+        if step < 16 or step > end - place:
             raise FormatError(f"{path!r} must have heaps of strings that end, and one at {start} does not; damaged")
-        place += 16 + -(-nbytes // 8) * 8 if number else nbytes
+        place += step

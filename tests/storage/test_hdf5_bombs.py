@@ -84,6 +84,23 @@ def test_values_that_unfold_without_end_are_refused(path: Path) -> None:
             from_hdf5(file)
 
 
+@pytest.mark.parametrize("shift", range(8))
+def test_heaps_are_found_at_any_byte(path: Path, shift: int) -> None:
+    free = bytes(32)
+    path.write_bytes(bytes(shift) + b"GCOL\1\0\0\0" + (16 + len(free)).to_bytes(8, "little") + free)
+    with pytest.raises(FormatError, match=f"one at {shift} does not"):
+        check_heaps(str(path))
+
+
+def test_objects_in_heaps_that_lead_back_to_themselves_are_refused(path: Path) -> None:
+    one = (1).to_bytes(8, "little")
+    path.write_bytes(
+        b"GCOL\1\0\0\0" + (64).to_bytes(8, "little") + one + (2**64 - 16).to_bytes(8, "little") + bytes(32)
+    )
+    with pytest.raises(FormatError, match="heaps of strings that end"):
+        check_heaps(str(path))
+
+
 def test_heaps_of_strings_that_have_no_end_are_refused(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("a", data=1).attrs["text"] = "hello"
