@@ -234,7 +234,9 @@ def _batch_of_group(
 ) -> AnyBatch:
     table = file.read([group], chosen, bound)
     if about is not None and kind_of(about) == "MultiAgentBatch":
-        found = {pair["values"]: pair["counts"] for pair in table.column(_POLICY).value_counts().to_pylist()}
+        labels = table.column(_POLICY)
+        labels.validate(full=True)
+        found = {pair["values"]: pair["counts"] for pair in labels.value_counts().to_pylist()}
         policies = {policy: {**part, "rows": found.get(policy, 0)} for policy, part in about["policies"].items()}
         about = {**about, "policies": {policy: part for policy, part in policies.items() if part["rows"]}}
     return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
@@ -254,7 +256,10 @@ def _read_rows(
     condition = RowFilter(filters, file.schema, repr(file.name))
     found: list[AnyBatch] = []
     for group in file.matching(condition):
-        kept = condition.rows(file.read([group], condition.names, bound))
+        looked_at = file.read([group], condition.names, bound)
+        # Strings that end before they begin are compared beyond all memory.
+        looked_at.validate(full=True)
+        kept = condition.rows(looked_at)
         if len(kept):
             whole = _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
             found.append(whole if len(kept) == file.group_rows[group] else take_rows(whole, kept))

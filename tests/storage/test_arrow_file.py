@@ -292,3 +292,22 @@ def test_a_writer_killed_at_any_moment_leaves_no_torn_file(tmp_path: Path) -> No
         batch = read_arrow(path)
         assert len(batch) == 500_000
         assert len(np.unique(np.concatenate([batch["a"], batch["b"]]))) == 1
+
+
+@pytest.mark.parametrize(("column", "filters"), [("policy_id", [("obs", ">=", 0)]), ("words", [("words", "==", "up")])])
+def test_strings_that_end_before_they_begin_are_refused_by_filters(
+    tmp_path: Path, column: str, filters: list[Any]
+) -> None:
+    words = SampleBatch(obs=[0, 1], words=["up", "down"])
+    table = MultiAgentBatch({"one": words, "two": words}, 2).to_arrow()
+    offsets = pa.py_buffer(np.array([0, 9, 6, 6, 6], np.int32))
+    damaged: Any = pa.StringArray.from_buffers(4, offsets, pa.py_buffer(b"onetwo"))
+    if column == "policy_id":
+        damaged = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 1], pa.int32()), damaged, safe=False)
+    place = table.schema.get_field_index(column)
+    table = table.set_column(place, table.schema.field(column).with_type(damaged.type), damaged)
+    path = tmp_path / "batch.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(FormatError, match=r"must be whole, and it is damaged.* out of bounds: 9 > 6"):
+        load(path, filters=filters)
