@@ -94,6 +94,7 @@ MAX_LINES = 450
 
 ONE_IMPORTER = {
     "takes one concern off the class that the only importer has": {
+        "samplebatch.batch.arrow_plan",
         "samplebatch.batch.episode_batch",
         "samplebatch.batch.nested.arithmetic",
         "samplebatch.batch.policy_rows",
@@ -128,6 +129,7 @@ ONE_IMPORTER = {
         "samplebatch.service.shards",
         "samplebatch.service.table_files",
         "samplebatch.service.taken",
+        "samplebatch.storage.arrow_table",
         "samplebatch.storage.dataset_writer",
         "samplebatch.storage.live_buffer",
         "samplebatch.transport.decoder",

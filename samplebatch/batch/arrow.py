@@ -7,7 +7,6 @@ Flags, nesting and the columns of each policy, which no Arrow type holds, stand 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import NoneType
@@ -23,6 +22,7 @@ from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column.arrow import FieldReader, arrow_field_and_array, check_size
 from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.column.recent import Recent
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError, SampleBatchError, SequenceError
 from samplebatch.names import PolicyID
@@ -84,7 +84,7 @@ def from_table(
         If objects take more than is left of the bound, which follows from the table's bytes if None; names the column.
     """
     table = as_table(source)
-    reader = _reader_of(table.schema) if about is None else _make_reader(table.schema, about)
+    reader = _reader_of(table.schema) if about is None else make_reader(table.schema, about)
     return reader.read(table, bound or bound_of(table), allow_pickle=allow_pickle)
 
 
@@ -190,7 +190,7 @@ def from_policy_table(
             columns = [rows.column(placed) for placed in part["columns"].values()]
             fields = [table.schema.field(placed).with_name(name) for name, placed in part["columns"].items()]
             own = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-            policies[policy] = _TableReader(own.schema, part).read(own, bound, allow_pickle=allow_pickle)
+            policies[policy] = TableReader(own.schema, part).read(own, bound, allow_pickle=allow_pickle)
             if rows.num_rows != part["rows"]:
                 raise FormatError(f"policy {policy!r} must have {part['rows']} rows, got {rows.num_rows}")
         env_steps = _count(about["env_steps"])
@@ -233,7 +233,7 @@ def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
     return {METADATA_KEY: json.dumps(about, default=np.generic.item).encode()}
 
 
-class _TableReader:
+class TableReader:
     """Reader of the tables of one schema, which has checked the metadata and looked at the fields once.
 
     Parameters
@@ -273,6 +273,15 @@ class _TableReader:
         if names.SEQ_LENS not in held:
             self._flags = replace(flags, zero_padded=False, max_seq_len=None)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return [reader.name for _, reader in self._fields]
+
+    def parts(self, columns: dict[str, Column]) -> Parts:
+        """Add what the metadata says to the columns of a table."""
+        return columns, dict(self._nested), self._flags
+
     def read(self, table: pa.Table, bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
         """View a table as the parts of a batch; raises as `from_table` does."""
         columns: dict[str, Column] = {}
@@ -295,38 +304,31 @@ class _TableReader:
             for name, lengths in cuts.items():
                 if not np.array_equal(lengths, _stored_lengths(columns[names.SEQ_LENS], self._flags)):
                     raise FormatError(f"column {name!r} must have lists as long as {names.SEQ_LENS!r} says")
-        return columns, dict(self._nested), self._flags
+        return self.parts(columns)
 
 
-_MAX_READERS = 64
 _MAX_SCHEMA_NBYTES = 1 << 16
-_readers: dict[bytes, _TableReader] = {}
+_readers = Recent[bytes, TableReader](limit=64)
 """Readers of the schemas that were seen last, by all bytes of a schema."""
-_remembering = threading.Lock()
 
 
-def _reader_of(schema: pa.Schema) -> _TableReader:
+def _reader_of(schema: pa.Schema) -> TableReader:
     """Return the reader of a schema, which is remembered: tables that come one after the other mostly have one."""
     key = schema.serialize().to_pybytes()
-    found = _readers.get(key)
-    if found is not None:
-        return found
-    found = _make_reader(schema, metadata_of(schema))
-    if len(key) <= _MAX_SCHEMA_NBYTES:
-        with _remembering:
-            while len(_readers) >= _MAX_READERS:
-                del _readers[next(iter(_readers))]
-            _readers[key] = found
-    return found
+
+    def make() -> TableReader:
+        return make_reader(schema, metadata_of(schema))
+
+    return _readers.get(key, make) if len(key) <= _MAX_SCHEMA_NBYTES else make()
 
 
-def _make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> _TableReader:
+def make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> TableReader:
     """Make the reader of a schema with the metadata of a batch, or of plain columns."""
     if about is None:
         about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
     if about.get("type") != "SampleBatch":
         raise FormatError(f"the table must hold a SampleBatch, got a {about.get('type')!r}")
-    return _TableReader(schema, about)
+    return TableReader(schema, about)
 
 
 def _is_whole(top: str, structure: Structure, columns: Mapping[str, Any]) -> bool:

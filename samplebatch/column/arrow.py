@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from samplebatch.column.interface import Column
@@ -51,6 +53,24 @@ def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) 
         chunk.validate(full=True)
 
 
+class FixedRows(NamedTuple):
+    """Layout of a tensor column in Arrow's buffers, for readers that view rows without making arrays of Arrow's.
+
+    Attributes
+    ----------
+    dtype
+        Type of the elements.
+    row_shape
+        Shape of a row.
+    values
+        Values of each array for a row, from the outermost to the innermost; only that one has a buffer of data.
+    """
+
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...]
+    values: tuple[int, ...]
+
+
 class FieldReader:
     """Reader of the arrays of one field as columns, which has looked at its type and metadata once.
 
@@ -72,11 +92,12 @@ class FieldReader:
     array([1, 2])
     """
 
-    __slots__ = ("_dtype_name", "_is_ragged", "_metadata", "_torch_name", "holds_objects", "name")
+    __slots__ = ("_arrow", "_dtype_name", "_is_ragged", "_metadata", "_torch_name", "holds_objects", "name")
 
     def __init__(self, field: pa.Field, arrow: pa.DataType | None = None) -> None:
         arrow = field.type if arrow is None else arrow
         self.name: str = field.name
+        self._arrow = arrow
         self._metadata = field.metadata or {}
         self.holds_objects = ObjectColumn.reads(arrow, self._metadata)
         self._is_ragged = not self.holds_objects and RaggedColumn.reads(arrow)
@@ -100,6 +121,32 @@ class FieldReader:
             return rows if torch_name is None else _from_bits(RaggedTorchColumn.from_bits, rows, torch_name, name)
         column = TensorColumn.from_arrow(array, self._dtype_name, name)
         return column if torch_name is None else _from_bits(TorchColumn.from_bits, column.values, torch_name, name)
+
+    def fixed_rows(self) -> FixedRows | None:
+        """Describe where rows lie in Arrow's buffers; None if they are read in another way than as a view of these."""
+        if self.holds_objects or self._is_ragged or self._torch_name is not None:
+            return None
+        arrow, values = self._arrow, [1]
+        while True:
+            if isinstance(arrow, pa.FixedShapeTensorType) and arrow.permutation is not None:
+                return None
+            if isinstance(arrow, pa.BaseExtensionType):
+                arrow = arrow.storage_type
+            elif pa.types.is_fixed_size_list(arrow):
+                values.append(values[-1] * arrow.list_size)
+                arrow = arrow.value_type
+            else:
+                break
+        if pa.types.is_boolean(arrow) or pa.types.is_date(arrow):
+            return None
+        try:
+            example = self.read(pa.schema([pa.field(self.name, self._arrow)]).empty_table().column(0).combine_chunks())
+        except ColumnTypeError:
+            return None
+        array = example.to_numpy()
+        if array.itemsize * prod(array.shape[1:]) != arrow.byte_width * values[-1]:
+            return None
+        return FixedRows(array.dtype, array.shape[1:], tuple(values))
 
 
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:

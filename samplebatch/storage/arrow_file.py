@@ -19,15 +19,16 @@ import pyarrow as pa
 from samplebatch.arguments import choice
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.column.arrow_bodies import decompressed_nbytes
+from samplebatch.column.arrow_bodies import ArrowLayout
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import FormatError
+from samplebatch.storage.arrow_table import ArrowTable
 from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
 from samplebatch.storage.file_bytes import check_magic, file_bytes
 from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
 from samplebatch.storage.suffixes import check_suffix
-from samplebatch.storage.table_file import ArrowTable, name_file_damage
+from samplebatch.storage.table_file import name_file_damage
 
 _CODECS = ("lz4", "zstd", "none")
 
@@ -190,15 +191,15 @@ def arrow_table(
     check_magic(data, ARROW.magic, "Arrow", name)
     with name_file_damage(name, "Arrow"):
         bound = MemoryBound(repr(name), data.size, max_nbytes)
-        compressed = _decompressed_nbytes(data, name)
-        bound.take(compressed, "what is compressed")
+        layout = _layout_of(data, name)
+        bound.take(layout.decompressed_nbytes, "what is compressed")
         check_arrow(data, name, verify=verify)
-        return ArrowTable(data, name, compressed=compressed > 0), bound
+        return ArrowTable(data, name, layout), bound
 
 
-def _decompressed_nbytes(data: pa.Buffer, name: str) -> int:
+def _layout_of(data: pa.Buffer, name: str) -> ArrowLayout:
     try:
-        return decompressed_nbytes(data)
+        return ArrowLayout(data)
     except FormatError as error:
         raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch import names
-from samplebatch.batch.arrow import METADATA_KEY, from_policy_table, from_table, metadata_of
+from samplebatch.batch.arrow import METADATA_KEY, Parts, from_policy_table, from_table, metadata_of
 from samplebatch.batch.concat import concat_samples
 from samplebatch.batch.episodes import number_env_steps
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -121,10 +121,15 @@ def batch_in(
         if kind == "MultiAgentBatch":
             policies, env_steps = from_policy_table(table, about=about, allow_pickle=allow_pickle, bound=bound)
             return MultiAgentBatch({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
-        batch = SampleBatch._of(*from_table(table, about=about, allow_pickle=allow_pickle, bound=bound))
-        return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
+        return _one_batch(from_table(table, about=about, allow_pickle=allow_pickle, bound=bound), about)
     except (pa.ArrowException, ColumnTypeError) as error:
         raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
+
+
+def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
+    """Make a batch that has no policies of its parts and its metadata."""
+    batch = SampleBatch._of(*parts)
+    return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
 
 
 def read_batch(
@@ -166,6 +171,9 @@ def read_batch(
             return select_columns(whole, columns)
         chosen, about = _project(file, columns)
         if filters is None:
+            parts = file.view(chosen)
+            if parts is not None and about is not None:
+                return _one_batch(parts, about)
             table = file.read(range(file.num_groups), chosen, bound)
             return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
         return _read_rows(file, bound, must, chosen, about, filters, allow_pickle=allow_pickle)

@@ -132,9 +132,10 @@ def load(
     """
     name = os.fspath(path)
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "max_nbytes": max_nbytes}
-    if os.path.isdir(path):
+    try:
+        data = file_bytes(name, memory_map=True)
+    except IsADirectoryError:
         return _load_folder(path, columns, filters, verify, missing, trust)
-    data = file_bytes(name, memory_map=True)
     form = form_of_bytes(data, path)
     if form == "HDF5":
         if not holds_batch(path):

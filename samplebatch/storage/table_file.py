@@ -1,4 +1,4 @@
-"""Tables in Arrow and Parquet files, read by columns and by groups of rows."""
+"""Tables in files, read by columns and by groups of rows, and those in Parquet files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from samplebatch.batch.arrow import metadata_of
-from samplebatch.column.arrow_bodies import batch_rows
+from samplebatch.batch.arrow import Parts, metadata_of
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import CapacityError, FormatError, SampleBatchError
 from samplebatch.storage.parquet_layout import from_parquet, holds_flags, parquet_field
@@ -73,6 +72,10 @@ class TableFile(ABC):
             If more memory would be made of it than is left of the bound; names the column.
         """
 
+    def view(self, names: Sequence[str]) -> Parts | None:
+        """View columns of a flat batch where they lie, without a table; None if they must be read as one."""
+        return None
+
     def matching(self, condition: RowFilter) -> list[int]:
         """List the groups that may have rows for which a condition holds."""
         return list(range(self.num_groups))
@@ -102,48 +105,6 @@ def name_file_damage(name: str, form: str) -> Iterator[None]:
     # pyarrow words damage in many ways: what it cannot decode is any of these.
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise FormatError(f"{name!r} must be a whole {form} file, and it is damaged or cut short: {error}") from error
-
-
-class ArrowTable(TableFile):
-    """A table in an Arrow IPC file, viewed where it lies unless its buffers are compressed.
-
-    Parameters
-    ----------
-    data, name
-        As of every file.
-    compressed
-        Whether buffers are compressed.
-    """
-
-    form = "Arrow"
-
-    def __init__(self, data: pa.Buffer, name: str, *, compressed: bool) -> None:
-        super().__init__(data, name)
-        self._compressed = compressed
-        with name_file_damage(name, self.form):
-            self._file = pa.ipc.open_file(data)
-            self.schema = self._file.schema
-            self.num_groups = self._file.num_record_batches
-
-    @cached_property
-    def group_rows(self) -> list[int]:
-        """Rows of each record batch."""
-        with name_file_damage(self.name, self.form):
-            return batch_rows(self.data)
-
-    def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of some record batches; those that are not compressed are viewed."""
-        with name_file_damage(self.name, self.form):
-            file, places = self._file, _places(self.schema, names)
-            if self._compressed and len(places) < len(self.schema):
-                # What is compressed and not asked for stays so. With this option Arrow copies what is not compressed.
-                file = pa.ipc.open_file(self.data, options=pa.ipc.IpcReadOptions(included_fields=places))
-            table = pa.Table.from_batches([file.get_batch(i) for i in groups], file.schema)
-            if len(names) < len(table.schema):
-                table = table.select(places)
-            # What becomes objects is validated once it is known how much that is.
-            table.validate()
-            return table
 
 
 class ParquetTable(TableFile):
@@ -180,7 +141,7 @@ class ParquetTable(TableFile):
         with name_file_damage(self.name, self.form):
             stored = self._reader.read(groups, names, bound)
             stored.validate()
-            fields = [self.schema.field(i) for i in _places(self.schema, stored.schema.names)]
+            fields = [self.schema.field(i) for i in places_of(self.schema, stored.schema.names)]
             columns = [_column_in_memory(*pair) for pair in zip(stored.columns, fields, strict=True)]
             return pa.Table.from_arrays(columns, schema=pa.schema(fields, self.schema.metadata))
 
@@ -223,7 +184,7 @@ def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
     return wanted.with_metadata(stored.metadata)
 
 
-def _places(schema: pa.Schema, names: Sequence[str]) -> list[int]:
+def places_of(schema: pa.Schema, names: Sequence[str]) -> list[int]:
     """Return the places of fields by name; those of all fields where their names are those of the schema.
 
     Raises

@@ -1,0 +1,32 @@
+"""What was made last is remembered, and no more than asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from samplebatch.column.recent import Recent
+
+
+def test_a_value_is_made_once_and_the_first_is_forgotten_first() -> None:
+    recent = Recent[str, int](limit=2)
+    made: list[str] = []
+
+    def get(key: str) -> int:
+        return recent.get(key, lambda: (made.append(key), len(made))[1])
+
+    assert [get(key) for key in "abab"] == [1, 2, 1, 2]
+    assert [get(key) for key in "cba"] == [3, 2, 4]
+    assert len(recent) == 2
+
+
+def test_a_failure_is_not_remembered() -> None:
+    recent = Recent[str, int](limit=2)
+    with pytest.raises(ZeroDivisionError):
+        recent.get("a", lambda: 1 // 0)
+    assert recent.get("a", lambda: 3) == 3
+
+
+def test_none_is_a_value() -> None:
+    recent = Recent[str, int | None](limit=2)
+    assert recent.get("a", lambda: None) is None
+    assert recent.get("a", lambda: 3) is None
