@@ -216,15 +216,17 @@ def nstep_of_rings(
 
     whole("n_step", n_step, 1)
     fraction("gamma", gamma)
-    reward = np.ascontiguousarray(rewards, np.float64)
-    flat = reward.reshape(len(reward), prod(reward.shape[1:]))
+    reward, ends = np.asarray(rewards), np.ascontiguousarray(edges, np.intp)
+    is_ready = reward.dtype == np.float64 and reward.flags.c_contiguous
+    # Rewards of other kinds are converted where windows are, since a ring may hold millions of others.
+    flat = reward.reshape(len(reward), prod(reward.shape[1:])) if is_ready else np.empty((len(reward), 0))
     n = len(slots)
     returns, discount, last = np.empty((n, flat.shape[1])), np.empty(n), np.empty(n, np.intp)
     refused = kernels.windows(
         flat,
         np.ascontiguousarray(terminated, np.bool_),
         np.ascontiguousarray(ended, np.bool_),
-        np.ascontiguousarray(edges, np.intp),
+        ends,
         np.ascontiguousarray(newest, np.intp),
         slots,
         n_step,
@@ -235,7 +237,25 @@ def nstep_of_rings(
     )
     if refused >= 0:
         raise RowIndexError(f"slot {slots[refused]} must lie in [0, {len(reward)})")
+    if not is_ready:
+        return NStep(_sum_windows(reward, ends, slots, last, gamma), discount, last)
     return NStep(returns.reshape(n, *reward.shape[1:]), discount, last)
+
+
+def _sum_windows(
+    rewards: npt.NDArray[Any], edges: Indices, slots: Indices, last: Indices, gamma: float
+) -> npt.NDArray[np.float64]:
+    """Sum the discounted rewards of windows from slots to their last ones, reading no other rewards."""
+    ring = np.searchsorted(edges, slots, side="right") - 1
+    start, stop = edges[ring], edges[ring + 1]
+    steps = (last - slots) % (stop - start) + 1
+    returns, factor, slot = np.zeros((len(slots), *rewards.shape[1:])), 1.0, slots
+    for step in range(steps.max(initial=0)):
+        within = steps > step
+        returns[within] += factor * rewards[slot[within]].astype(np.float64)
+        factor *= gamma
+        slot = np.where(slot + 1 < stop, slot + 1, start)
+    return returns
 
 
 def estimate_advantages(

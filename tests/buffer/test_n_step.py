@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.errors import EmptyBufferError
+from samplebatch.returns import nstep_of_rings
 
 PRIORITIES = {"alpha": 0.6, "beta": 0.4}
 
@@ -195,6 +197,33 @@ def test_several_rewards_and_nested_observations() -> None:
     assert rows.returns.tolist() == [[1.5, 0.5], [1.5, 2.0], [1.5, 3.5], [1.0, 3.0]]
     assert rows.obs_next.a.tolist() == [2, 3, 4, 4]
     assert rows.obs_next.b.shape == (4, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float16])
+def test_rewards_of_any_kind_are_summed_in_double_precision(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    rewards = rng.integers(-50, 50, (12, 2)).astype(dtype)
+    over, ended = rng.random(12) < 0.1, rng.random(12) < 0.2
+    windows: Any = (over, over | ended, [0, 5, 12], [2, 8], rng.integers(0, 12, 200), 4, 0.9)
+    found, expected = nstep_of_rings(rewards, *windows), nstep_of_rings(rewards.astype(np.float64), *windows)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def test_a_few_windows_of_many_rewards_convert_no_others() -> None:
+    slots, flags = 1_000_000, np.zeros(1_000_000, bool)
+    rewards = np.ones(slots, np.float32)
+    some = np.arange(100)
+    nstep_of_rings(rewards, flags, flags, [0, slots], [slots - 1], some, 3, 0.5)
+    tracemalloc.start()
+    try:
+        found = nstep_of_rings(rewards, flags, flags, [0, slots], [slots - 1], some, 3, 0.5)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found.returns == 1.75).all()
+    assert most < 100_000
 
 
 def test_refusals() -> None:
