@@ -1,0 +1,140 @@
+"""A training resumed from its checkpoint learns bit for bit as one that never stopped, with rows of any kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samplebatch import (
+    Collector,
+    HERVectorReplayBuffer,
+    MultiAgentCollector,
+    MultiAgentReplayBuffer,
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+)
+from samplebatch.learn import (
+    CQL,
+    DQN,
+    MAPPO,
+    MLP,
+    TD3,
+    AutoAlpha,
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    ContinuousDeterministicPolicy,
+    DiscreteCritic,
+    DiscreteQLearningPolicy,
+    LinearSchedule,
+    MultiAgentOffPolicyAlgorithm,
+    OfflineTrainerParams,
+    OffPolicyTrainerParams,
+    OnPolicyTrainerParams,
+    OUNoise,
+    SACPolicy,
+    load_checkpoint,
+)
+from tests.learn.goals import PointReaching, point_reward
+from tests.learn.learning import assert_equal_parameters
+from tests.learn.tasks import Aim, Match
+from tests.learn.teams import SPREAD, actor, adam, joint_critic, spaces_of
+
+ONLINE: dict[str, Any] = {"epoch_num_steps": 40, "collection_step_num_env_steps": 20, "batch_size": 10}
+
+
+def critics(env: Any) -> dict[str, Any]:
+    one, other = (ContinuousCritic(env.observation_space, env.action_space, [8]) for _ in range(2))
+    return {"policy_optim": adam(), "critic": one, "critic2": other, "critic_optim": adam()}
+
+
+def q_policy(obs: Any, act: Any) -> DiscreteQLearningPolicy:
+    explore = LinearSchedule(1.0, 0.1, 60)
+    return DiscreteQLearningPolicy(model=DiscreteCritic(MLP(obs, [8]), act), action_space=act, eps_training=explore)
+
+
+def prioritized_dqn() -> Any:
+    policy = q_policy(Match.observation_space, Match.action_space)
+    algorithm = DQN(policy=policy, optim=adam(), n_step_return_horizon=3, target_update_freq=3)
+    buffer = PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=2)
+    collector = Collector(policy, [Match] * 2, buffer, seed=1, exploration_noise=True)
+    return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
+
+
+def hindsight_td3() -> Any:
+    policy = ContinuousDeterministicPolicy(
+        actor=ContinuousActorDeterministic(MLP(PointReaching.observation_space, [8]), PointReaching.action_space),
+        action_space=PointReaching.action_space,
+        exploration_noise=OUNoise(),
+    )
+    buffer = HERVectorReplayBuffer(100, 2, point_reward, horizon=12, future_k=4.0, random_seed=2)
+    collector = Collector(policy, [PointReaching] * 2, buffer, seed=1, exploration_noise=True)
+    algorithm = TD3(policy=policy, **critics(PointReaching))
+    return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
+
+
+def independent_dqn() -> Any:
+    (obs, *_), (act, *_) = spaces_of(SPREAD)
+    learners = {"agent": DQN(policy=q_policy(obs, act), optim=adam(), target_update_freq=5)}
+    algorithm = MultiAgentOffPolicyAlgorithm(learners)
+    buffer = MultiAgentReplayBuffer(200, kind=PrioritizedReplayBuffer, alpha=0.6, beta=0.4, random_seed=2)
+    collector = MultiAgentCollector(SPREAD, algorithm.policy, buffer, num_envs=2, seed=1, exploration_noise=True)
+    return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
+
+
+def mappo() -> Any:
+    (obs, *_), (act, *_) = spaces_of(SPREAD)
+    algorithm = MAPPO(policies={"agent": actor(obs, act)}, critic=joint_critic(SPREAD), optim=adam())
+    buffer = MultiAgentReplayBuffer(200)
+    collector = MultiAgentCollector(SPREAD, algorithm.policy, buffer, num_envs=2, seed=1)
+    params = OnPolicyTrainerParams(training_collector=collector, update_step_num_repetitions=2, **ONLINE)
+    return algorithm, buffer, params
+
+
+def cql() -> Any:
+    body = MLP(Aim.observation_space, [8])
+    policy = SACPolicy(
+        actor=ContinuousActorProbabilistic(body, Aim.action_space, conditioned_sigma=True),
+        action_space=Aim.action_space,
+    )
+    algorithm = CQL(policy=policy, alpha=AutoAlpha(-1.0, 0.0, adam()), num_repeat_actions=2, **critics(Aim))
+    buffer = ReplayBuffer(50, random_seed=2)
+    with Collector("random", Aim, buffer, seed=1) as collector:
+        collector.collect(n_step=50)
+    return algorithm, buffer, OfflineTrainerParams(buffer=buffer, epoch_num_steps=4, batch_size=10)
+
+
+@pytest.mark.parametrize("make", [prioritized_dqn, hindsight_td3, independent_dqn, mappo, cql])
+def test_a_resumed_training_learns_bit_for_bit_as_one_that_never_stopped(make: Any, tmp_path: Path) -> None:
+    def trainer(max_epochs: int, folder: Path | None = None) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        algorithm, buffer, params = make()
+        params.max_epochs, params.checkpoint_dir = max_epochs, folder
+        params.verbose = params.show_progress = False
+        return algorithm.create_trainer(params), buffer
+
+    whole, rows = trainer(2)
+    whole.run()
+    drawn = torch.rand(3)
+    trainer(1, tmp_path)[0].run()
+    resumed, own_rows = trainer(2)
+    assert load_checkpoint(resumed, tmp_path, allow_pickle=True) is None
+    before = [tensor.clone() for tensor in resumed.algorithm.parameters()]
+    resumed.run()
+    assert torch.equal(torch.rand(3), drawn)
+    assert any(not torch.equal(*pair) for pair in zip(before, resumed.algorithm.parameters(), strict=True))
+    assert_equal_parameters(resumed.algorithm, whole.algorithm)
+    if len(rows):
+        for one, other in zip(indices_of(rows), indices_of(own_rows), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def indices_of(buffer: Any) -> list[Any]:
+    """Draw slots of a buffer, or of each policy's."""
+    parts = buffer.buffers.values() if isinstance(buffer, MultiAgentReplayBuffer) else [buffer]
+    return [part.sample_indices(20) for part in parts]
