@@ -148,7 +148,7 @@ def test_an_algorithm_of_the_newest_policy_alone_is_not_given_older_steps() -> N
         on_policy(algorithm, workers(algorithm), overlap=True)  # type: ignore[arg-type]
 
 
-def test_the_drift_of_each_workers_noise_is_in_their_state() -> None:
+def test_the_drift_of_each_workers_noise_is_in_their_state(backend: str) -> None:
     box = spaces.Box(-2.0, 2.0, (1,), np.float32)
     policy = ContinuousDeterministicPolicy(
         actor=seeded(0, 3, 1), action_space=box, exploration_noise=OUNoise(mu=1.0, sigma=0.0, theta=1.0)
@@ -156,7 +156,13 @@ def test_the_drift_of_each_workers_noise_is_in_their_state() -> None:
 
     def made() -> RolloutWorkers:
         return RolloutWorkers(
-            "Pendulum-v1", policy, num_workers=2, seed=1, backend="inline", exploration_noise=True, infos=False
+            "Pendulum-v1",
+            policy,
+            num_workers=2,
+            seed=1,
+            backend=backend,
+            exploration_noise=True,
+            infos=False,  # type: ignore[arg-type]
         )
 
     with made() as first, made() as second:
