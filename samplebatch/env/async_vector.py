@@ -10,17 +10,16 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT
-from samplebatch.env.base import Environments, Flags, Floats
+from samplebatch.env.base import OUTCOMES, Environments, Flags, Floats
 from samplebatch.env.environment_list import check_space
 from samplebatch.env.environment_process import LOAD, RENDER, RESET, SAVE, STEP, STEPPED
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.processes import EnvironmentProcesses
 from samplebatch.env.seeds import seeds_of_reset
 from samplebatch.env.shared_observations import FIRST_OBS, NEW_OBS, SharedObservations
-from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names, put
+from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, put
 from samplebatch.errors import EnvironmentSpecError
 
-_OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 _NONE: Rows = np.empty(0, np.intp)
 
 
@@ -98,7 +97,6 @@ class AsyncEnvironments(Environments):
             self._processes.check()
             spaces = [answer[1:] for _, (answer,) in answers]
             super().__init__(None, count, *_common_spaces(spaces))
-            self._new_names = column_names(names.NEXT_OBS, self.observations)
             self._shared = SharedObservations.create(self.observations, count)
             if self._shared.region is not None:
                 self._processes.share(self._shared.region, count)
@@ -205,7 +203,7 @@ class AsyncEnvironments(Environments):
         new_obs, rewards, terminateds, truncateds, infos = self._steps(envs, list(stepped.values()))
         columns = dict(zip(self._new_names, new_obs, strict=True)) if stepped else {}
         if stepped:
-            columns |= zip(_OUTCOMES, (rewards, terminateds, truncateds), strict=True)
+            columns |= zip(OUTCOMES, (rewards, terminateds, truncateds), strict=True)
         done = terminateds | truncateds
         if not begun and not done.any():
             return AsyncStepResult(envs, columns, infos, envs[:0], envs, new_obs, infos)
@@ -250,7 +248,7 @@ class AsyncEnvironments(Environments):
             if not self.under_way:
                 break
             result = self.recv(self.under_way)
-        return (new_obs, *(made.columns[name] for name in _OUTCOMES), made.step_infos, obs, infos)
+        return (new_obs, *(made.columns[name] for name in OUTCOMES), made.step_infos, obs, infos)
 
     def render(self, envs: Rows) -> None:
         """Render environments that are ready.

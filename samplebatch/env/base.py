@@ -4,59 +4,67 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.column.exact import Refuse
 from samplebatch.env.environment_state import load_environments, save_environments
 from samplebatch.env.infos import Infos, Rows
-from samplebatch.env.spaces import Leaf, SpaceLayout
+from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
+from samplebatch.env.stacking import join_alike, join_blocks
 from samplebatch.errors import EnvironmentSpecError
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
+OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
+"""Columns that every step has beside observations."""
+
 
 class StepResult(NamedTuple):
-    """Steps of n environments as arrays, a list with an entry a step, which adapters hand to collectors.
+    """Steps of n environments as arrays, the rows of a step after those of the one before; adapters make them.
 
     Attributes
     ----------
+    steps
+        How many steps these are. The arrays of a single one may be those that the environment gave.
     new_obs
-        By leaf, arrays of shape (n, ...); not yet the last observations of episodes, where these are `finals`.
+        By leaf, arrays of shape (steps * n, ...).
     rewards, terminateds, truncateds
-        Arrays of shape (n,): float64, bool and bool.
+        Arrays of shape (steps * n,): float64, bool and bool.
     infos
         The infos by step; steps without any may be missing.
     autoreset
-        Rows of all steps, one after the other, in which an environment was reset: these are no transitions. None for
-        none.
-    finals
-        Rows, shape (e,), and by leaf the last observations of episodes that ended there, shape (e, ...); None for none.
+        Rows in which an environment was reset: these are no transitions. None for none.
     """
 
-    new_obs: Sequence[Sequence[Leaf]]
-    rewards: Sequence[Floats]
-    terminateds: Sequence[Flags]
-    truncateds: Sequence[Flags]
+    steps: int
+    new_obs: Sequence[Leaf]
+    rewards: Floats
+    terminateds: Flags
+    truncateds: Flags
     infos: dict[int, Any]
     autoreset: Rows | None
-    finals: tuple[Rows, Sequence[Leaf]] | None
 
     def ends(self) -> Flags:
         """Tell of each transition whether its episode ended with it, shape (steps, n)."""
-        ends = ends_of(self.terminateds, self.truncateds)
+        ends = self.terminateds | self.truncateds
         if self.autoreset is not None:
             ends[self.autoreset] = False
-        return ends.reshape(len(self.rewards), -1)
+        return ends.reshape(self.steps, -1)
 
 
-def ends_of(terminateds: Sequence[Flags], truncateds: Sequence[Flags]) -> Flags:
-    """Tell of each step whether an episode ended with it, autoreset steps included; shape (steps * n,)."""
-    ends: Flags = np.concatenate(terminateds) | np.concatenate(truncateds)
-    return ends
+def join_outcomes(outcomes: Sequence[Sequence[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
+    """Join the rewards, the terminateds and the truncateds of steps, arrays of shape (n,) each.
+
+    >>> join_outcomes([[np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2])
+    [array([0., 1.]), array([False, False]), array([ True,  True])]
+    """
+    return [join_alike(name, blocks) for name, blocks in zip(OUTCOMES, outcomes, strict=True)]
 
 
 def refuse_mask(given: Mapping[str, Any]) -> None:
@@ -101,6 +109,7 @@ class Environments(ABC):
         self.num_envs = num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
+        self._new_names = column_names(names.NEXT_OBS, self.observations)
         self.made = 0
 
     def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:
@@ -146,12 +155,12 @@ class Environments(ABC):
             All raw steps since the last chunk was finished; not empty.
         """
         if len(steps) == 1:
-            leaves, reward, terminated, truncated, info, *_ = steps[0]
-            told = {0: info} if any(info) else {}
-            return StepResult([(leaf,) for leaf in leaves], (reward,), (terminated,), (truncated,), told, None, None)
-        new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
+            leaves, *outcome, info = steps[0][:5]
+            return StepResult(1, leaves, *outcome, {0: info} if any(info) else {}, None)
+        new_obs, *outcomes, infos = islice(zip(*steps, strict=True), 5)
         spoken = {place: said for place, said in enumerate(infos) if any(said)}
-        return StepResult(list(zip(*new_obs, strict=True)), rewards, terminateds, truncateds, spoken, None, None)
+        leaves = [join_blocks(name, own) for name, own in zip(self._new_names, zip(*new_obs, strict=True), strict=True)]
+        return StepResult(len(steps), leaves, *join_outcomes(outcomes), spoken, None)
 
     def _parts(self) -> list[Any]:
         """Return the objects that are stepped, which have the state."""

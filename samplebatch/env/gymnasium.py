@@ -18,20 +18,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
 
 from samplebatch import names
-from samplebatch.column.exact import BOOL, FLOAT, exact_rows, nearest_rows
-from samplebatch.env.base import Environments, StepResult, ends_of, refuse_mask
+from samplebatch.column.exact import BOOL, FLOAT, Refuse, exact_rows, nearest_rows
+from samplebatch.env.base import Environments, StepResult, join_outcomes, refuse_mask
 from samplebatch.env.infos import Infos, Rows, copy_infos, drop_finals, replace_infos, restore_finals, says_more
-from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
+from samplebatch.env.spaces import Leaf, SpaceLayout, column_names, put
+from samplebatch.env.stacking import join_alike, join_blocks
 from samplebatch.env.sync_vector import NextStepSyncEnvironments, SyncEnvironments, is_plain_sync
 from samplebatch.env.tensors import actions_to_device, check_tensor, infos_to_host, is_tensor, own_tensor, to_host
 from samplebatch.errors import EnvironmentSpecError, require
 
 _count = np.count_nonzero
+_dtype_of = attrgetter("dtype")
 
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")
 """Names of the last observations among infos, in Gymnasium 1.0 and before."""
@@ -51,11 +54,12 @@ class VectorEnvironments(Environments):
             check_shared(self.observations)
         self._flat = self.observations.plain and self.actions.plain
         self._obs_names = column_names(names.OBS, self.observations)
-        self._new_names = column_names(names.NEXT_OBS, self.observations)
-        self._obs_dtype, self._obs_shape = (
-            env.single_observation_space.dtype,
-            self._shape_of(env.single_observation_space),
-        )
+        self._obs_dtype = env.single_observation_space.dtype
+        shape = (self.num_envs,)
+        # Dtypes and shapes of a step that needs no conversion.
+        self._usual = (
+            self._obs_dtype, self._shape_of(env.single_observation_space), FLOAT, shape, BOOL, shape, BOOL, shape,
+        )  # fmt: skip
         self._device: Any = None
         # Whether nothing must be done to what the environment gives before it is acted on: known from a reset.
         self._raw = False
@@ -132,17 +136,14 @@ class VectorEnvironments(Environments):
         self.made += 1
         obs, rewards, terminateds, truncateds, _ = step
         try:
-            usual = (
-                obs.dtype == self._obs_dtype
-                and obs.shape == self._obs_shape
-                and rewards.dtype == FLOAT
-                and terminateds.dtype == truncateds.dtype == BOOL
-                and rewards.shape == terminateds.shape == truncateds.shape == (len(obs),)
-            )
+            if (
+                obs.dtype, obs.shape, rewards.dtype, rewards.shape,
+                terminateds.dtype, terminateds.shape, truncateds.dtype, truncateds.shape,
+            ) == self._usual:  # fmt: skip
+                return step
         except AttributeError:
-            usual = False
-        if usual:
-            return step
+            # One is no array.
+            pass
         leaves, *outcome = self._convert(*step)
         return (leaves[0], *outcome)
 
@@ -157,10 +158,17 @@ class VectorEnvironments(Environments):
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Bring raw steps into one form; see `Environments.finish_chunk`."""
-        obs, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
-        spoken = {place: said for place, said in enumerate(infos) if said}
-        leaves = [obs] if self._raw else list(zip(*obs, strict=True))
-        return StepResult(leaves, rewards, terminateds, truncateds, spoken, None, None)
+        if len(steps) == 1:
+            obs, *outcome, said = steps[0]
+            return StepResult(1, (obs,) if self._raw else obs, *outcome, {0: said} if said else {}, None)
+        seen, *outcomes, infos = zip(*steps, strict=True)
+        spoken = {place: said for place, said in enumerate(infos) if said} if any(infos) else {}
+        if self._raw and [*map(_dtype_of, seen)].count(self._obs_dtype) == len(seen):
+            leaves = [join_alike(names.NEXT_OBS, seen)]
+        else:
+            by_leaf = [seen] if self._raw else zip(*seen, strict=True)
+            leaves = [join_blocks(name, own) for name, own in zip(self._new_names, by_leaf, strict=True)]
+        return StepResult(len(steps), leaves, *join_outcomes(outcomes), spoken, None)
 
 
 class NextStepEnvironments(VectorEnvironments):
@@ -194,7 +202,7 @@ class NextStepEnvironments(VectorEnvironments):
         result = super().finish_chunk(steps)
         for said in result.infos.values():
             _refuse_finals(said)
-        ends = ends_of(result.terminateds, result.truncateds).reshape(len(steps), self.num_envs)
+        ends = result.ends()
         if self._resetting is None and not _count(ends):
             return result
         # Shifted by one step: an environment is reset in the step after the one that ended its episode.
@@ -237,7 +245,7 @@ class SameStepEnvironments(VectorEnvironments):
             If an environment whose episode ended does not give its last observation.
         """
         result = super().finish_chunk(steps)
-        rows = ends_of(result.terminateds, result.truncateds).nonzero()[0]
+        rows = (result.terminateds | result.truncateds).nonzero()[0]
         if not len(rows):
             return result
         infos = result.infos
@@ -248,23 +256,24 @@ class SameStepEnvironments(VectorEnvironments):
                 infos[place] = restore_finals(infos[place], envs[places == place], self.num_envs)
             else:
                 del infos[place]
-        dtypes = [
-            space.dtype if is_tensor(arrays[0]) else np.result_type(*{array.dtype for array in arrays})
-            for arrays, space in zip(result.new_obs, self.observations.spaces, strict=True)
-        ]
-        return result._replace(finals=(rows, self._last(finals, envs, dtypes)))
+        leaves = result.new_obs
+        if len(steps) == 1:
+            # The policy acts on the others next.
+            leaves = [join_blocks(name, [leaf]) for name, leaf in zip(self._new_names, leaves, strict=True)]
+        return result._replace(new_obs=self._put_last(leaves, rows, finals, self.refusing(*envs.tolist())))
 
-    def _last(self, values: Sequence[Any], envs: Rows, dtypes: Sequence[np.dtype[Any]]) -> Sequence[Leaf]:
-        """Take last observations of single environments apart, one array a leaf, in the dtypes of all others."""
-        refuse = self.refusing(*envs.tolist())
-        parts: list[Any] = [list(values)]
+    def _put_last(self, leaves: Sequence[Leaf], rows: Rows, finals: Sequence[Any], refuse: Refuse) -> Sequence[Leaf]:
+        """Write last observations of single environments into rows of each leaf, in the dtypes of all others."""
+        parts: list[Any] = [list(finals)]
         if not self._flat:
-            parts = self.observations.flatten_each(values, names.NEXT_OBS, refuse)
-        given = zip(self._new_names, parts, self.observations.spaces, dtypes, strict=True)
-        return [
-            part if dtype.hasobject else nearest_rows(name, part, dtype, (len(values), *space.shape), refuse)
-            for name, part, space, dtype in given
-        ]
+            parts = self.observations.flatten_each(finals, names.NEXT_OBS, refuse)
+        found = []
+        for name, leaf, part, space in zip(self._new_names, leaves, parts, self.observations.spaces, strict=True):
+            dtype = space.dtype if is_tensor(leaf) else leaf.dtype
+            if not dtype.hasobject:
+                part = nearest_rows(name, part, dtype, (len(rows), *space.shape), refuse)
+            found.append(put(leaf, rows, part))
+        return found
 
 
 def _finals(infos: Any) -> Any:

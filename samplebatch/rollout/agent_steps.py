@@ -10,10 +10,10 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.env.agent_adapter import AgentGroup, AgentOutcomes, MultiAgentAdapter
+from samplebatch.env.stacking import stack_rows
 from samplebatch.names import PolicyID
 from samplebatch.policy.agents import AgentActor, PolicyActors
 from samplebatch.rollout.recorder import Block, Ints, Step, Streams, rows_of_block
-from samplebatch.rollout.stacking import stack_rows
 
 Outcomes = Mapping[MultiAgentAdapter, Sequence[AgentOutcomes]]
 """The outcomes of the environments in which agents act at once: of each of their groups."""

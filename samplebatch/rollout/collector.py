@@ -379,13 +379,19 @@ class Collector(Resumable):
         columns: list[Columns] = []
         steps: list[Any] = []
         result: ActResult | None = None
+        environments, actor, rows = self._environments, self._actor, self.num_envs
+        takes_infos = actor.takes_batch
         try:
             for _ in range(limit):
-                result = self._act(random=random)
-                step = self._environments.step_raw(result.actions)
+                if random:
+                    result = actor.draw(self._obs or (), rows)
+                else:
+                    infos = self._batch_of_infos() if takes_infos else None
+                    result = actor.act(self._obs or (), infos, self._state, rows)
+                step = environments.step_raw(result.actions)
                 columns.append(result.columns)
                 steps.append(step)
-                self._obs, self._infos = self._environments.next_obs(step)
+                self._obs, self._infos = environments.next_obs(step)
                 if self.count_steps is not None:
                     self._count_made(step[2], step[3])
                 if result.state is not None or (quota is not None and quota.is_spent_by(step[2], step[3])):
@@ -430,12 +436,8 @@ class Collector(Resumable):
         # Of these, the next step is a reset; that itself ends nothing.
         self._to_reset = int(_count(terminateds | truncateds)) if self._environments.resets_later else 0
 
-    def _act(self, *, random: bool) -> ActResult:
-        obs, actor = self._obs or (), self._actor
-        if random:
-            return actor.draw(obs, self.num_envs)
-        info = None
-        if actor.takes_batch:
-            info = node(Batch, {}) if not self._infos else batch_of(self._infos)
-            info.__dict__["env_id"] = self._env_ids
-        return actor.act(obs, info, self._state, self.num_envs)
+    def _batch_of_infos(self) -> Batch:
+        """Make the infos that the policy is told."""
+        infos = batch_of(self._infos) if self._infos else node(Batch, {})
+        infos.__dict__["env_id"] = self._env_ids
+        return infos

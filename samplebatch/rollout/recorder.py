@@ -22,10 +22,10 @@ from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.env.infos import empty_infos
 from samplebatch.env.spaces import Leaf
+from samplebatch.env.stacking import NestedRows, join_blocks, stack_rows
 from samplebatch.env.tensors import is_tensor
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import PolicyID
-from samplebatch.rollout.stacking import NestedRows, join_blocks, stack_rows
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]

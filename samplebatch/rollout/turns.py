@@ -12,8 +12,8 @@ import numpy as np
 
 from samplebatch import names
 from samplebatch.env.agent_adapter import AgentGroup, AgentOutcomes
+from samplebatch.env.stacking import stack_rows
 from samplebatch.rollout.recorder import Block, Streams
-from samplebatch.rollout.stacking import stack_rows
 
 
 class Turn:

@@ -14,9 +14,10 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.conversions import as_sample_batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.env.base import StepResult
+from samplebatch.env.base import OUTCOMES, StepResult
 from samplebatch.env.infos import Infos, Rows, batch_of_steps, infos_to_rows
-from samplebatch.env.spaces import Columns, SpaceLayout, column_names, put
+from samplebatch.env.spaces import Columns, SpaceLayout, column_names
+from samplebatch.env.stacking import NestedRows, join_blocks, take_rows
 from samplebatch.env.tensors import is_tensor, to_host, to_tensor
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import TO_FLAT, TO_NESTED
@@ -24,13 +25,11 @@ from samplebatch.policy.actor import ActResult
 from samplebatch.rollout.episodes import CountedSteps, EpisodeCount
 from samplebatch.rollout.hooks import EpisodeHook, call_on_buffer, call_on_rows
 from samplebatch.rollout.recorder import Block, Recorder, Streams
-from samplebatch.rollout.stacking import NestedRows, join_blocks, take_rows
 
 StepHook = Callable[[Batch, Batch], Any]
 """Called with every step of the environments: on the decision (`act`, `act_normalized`, `policy_entry`, `dist`,
 `hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
 
-_OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 _EMPTY: dict[str, Any] = {}
 
 
@@ -76,6 +75,7 @@ class VectorRecorder:
         self._on_step, self._on_episode = on_step, on_episode
         self._actions = actions
         self._new_names = column_names(names.NEXT_OBS, observations)
+        self._outcome_names = (*self._new_names, *OUTCOMES)
         self._layouts = {
             top: layout
             for top, layout in ((names.OBS, observations), (names.NEXT_OBS, observations), (names.ACTIONS, actions))
@@ -113,24 +113,23 @@ class VectorRecorder:
         ColumnMismatchError
             If the columns of the steps differ too much to be joined.
         """
-        known, outcomes = columns[0], (*result.new_obs, *result[1:4])
-        outcome_names = (*self._new_names, *_OUTCOMES)
-        if len(columns) == 1 and self._on_step is None and result.finals is None:
-            # Buffers copy what they are given, as do batches.
-            data = {**known, **{name: block for name, (block,) in zip(outcome_names, outcomes, strict=True)}}
+        known = columns[0]
+        outcomes = zip(self._outcome_names, (*result.new_obs, *result[2:5]), strict=True)
+        if result.steps == 1:
+            # Buffers and batches copy the arrays that they are given; a hook may write to them.
+            data = {**known, **dict(outcomes)}
+            if self._on_step is not None:
+                data = {name: join_blocks(name, [column]) for name, column in data.items()}
             self.record(data, result.infos, drop=drop, act=act)
             return
+        keys = known.keys()
         for own in columns:
-            if own.keys() != known.keys():
-                odd = next(iter(own.keys() ^ known.keys()))
+            if own.keys() != keys:
+                odd = next(iter(own.keys() ^ keys))
                 raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
         data = {name: join_blocks(name, [own[name] for own in columns]) for name in known}
-        data |= {name: join_blocks(name, blocks) for name, blocks in zip(outcome_names, outcomes, strict=True)}
-        if result.finals is not None:
-            rows, leaves = result.finals
-            for name, leaf in zip(self._new_names, leaves, strict=True):
-                data[name] = put(data[name], rows, leaf)
-        self.record(data, result.infos, steps=len(columns), drop=drop, act=act)
+        data.update(outcomes)
+        self.record(data, result.infos, steps=result.steps, drop=drop, act=act)
 
     def record(
         self,
@@ -171,9 +170,9 @@ class VectorRecorder:
             if not len(kept):
                 return
             columns = {name: take_rows(column, kept) for name, column in columns.items()}
-            envs = kept % every if envs is None else envs[kept]
+            envs = (self._every_env(steps) if envs is None else envs)[kept]
         elif envs is None and steps > 1:
-            envs = np.arange(steps * every) % every
+            envs = self._every_env(steps)
         self.recorded += every if envs is None else len(envs)
         decided = None if self._on_step is None else act
         if self._buffer is None and decided is None:
@@ -191,6 +190,11 @@ class VectorRecorder:
         counted = self._count(columns, envs, steps)
         if self._on_episode is not None and counted.ended is not None:
             self._call_on_ended(self._on_episode, added, envs, counted)
+
+    def _every_env(self, steps: int) -> Rows:
+        """Return the place of each row's environment where all of them make steps."""
+        count = len(self._env_ids)
+        return np.broadcast_to(np.arange(count), (steps, count)).ravel()
 
     def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows | None, steps: int) -> None:
         """Record rows for a batch."""

@@ -44,14 +44,10 @@ def step_once(environments: Environments, actions: Any) -> Step:
     raw = environments.step_raw(actions)
     obs, obs_infos = environments.next_obs(raw)
     chunk = environments.finish_chunk([raw])
-    new_obs = [leaves[0].copy() for leaves in chunk.new_obs]
-    if chunk.finals is not None:
-        for leaf, values in zip(new_obs, chunk.finals[1], strict=True):
-            leaf[chunk.finals[0]] = values
     ended = chunk.ends()[0].nonzero()[0].tolist()
     autoreset = [] if chunk.autoreset is None else chunk.autoreset.tolist()
-    outcome = chunk.rewards[0], chunk.terminateds[0], chunk.truncateds[0], chunk.infos.get(0, {})
-    return Step(new_obs, *outcome, ended, autoreset, obs, obs_infos)
+    outcome = chunk.rewards, chunk.terminateds, chunk.truncateds, chunk.infos.get(0, {})
+    return Step([*chunk.new_obs], *outcome, ended, autoreset, obs, obs_infos)
 
 
 def walk(environments: Environments, steps: int) -> list[tuple[Any, ...]]:

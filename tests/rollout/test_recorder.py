@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from samplebatch import SampleBatch
+from samplebatch.env.stacking import NestedRows
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.rollout.recorder import Recorder, Streams
-from samplebatch.rollout.stacking import NestedRows
 
 STREAMS = Streams(np.array([100, 101]), np.array([0, 1]), np.zeros(2, int))
 
