@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -58,13 +57,19 @@ class StepResult(NamedTuple):
         return ends.reshape(self.steps, -1)
 
 
-def join_outcomes(outcomes: Sequence[Sequence[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
-    """Join the rewards, the terminateds and the truncateds of steps, arrays of shape (n,) each.
+def join_outcomes(
+    rewards: Sequence[Floats], terminateds: Sequence[Flags], truncateds: Sequence[Flags]
+) -> tuple[Floats, Flags, Flags]:
+    """Join the rewards and flags of steps, arrays of shape (n,) in the dtypes that these columns have.
 
-    >>> join_outcomes([[np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2])
-    [array([0., 1.]), array([False, False]), array([ True,  True])]
+    >>> join_outcomes([np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2)
+    (array([0., 1.]), array([False, False]), array([ True,  True]))
     """
-    return [join_alike(name, blocks) for name, blocks in zip(OUTCOMES, outcomes, strict=True)]
+    return (
+        join_alike(names.REWARDS, rewards),
+        join_alike(names.TERMINATEDS, terminateds),
+        join_alike(names.TRUNCATEDS, truncateds),
+    )
 
 
 def refuse_mask(given: Mapping[str, Any]) -> None:
@@ -155,12 +160,12 @@ class Environments(ABC):
             All raw steps since the last chunk was finished; not empty.
         """
         if len(steps) == 1:
-            leaves, *outcome, info = steps[0][:5]
-            return StepResult(1, leaves, *outcome, {0: info} if any(info) else {}, None)
-        new_obs, *outcomes, infos = islice(zip(*steps, strict=True), 5)
+            obs, reward, terminated, truncated, info, *_ = steps[0]
+            return StepResult(1, obs, reward, terminated, truncated, {0: info} if any(info) else {}, None)
+        new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
         spoken = {place: said for place, said in enumerate(infos) if any(said)}
         leaves = [join_blocks(name, own) for name, own in zip(self._new_names, zip(*new_obs, strict=True), strict=True)]
-        return StepResult(len(steps), leaves, *join_outcomes(outcomes), spoken, None)
+        return StepResult(len(steps), leaves, *join_outcomes(rewards, terminateds, truncateds), spoken, None)
 
     def _parts(self) -> list[Any]:
         """Return the objects that are stepped, which have the state."""

@@ -17,7 +17,7 @@ disabled      nothing                                               the environm
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -159,16 +159,17 @@ class VectorEnvironments(Environments):
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Bring raw steps into one form; see `Environments.finish_chunk`."""
         if len(steps) == 1:
-            obs, *outcome, said = steps[0]
-            return StepResult(1, (obs,) if self._raw else obs, *outcome, {0: said} if said else {}, None)
-        seen, *outcomes, infos = zip(*steps, strict=True)
+            obs, reward, terminated, truncated, info = steps[0]
+            leaves = (obs,) if self._raw else obs
+            return StepResult(1, leaves, reward, terminated, truncated, {0: info} if info else {}, None)
+        seen, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
         spoken = {place: said for place, said in enumerate(infos) if said} if any(infos) else {}
         if self._raw and [*map(_dtype_of, seen)].count(self._obs_dtype) == len(seen):
             leaves = [join_alike(names.NEXT_OBS, seen)]
         else:
-            by_leaf = [seen] if self._raw else zip(*seen, strict=True)
+            by_leaf: Iterable[Any] = [seen] if self._raw else zip(*seen, strict=True)
             leaves = [join_blocks(name, own) for name, own in zip(self._new_names, by_leaf, strict=True)]
-        return StepResult(len(steps), leaves, *join_outcomes(outcomes), spoken, None)
+        return StepResult(len(steps), leaves, *join_outcomes(rewards, terminateds, truncateds), spoken, None)
 
 
 class NextStepEnvironments(VectorEnvironments):
