@@ -281,7 +281,7 @@ class _PolicyRows:
 def _join_any(name: str, blocks: Sequence[Any]) -> Leaf | NestedRows:
     """Join blocks of one kind."""
     first = blocks[0]
-    if any(isinstance(block, NestedRows) for block in blocks):
+    if NestedRows in {*map(type, blocks)}:
         if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
             raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
         paths = leaf_names(name, first.structure)
