@@ -86,7 +86,7 @@ def _ours_sample(_: Any, kind: str, **options: Any) -> Call:
 def _ours_stream(_: Any, kind: str) -> Call:
     client = _client(kind, shared_memory=False)
     options = {"mode": "sequences", "length": EPISODE} if kind == "sequences" else {}
-    samples = client.stream(SIZES[kind], prefetch=4, **options)
+    samples = client.stream(SIZES[kind], prefetch=16, **options)
     return Connection(lambda: [next(samples) for _ in range(STREAMED)][-1], lambda: (samples.close(), client.close()))
 
 
@@ -140,10 +140,10 @@ def _raw_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
     from pyarrow import flight
 
     from samplebatch import SampleBatch
-    from samplebatch.service.fragments import as_fragment
+    from samplebatch.service.fragment_forms import FragmentEncoder
 
     client = _connect()
-    rows = as_fragment(SampleBatch(steps(kind, STEPS[kind])))
+    rows = FragmentEncoder().encode(SampleBatch(steps(kind, STEPS[kind])))
     writer, reader = client.do_put(flight.FlightDescriptor.for_path(kind), rows.schema)
 
     def call() -> None:

@@ -139,12 +139,15 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Int
     episode, agent, t = (np.asarray(held[name]) if name in held else None for name in _STREAM)
     left: list[int] = []
     at = 0
-    for ring in np.unique(rings).tolist():
+    chosen = np.unique(rings).tolist()
+    moves = len(chosen) > 1
+    for ring in chosen:
         rows = np.flatnonzero(rings == ring)
         own_episode, own_agent, own_t = (None if part is None else part[rows] for part in (episode, agent, t))
         newest = _newest(buffer, ring)
         streams = find_streams(len(rows), own_episode, own_agent, own_t, newest[1] if newest else None)
         order[at : at + len(rows)] = rows if streams.order is None else rows[streams.order]
+        moves = moves or streams.order is not None
         cut[order[at : at + len(rows) - 1]] = streams.ends[:-1]
         at += len(rows)
         if newest and episode is not None and t is not None and not streams.goes_on:
@@ -153,7 +156,9 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Int
         terminated, truncated = end_flags(held, count)
         held.pop("done", None)
         held |= {"terminated": terminated, "truncated": truncated | (cut & ~terminated)}
-    steps = node(Batch, held)[order]
+    steps = node(Batch, held)
+    if moves:
+        steps = steps[order]
     if left:
         # Rows that are refused end no episode.
         buffer._table.check(steps.__dict__, count, stored=False)

@@ -19,7 +19,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.sampling import convert_rows
 from samplebatch.errors import ArgumentError, ColumnLengthError
 from samplebatch.service.drawing import SampleSession
-from samplebatch.service.fragments import as_fragment, as_record_batch, step_rows, with_info_columns
+from samplebatch.service.fragments import step_rows, with_info_columns
 from samplebatch.service.protocol import Draw, Fragment
 from samplebatch.service.remote_table import RemoteTable
 from samplebatch.service.samples import Drawn
@@ -129,7 +129,8 @@ class ReplayClient(RemoteTable):
         """
         rows = step_rows(batch, buffer_ids, columns)
         if self._fragment_steps == 1:
-            self._put(as_record_batch(rows.to_arrow()), Fragment())
+            # A copy, as the values may be written over before it is acknowledged.
+            self._put(self._encoder.encode(rows if buffer_ids is None else rows.copy()), Fragment())
         else:
             self._keep_step(rows if buffer_ids is None else rows.copy())
 
@@ -170,7 +171,7 @@ class ReplayClient(RemoteTable):
             process are what is no batch, and objects that would have to be pickled.
         """
         single = None if priorities is None or np.ndim(priorities) else float(priorities)
-        rows = as_fragment(batch, priorities if single is None else None)
+        rows = self._encoder.encode(batch, priorities if single is None else None)
         self._put(rows, Fragment(key=key, priority=single))
 
     def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
@@ -192,7 +193,8 @@ class ReplayClient(RemoteTable):
         with self._lock:
             if self._holds_steps is None:
                 self._holds_steps = self._table_info()["items"] == "steps"
-            self._put(as_fragment(with_info_columns(fragment) if self._holds_steps else fragment), Fragment())
+            rows = with_info_columns(fragment) if self._holds_steps else fragment
+            self._put(self._encoder.encode(rows), Fragment())
 
     def _put(self, rows: Any, fragment: Fragment) -> None:
         with self._lock:

@@ -16,8 +16,8 @@ from samplebatch import names
 from samplebatch.errors import SampleBatchError, ServiceError
 from samplebatch.service.local_memory import take
 from samplebatch.service.protocol import Draw, LostError, read_error, read_json, write_json
-from samplebatch.service.sample_streams import SampleReader, cut_inline
-from samplebatch.service.samples import Drawn, unpack, with_batch_text
+from samplebatch.service.sample_streams import SampleReader, cut_inline, split_inline
+from samplebatch.service.samples import Drawn
 from samplebatch.service.writing import close_quietly
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class SampleSession:
 
     def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
         self._link = link
-        self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, inline=True))
-        self._streams = SampleReader()
+        self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, inline=True, ahead=ahead > 0))
+        self._samples = SampleReader()
         self._ahead = ahead
         self._asked = 0
         """Samples that were asked for and not handed out."""
@@ -87,16 +87,21 @@ class SampleSession:
         self._asked -= 1
         if isinstance(found, SampleBatchError):
             raise found
-        # This one has come: that the connection is gone since, the next call tells.
-        with suppress(SampleBatchError):
-            self._ask(self._ahead)
+        # Several in one request, which may come in one message.
+        if self._asked <= self._ahead // 2:
+            # This one has come: that the connection is gone since, the next call tells.
+            with suppress(SampleBatchError):
+                self._ask(self._ahead)
         return found
 
     def _ask(self, count: int) -> None:
+        """Ask for samples until that many are on their way, or have come."""
+        wanted = count - self._asked
+        if wanted <= 0:
+            return
         with self._link.errors():
-            while self._asked < count:
-                self._writer.write_metadata(b"{}")
-                self._asked += 1
+            self._writer.write_metadata(b"{}" if wanted == 1 else write_json({"count": wanted}))
+            self._asked += wanted
 
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities of rows, shape (n,) each; generations may be None. `settle` tells how it went.
@@ -128,8 +133,8 @@ class SampleSession:
             answer = self._answers.get()
             if isinstance(answer, BaseException):
                 raise answer
-        if isinstance(answer, Drawn):
-            self._found.append(answer)
+        if isinstance(answer, list):
+            self._found.extend(answer)
             return
         if "updated" in answer:
             self._updates -= 1
@@ -139,8 +144,8 @@ class SampleSession:
         else:
             self._found.append(read_error(answer))
 
-    def _read(self) -> Drawn | dict[str, Any]:
-        """Read an answer: a sample, or words about an update or an error."""
+    def _read(self) -> list[Drawn] | dict[str, Any]:
+        """Read an answer: one or several samples, or words about an update or an error."""
         try:
             with self._link.errors():
                 chunk = self._reader.read_chunk()
@@ -150,13 +155,15 @@ class SampleSession:
             if isinstance(error, LostError):
                 raise
             raise LostError("the service has ended the session") from None
-        head, stream = cut_inline(b"" if chunk.app_metadata is None else chunk.app_metadata)
-        told = read_json(head, "an answer")
+        said = b"" if chunk.app_metadata is None else chunk.app_metadata
         if chunk.data is not None:
-            return unpack(with_batch_text(chunk.data, told.get("batch")), told)
+            return [self._samples.read_rows(chunk.data, read_json(said, "an answer"))]
+        head, streams = cut_inline(said)
+        told = read_json(head, "an answer")
         if "error" in told or "updated" in told:
             return told
-        return self._streams.read(take(told["at"]) if "at" in told else stream, told)
+        found = [take(told["at"])] if "at" in told else split_inline(streams, told.get("streams"))
+        return [self._samples.read(stream, told) for stream in found]
 
     def _read_ahead(self) -> None:
         """Read answers until the session is closed, or the connection is gone."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import flight
 
-from samplebatch.errors import AccessError, FormatError, SampleBatchError, ServiceError
+from samplebatch.arguments import whole
+from samplebatch.errors import AccessError, FormatError, LimitTimeoutError, SampleBatchError, ServiceError
+from samplebatch.service.fragment_forms import FragmentDecoder
 from samplebatch.service.items import Sample
 from samplebatch.service.local_memory import SampleMemory, Secret
 from samplebatch.service.protocol import (
@@ -26,7 +29,7 @@ from samplebatch.service.protocol import (
     write_error,
     write_json,
 )
-from samplebatch.service.sample_streams import RowsStream, SampleWriter, Stream, inline
+from samplebatch.service.sample_streams import MAX_INLINE, RowsStream, SampleWriter, Stream, inline
 from samplebatch.service.samples import Packed, batch_text, have_same_columns, write_stream
 from samplebatch.service.service import Service
 
@@ -75,11 +78,11 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Insert the fragments of a writer, and acknowledge each one."""
         with _flight_errors():
-            place = self._place(descriptor)
+            place, decoder = self._place(descriptor), FragmentDecoder()
             while (chunk := _next(reader)) is not None:
                 fragment = Fragment.read(chunk.app_metadata)
                 try:
-                    told = self._service.insert(*place, chunk.data, fragment, context.is_cancelled)
+                    told = self._service.insert(*place, chunk.data, fragment, context.is_cancelled, decoder)
                 except (SampleBatchError, pa.ArrowException) as error:
                     refusal = _ours(error)
                     refusal.fragment = fragment.number  # type: ignore[attr-defined]
@@ -181,15 +184,18 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 class _Session:
     """The requests of one learner, which are answered in their order.
 
-    A large sample is sent by another thread, so that the next one is drawn meanwhile; there is never more than one
-    on its way and one that waits for it.
+    To a learner that asks ahead, a large sample is sent by another thread while the next one is drawn; there
+    is never more than one on its way and one that waits for it. Small ones that were asked for together go together.
     """
 
     def __init__(self, service: Service, draw: Draw, writer: Any, memory: SampleMemory | None, context: Any) -> None:
         self._service, self._draw, self._writer, self._memory, self._context = service, draw, writer, memory, context
         self._table = service.table(draw.table)
         self._schema: pa.Schema | None = None
-        self._streams = SampleWriter()
+        self._samples = SampleWriter()
+        self._small: list[Stream] = []
+        """Samples that were drawn, and wait to go in one message."""
+        self._at_once = replace(draw, timeout_s=0.0)
         self._pool = ThreadPoolExecutor(1, "samplebatch-send")
         self._sending: Future[None] | None = None
 
@@ -203,32 +209,65 @@ class _Session:
 
     def answer(self, chunk: Any) -> None:
         """Answer one request. An error is an answer, too; the session goes on after it."""
-        of = "sample" if chunk.data is None else "update"
+        if chunk.data is not None:
+            self._answer("update", lambda: self._update(chunk))
+            return
         try:
-            if chunk.data is None:
-                self._send(self._service.sample(self._draw, self._context.peer(), self._context.is_cancelled))
-            else:
-                told = read_request(chunk.app_metadata or b"{}", "the metadata of an update")
-                anyhow = told.get("any_generation") is True
-                self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
+            told = read_request(chunk.app_metadata or b"{}", "the metadata of a request")
+            count = whole("count", told.get("count", 1), 1)
+        except SampleBatchError as error:
+            self._tell({**describe_error(error), "of": "sample"})
+            return
+        for _ in range(count):
+            self._answer("sample", lambda: self._send(self._next_sample()))
+        self._send_small()
+
+    def _answer(self, of: str, answer: Callable[[], None]) -> None:
+        """Answer a part of a request, by an error if it is refused."""
+        try:
+            answer()
         except (SampleBatchError, pa.ArrowInvalid) as error:
             if isinstance(error, flight.FlightError):
                 raise
             self._tell({**describe_error(_ours(error)), "of": of})
 
+    def _update(self, chunk: Any) -> None:
+        told = read_request(chunk.app_metadata or b"{}", "the metadata of an update")
+        anyhow = told.get("any_generation") is True
+        self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
+
+    def _next_sample(self) -> Sample:
+        """Draw a sample; those that wait to be sent are, before one that limits hold back is waited for."""
+        peer, gone = self._context.peer(), self._context.is_cancelled
+        if self._small:
+            try:
+                return self._service.sample(self._at_once, peer, gone)
+            except LimitTimeoutError:
+                self._send_small()
+        return self._service.sample(self._draw, peer, gone)
+
     def _send(self, sample: Sample) -> None:
-        stream = self._streams.prepare(sample)
+        stream = self._samples.prepare(sample)
         if stream is None:
             self._send_packed(self._service.pack(sample))
             return
         self._service.check_nbytes("a sample", stream.nbytes)
         if self._share(stream, {}):
             return
-        if self._draw.inline and stream.nbytes < _AHEAD_NBYTES:
+        if not self._draw.inline or stream.nbytes >= _AHEAD_NBYTES:
+            rows = stream.rows()
+            self._send_rows(self._service.pack(sample) if rows is None else Packed(rows, {}))
+            return
+        self._small.append(stream)
+        if len(self._small) >= MAX_INLINE or sum(one.nbytes for one in self._small) >= _AHEAD_NBYTES:
+            self._send_small()
+
+    def _send_small(self) -> None:
+        """Send the small samples that were drawn, in one message."""
+        small, self._small = self._small, []
+        if small:
             self._wait()
-            self._writer.write_metadata(pa.py_buffer(inline(stream)))
-        else:
-            self._send_packed(self._service.pack(sample))
+            self._writer.write_metadata(pa.py_buffer(inline(small)))
 
     def _share(self, stream: Stream, metadata: Mapping[str, Any]) -> bool:
         """Put a sample into shared memory, and tell whether there was such memory for it."""
@@ -238,8 +277,12 @@ class _Session:
         return place is not None
 
     def _send_packed(self, sample: Packed) -> None:
-        if self._share(RowsStream(sample.batch), sample.metadata):
-            return
+        if not self._share(RowsStream(sample.batch), sample.metadata):
+            self._send_rows(sample)
+
+    def _send_rows(self, sample: Packed) -> None:
+        """Send a sample as a record batch."""
+        self._send_small()
         self._wait()
         schema, metadata = sample.batch.schema, dict(sample.metadata)
         if self._schema is None:
@@ -250,12 +293,13 @@ class _Session:
             return
         metadata["batch"] = batch_text(schema, self._schema)
         message = sample.batch, pa.py_buffer(write_json(metadata))
-        if sample.batch.nbytes < _AHEAD_NBYTES:
+        if not self._draw.ahead or sample.batch.nbytes < _AHEAD_NBYTES:
             self._writer.write_with_metadata(*message)
         else:
             self._sending = self._pool.submit(self._writer.write_with_metadata, *message)
 
     def _tell(self, answer: Mapping[str, Any], after: bytes = b"") -> None:
+        self._send_small()
         self._wait()
         self._writer.write_metadata(pa.py_buffer(write_json(answer) + after))
 

@@ -20,8 +20,8 @@ from samplebatch.env.infos import batch_of
 from samplebatch.errors import ArgumentError, ColumnLengthError
 
 
-def as_fragment(batch: Any, priorities: Any = None) -> pa.RecordBatch:
-    """View a batch as a fragment.
+def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgentBatch:
+    """Return a batch as the rows of a fragment, over the same memory.
 
     Parameters
     ----------
@@ -41,15 +41,15 @@ def as_fragment(batch: Any, priorities: Any = None) -> pa.RecordBatch:
 
     Examples
     --------
-    >>> as_fragment({"obs": [1, 2], "rew": [0.5, 1.0]}, [1.0, 2.0]).column_names
-    ['obs', 'rewards', 'priority']
+    >>> fragment_rows({"obs": [1, 2], "rew": [0.5, 1.0]}, [1.0, 2.0]).column_names
+    ('obs', 'rewards', 'priority')
     """
     if isinstance(batch, MultiAgentBatch):
         if priorities is not None:
             raise ArgumentError(
                 "priorities must be for the steps of one policy, the batch has several; add them one by one"
             )
-        return as_record_batch(batch.to_arrow())
+        return batch
     several = hasattr(batch, "policy_batches")
     rows = join([as_flat(part) for part in batch.policy_batches.values()]) if several else as_flat(batch)
     if priorities is not None:
@@ -58,7 +58,7 @@ def as_fragment(batch: Any, priorities: Any = None) -> pa.RecordBatch:
             raise ColumnLengthError(f"priorities must be {rows.count}, one a row, got {len(given)}")
         rows = rows.copy(shallow=True)
         rows[names.PRIORITY] = given
-    return as_record_batch(rows.to_arrow())
+    return rows
 
 
 def with_info_columns(fragment: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:

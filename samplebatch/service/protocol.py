@@ -228,7 +228,9 @@ class Draw:
     nonce
         The secret that proves that client and service share memory; None to be sent all samples.
     inline
-        Whether small samples may come in the metadata of a message, as an Arrow stream, in place of a record batch.
+        Whether small samples may come in the metadata of a message, as Arrow streams, in place of record batches.
+    ahead
+        Whether the learner asks for samples before it has the ones before: a large one is sent while the next is drawn.
 
     Examples
     --------
@@ -256,6 +258,7 @@ class Draw:
     key: str | None = None
     nonce: str | None = None
     inline: bool | None = None
+    ahead: bool | None = None
 
     def write(self) -> bytes:
         """Write the request, without the fields that are None."""
@@ -322,6 +325,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "key": short_text,
     "nonce": short_text,
     "inline": _flag,
+    "ahead": _flag,
     "number": whole,
     "priority": _number,
     "batch": text,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from samplebatch.arguments import positive, whole
 from samplebatch.errors import ArgumentError, OwnershipError, ServiceError
 from samplebatch.service.drawing import SampleSession
-from samplebatch.service.fragments import as_record_batch
+from samplebatch.service.fragment_forms import FragmentEncoder
 from samplebatch.service.local_memory import read_secret
 from samplebatch.service.open_steps import Environment, OpenSteps
 from samplebatch.service.protocol import Draw, Fragment, LostError, read_json, short_text, write_json
@@ -75,6 +75,7 @@ class RemoteTable:
                 certificates = file.read()
         self._link: Link = Link(self.uri, self._token, certificates, self._reconnect_s)
         self._writer = FragmentWriter(self._link, self.table, self.writer, self._max_unacknowledged)
+        self._encoder = FragmentEncoder()
         self._open_steps = OpenSteps(self._fragment_steps)
         self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
         self._streaming: set[SampleSession] = set()
@@ -169,7 +170,7 @@ class RemoteTable:
     def _send_steps(self, groups: list[list[Environment]]) -> None:
         """Send the steps that are kept of some environments, a fragment for each list of them."""
         for environments in groups:
-            rows = as_record_batch(self._open_steps.join(environments).to_arrow())
+            rows = self._encoder.encode(self._open_steps.join(environments))
             sent = self._writer.counts.sent
             try:
                 self._writer.put(rows, Fragment(timeout_s=self._timeout_s))

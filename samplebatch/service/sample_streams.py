@@ -1,4 +1,4 @@
-"""Sample streams: samples as Arrow streams in memory, where each is much like the one before.
+"""Sample streams: samples as Arrow streams in memory, or as record batches, where each is much like the one before.
 
 A learner asks for samples of one kind, so they have the same columns and as many rows. The first one is written and
 read by Arrow, and checked; of the others only the numbers are copied, and views made.
@@ -6,10 +6,11 @@ read by Arrow, and checked; of the others only the numbers are copied, and views
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +22,19 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
+from samplebatch.column.rows_layout import RowsLayout
 from samplebatch.column.stream_layout import Bytes, StreamLayout, head_of
+from samplebatch.errors import FormatError
 from samplebatch.service.items import Sample
-from samplebatch.service.samples import Drawn, pack, read_stream, unpack
+from samplebatch.service.samples import Drawn, pack, read_stream, unpack, with_batch_text
 
 _MAX_FORMS: Final = 8
 """Forms of samples that a session remembers."""
 
-_HEAD: Final = np.frombuffer(b"{}".ljust(63) + b"\n", np.uint8)
-"""JSON that says nothing, as long as an alignment."""
+_MAX_HEAD_NBYTES: Final = 1 << 12
+"""Bytes of the JSON before streams in a message."""
+MAX_INLINE: Final = 64
+"""Streams in a message."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 Tree = dict[str, "str | Tree"]
@@ -71,11 +76,29 @@ class RowsStream(Stream):
             stream.write_batch(self._rows)
 
 
-class LaidOutStream(Stream):
-    """The stream of arrays of a known layout."""
+class _Form(NamedTuple):
+    """A form of samples, for their writer.
 
-    def __init__(self, layout: StreamLayout, columns: Arrays) -> None:
-        self._layout, self._columns = layout, columns
+    Attributes
+    ----------
+    bare
+        The names without values.
+    layout
+        Of their streams.
+    rows
+        Of their record batches; None if Arrow must make each.
+    """
+
+    bare: tuple[str, ...]
+    layout: StreamLayout
+    rows: RowsLayout | None
+
+
+class LaidOutStream(Stream):
+    """The stream of a sample of a known form."""
+
+    def __init__(self, form: _Form, columns: Arrays) -> None:
+        self._layout, self._rows, self._columns = form.layout, form.rows, columns
 
     @property
     def nbytes(self) -> int:
@@ -86,17 +109,31 @@ class LaidOutStream(Stream):
         """Write it into memory, shape (nbytes,)."""
         self._layout.write(self._columns, out)
 
+    def rows(self) -> pa.RecordBatch | None:
+        """View the sample as a record batch; None if Arrow must make it."""
+        return self._rows.write(self._columns) if self._rows is not None and self._rows.fits(self._columns) else None
 
-def inline(stream: Stream) -> Bytes:
-    """Write a stream behind JSON that says nothing of it: a message of metadata, shape (n,)."""
-    out = memory.empty((_HEAD.nbytes + stream.nbytes,), np.dtype(np.uint8))
-    out[: _HEAD.nbytes] = _HEAD
-    stream.write(out[_HEAD.nbytes :])
+
+def inline(streams: Sequence[Stream]) -> Bytes:
+    """Write streams behind JSON that has their sizes: a message of metadata, shape (n,)."""
+    sizes = [stream.nbytes for stream in streams]
+    said = json.dumps({"streams": sizes}).encode() + b"\n"
+    start = _aligned(len(said))
+    out = memory.empty((start + sum(map(_aligned, sizes)),), np.dtype(np.uint8))
+    out.data[:start] = said[:-1].ljust(start - 1) + b"\n"
+    for stream, size in zip(streams, sizes, strict=True):
+        stream.write(out[start : start + size])
+        start += _aligned(size)
     return out
 
 
+def _aligned(nbytes: int) -> int:
+    """Return the next multiple of an alignment."""
+    return -(-nbytes // memory.ALIGNMENT) * memory.ALIGNMENT
+
+
 def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
-    """Cut a message of metadata into its JSON and the stream behind it, of no bytes where there is none.
+    """Cut a message of metadata into its JSON and the streams behind it, of no bytes where there are none.
 
     Examples
     --------
@@ -104,14 +141,37 @@ def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
     (b'{"updated":3}', array([], dtype=uint8))
     """
     message = np.frombuffer(raw, np.uint8)
-    head = message[: _HEAD.nbytes].tobytes()
-    if b"\n" not in head:
-        head = message.tobytes()
-    told, newline, _ = head.partition(b"\n")
+    told, newline, _ = message[:_MAX_HEAD_NBYTES].tobytes().partition(b"\n")
+    if not newline:
+        told = message.tobytes()
     # In memory of its own, at an address where numbers can be read.
-    stream = memory.copy_of(message[len(told) + len(newline) :])
-    stream.flags.writeable = False
-    return told, stream
+    streams = memory.copy_of(message[len(told) + len(newline) :])
+    streams.flags.writeable = False
+    return told, streams
+
+
+def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
+    """Split the bytes behind the JSON of a message into streams of known sizes; a single one where none are said.
+
+    Raises
+    ------
+    FormatError
+        If there are not as many bytes.
+
+    Examples
+    --------
+    >>> [part.nbytes for part in split_inline(np.zeros(192, np.uint8), [70, 8])]
+    [70, 8]
+    """
+    if sizes is None:
+        return [streams]
+    found, start = [], 0
+    for size in sizes if isinstance(sizes, list) else [None]:
+        if not isinstance(size, int) or not 0 < size <= streams.nbytes - start:
+            raise FormatError("samples must come in streams of the sizes that their message says, they do not")
+        found.append(streams[start : start + size])
+        start += _aligned(size)
+    return found
 
 
 class SampleWriter:
@@ -131,31 +191,31 @@ class SampleWriter:
     """
 
     def __init__(self) -> None:
-        self._layouts: list[tuple[tuple[str, ...], StreamLayout]] = []
-        """The names without values and the layouts of forms, the newest one first."""
+        self._forms: list[_Form] = []
+        """The newest one first."""
         self._last: Any = None
         """The form of the last sample that had no layout."""
 
-    def prepare(self, sample: Sample) -> Stream | None:
+    def prepare(self, sample: Sample) -> LaidOutStream | None:
         """Return the stream of a sample; None if none of its form came before, or Arrow must look at each."""
         bare: list[str] = []
         columns = _columns_of(sample, bare)
         if columns is None:
             return None
         empty = tuple(bare)
-        for known, layout in self._layouts:
-            if known == empty and layout.fits(columns):
-                return LaidOutStream(layout, columns)
+        for known in self._forms:
+            if known.bare == empty and known.layout.fits(columns):
+                return LaidOutStream(known, columns)
         form = empty, [(name, values.dtype, values.shape) for name, values in columns.items()]
         if form != self._last:
             # Samples whose shapes differ from one to the next are not worth a layout.
             self._last = form
             return None
-        layout_found = _find_layout(sample)
-        if layout_found is None:
+        found = _find_form(sample, empty)
+        if found is None:
             return None
-        self._layouts = [(empty, layout_found), *self._layouts[: _MAX_FORMS - 1]]
-        return LaidOutStream(layout_found, columns)
+        self._forms = [found, *self._forms[: _MAX_FORMS - 1]]
+        return LaidOutStream(found, columns)
 
 
 def _columns_of(sample: Sample, bare: list[str]) -> Arrays | None:
@@ -187,23 +247,30 @@ def _collect(held: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[s
     return True
 
 
-def _find_layout(sample: Sample) -> StreamLayout | None:
-    """Find the layout of samples of a form, by one that Arrow writes and reads."""
-    made = RowsStream(pack(sample).batch)
+def _find_form(sample: Sample, bare: tuple[str, ...]) -> _Form | None:
+    """Find the layouts of samples of a form, by one that Arrow writes and reads."""
+    packed = pack(sample).batch
+    made = RowsStream(packed)
     stream = np.empty(made.nbytes, np.uint8)
     made.write(stream)
     rows = read_stream(stream)
-    return StreamLayout.find(stream, rows, SampleBatch.from_arrow(rows)._all())
+    layout = StreamLayout.find(stream, rows, SampleBatch.from_arrow(rows)._all())
+    # Of the same schema object, so that nothing is compared when a message of it is written.
+    of_rows = RowsLayout.find(packed, SampleBatch.from_arrow(packed)._all())
+    return None if layout is None else _Form(bare, layout, of_rows)
 
 
 class SampleReader:
-    """Reader of the streams of a session's samples, for a learner.
+    """Reader of the samples of a session, for a learner.
 
-    The first stream of a form is read by Arrow and checked. One with the same bytes beside its columns is viewed.
+    The first one of a form is read by Arrow and checked. A stream with the same bytes beside its columns is viewed, and
+    so is a record batch of the same schema.
     """
 
     def __init__(self) -> None:
         self._forms: dict[bytes, tuple[StreamLayout, Tree]] = {}
+        self._rows: tuple[RowsLayout, Tree] | None = None
+        """The form of record batches, which have the schema that their session began with."""
 
     def read(self, stream: Bytes, told: Mapping[str, Any] | None = None) -> Drawn:
         """View the sample of a stream.
@@ -226,11 +293,31 @@ class SampleReader:
         known = None if head is None else self._forms.get(head)
         if known is not None and known[0].matches(stream):
             layout, tree = known
-            columns = layout.read(stream)
-            return Drawn(_nest(tree, columns), columns[names.BATCH_INDEXES])
+            return _view(tree, layout.read(stream))
         rows = read_stream(stream)
         drawn = unpack(rows, told or {})
         self._learn(stream, rows, drawn.batch)
+        return drawn
+
+    def read_rows(self, rows: pa.RecordBatch, told: Mapping[str, Any]) -> Drawn:
+        """View the sample of a record batch; `told` is what else is said of it, as for `read`.
+
+        Raises
+        ------
+        SampleBatchError
+            As `unpack` does.
+        """
+        text = told.get("batch")
+        if text is None and self._rows is not None:
+            layout, tree = self._rows
+            columns = layout.read(rows)
+            if columns is not None:
+                return _view(tree, columns)
+        drawn = unpack(with_batch_text(rows, text), told)
+        if text is None and isinstance(drawn.batch, Batch):
+            held = SampleBatch.from_arrow(rows)._all()
+            found, tree = RowsLayout.find(rows, held), _name_leaves(drawn.batch, "")
+            self._rows = (found, tree) if found is not None and _has_leaves(tree, held) else None
         return drawn
 
     def _learn(self, stream: Bytes, rows: pa.RecordBatch, batch: Any) -> None:
@@ -257,6 +344,11 @@ def _name_leaves(batch: Batch, prefix: str) -> Tree:
 def _has_leaves(tree: Tree, columns: Mapping[str, Any]) -> bool:
     """Tell whether all leaves of a nested batch are columns."""
     return all(leaf in columns if isinstance(leaf, str) else _has_leaves(leaf, columns) for leaf in tree.values())
+
+
+def _view(tree: Tree, columns: Arrays) -> Drawn:
+    """Return columns as the sample that they are."""
+    return Drawn(_nest(tree, columns), columns[names.BATCH_INDEXES])
 
 
 def _nest(tree: Tree, columns: Arrays) -> Batch:

@@ -14,9 +14,10 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, near_names
+from samplebatch.service.fragment_forms import FragmentDecoder
 from samplebatch.service.items import Sample
 from samplebatch.service.protocol import Draw, Fragment, check_names, read_request, short_text, write_json
-from samplebatch.service.samples import Packed, pack, read_fragment, with_batch_text
+from samplebatch.service.samples import Packed, pack, read_fragment
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.waiting import Gone
 from samplebatch.service.weights import name_of_weights
@@ -100,6 +101,7 @@ class Service:
         rows: pa.RecordBatch | None,
         fragment: Fragment,
         gone: Gone | None = None,
+        decoder: FragmentDecoder | None = None,
     ) -> dict[str, Any]:
         """Insert a fragment, and return its acknowledgement.
 
@@ -115,6 +117,8 @@ class Service:
             Its rows, and what else is said of it.
         gone
             Tells whether the writer is gone; a fragment of it that is held back is dropped then.
+        decoder
+            Of the fragments of the stream that brings it.
 
         Raises
         ------
@@ -126,8 +130,7 @@ class Service:
         if rows is None:
             raise FormatError("a fragment must have rows, this message has none")
         self.check_nbytes("a fragment", rows.nbytes)
-        rows.validate()
-        found = read_fragment(with_batch_text(rows, fragment.batch))
+        found = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
         priorities: Any = fragment.priority
         if not isinstance(found, MultiAgentBatch) and names.PRIORITY in found:
             priorities = found.pop(names.PRIORITY)

@@ -299,7 +299,8 @@ class ReplayTable:
             drawn, count = self._items.draw(request)
             self._limiter.count_samples(count)
             self._room.wake()
-        return replace(self._items.finish(drawn), held_s=held_s)
+        found = self._items.finish(drawn)
+        return replace(found, held_s=held_s) if held_s else found
 
     def _request(self, batch_size: int, mode: Mode | None, seed: Any, options: Mapping[str, Any]) -> Request:
         modes = self._items.modes

@@ -22,7 +22,7 @@ from pyarrow import flight, ipc
 from samplebatch import SampleBatch
 from samplebatch.errors import FormatError
 from samplebatch.service import ReplayServer, ReplayTable
-from samplebatch.service.fragments import as_fragment
+from samplebatch.service.fragment_forms import FragmentEncoder
 from samplebatch.service.local_memory import read_secret
 from samplebatch.service.protocol import Draw, Fragment, read_json
 from samplebatch.service.weights import pack_weights
@@ -137,7 +137,7 @@ class ReplayService:
         return flight.connect(self._server.uri)
 
     def samples(self, folder: Path) -> list[Call]:
-        rows = as_fragment(episode(0, range(8), env_id=3))
+        rows = FragmentEncoder().encode(episode(0, range(8), env_id=3))
         nested = SampleBatch({**episode(1, range(4)), "obs": {"image": np.zeros((4, 2, 2), np.uint8)}})
         words = SampleBatch({**episode(2, range(3)), "word": np.array(["a", "b", "a"], object)})
         pickles = SampleBatch({**episode(3, range(2)), "infos": np.array([{1, 2}, {"a": 1}], object)})
@@ -148,11 +148,11 @@ class ReplayService:
         nonce = read_secret(read_json(attached.body, "the answer"))
         return [
             put(rows, path("replay", "someone", "own"), Fragment(1), Fragment(2, timeout_s=0.1)),
-            put(as_fragment(episode(0, range(8)), np.ones(8)), path("prio"), Fragment(), Fragment()),
-            put(as_fragment(nested), path("images", "someone"), Fragment(timeout_s=0.1)),
-            put(as_fragment(words), path("words"), Fragment()),
+            put(FragmentEncoder().encode(episode(0, range(8)), np.ones(8)), path("prio"), Fragment(), Fragment()),
+            put(FragmentEncoder().encode(nested), path("images", "someone"), Fragment(timeout_s=0.1)),
+            put(FragmentEncoder().encode(words), path("words"), Fragment()),
             put(rows, path("levels"), Fragment(key="one")),
-            put(as_fragment(pickles), path("queue"), Fragment(), refused=True),
+            put(FragmentEncoder().encode(pickles), path("queue"), Fragment(), refused=True),
             get(Draw("replay", 4, count=2, n_step=2, gamma=0.9, timeout_s=0.2)),
             get(Draw("replay", 2, mode="sequences", length=4, burn_in=1, padded=True, seed=3)),
             get(Draw("replay", 1, mode="episodes", unfinished=True, count=1)),

@@ -14,13 +14,13 @@ from pyarrow import flight
 from samplebatch import SampleBatch
 from samplebatch.errors import CapacityError
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
-from samplebatch.service.fragments import as_fragment
+from samplebatch.service.fragment_forms import FragmentEncoder
 from samplebatch.service.samples import read_stream, write_stream
 from samplebatch.service.weights import pack_weights
 from tests.service.table_rows import episode
 
 PATH = flight.FlightDescriptor.for_path("replay", "someone")
-ROWS = as_fragment(episode(0, range(8)))
+ROWS = FragmentEncoder().encode(episode(0, range(8)))
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def test_bad_metadata_of_fragments(raw: Any, metadata: bytes, why: str) -> None:
         (pa.record_batch({"x": [1, 2]}), "must have"),
         (pa.record_batch({"obs": [1, None], "actions": [1, 2], "rewards": [0.0, 1.0]}), "must have no nulls"),
         (pa.record_batch({"obs": [1.0, 2.0], "rewards": [0.0, 1.0]}), "'act'"),
-        (as_fragment(SampleBatch(obs=np.zeros((8, 9, 1000)))), "at most 65536 bytes"),
-        (as_fragment(episode(0, range(101))), "at most 100 steps"),
-        (as_fragment(SampleBatch(obs=[1, 2], infos=np.array([{1, 2}, {"a": 1}], object))), "pickle"),
-        (as_fragment(SampleBatch(obs=[[1], [2]], priority=[1.0, 2.0])), "priorit"),
+        (FragmentEncoder().encode(SampleBatch(obs=np.zeros((8, 9, 1000)))), "at most 65536 bytes"),
+        (FragmentEncoder().encode(episode(0, range(101))), "at most 100 steps"),
+        (FragmentEncoder().encode(SampleBatch(obs=[1, 2], infos=np.array([{1, 2}, {"a": 1}], object))), "pickle"),
+        (FragmentEncoder().encode(SampleBatch(obs=[[1], [2]], priority=[1.0, 2.0])), "priorit"),
         (ROWS.replace_schema_metadata({b"samplebatch": b'{"version": 99}'}), "version 99"),
         (ROWS.replace_schema_metadata({b"samplebatch": b'{"version": 1, "type": "MultiAgentBatch"}'}), "not whole"),
     ],
@@ -245,7 +245,11 @@ def test_a_session_goes_on_after_what_it_cannot_do(raw: Any) -> None:
     writer.write_batch(pa.record_batch({"x": [1]}))
     told = json.loads(reader.read_chunk().app_metadata.to_pybytes())
     assert (told["error"], told["of"]) == ("ColumnNotFoundError", "update")
-    writer.write_metadata(b"whatever")
+    for request, error in ((b"nonsense", "FormatError"), (b'{"count": 0}', "ArgumentError")):
+        writer.write_metadata(request)
+        told = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+        assert (told["error"], told["of"]) == (error, "sample")
+    writer.write_metadata(b"{}")
     assert reader.read_chunk().data.num_rows == 2
     reader.cancel()
 

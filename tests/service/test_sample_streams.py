@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,15 @@ from samplebatch import Batch, SampleBatch
 from samplebatch.errors import FormatError
 from samplebatch.service import ReplayTable
 from samplebatch.service.items import Sample
-from samplebatch.service.sample_streams import _MAX_FORMS, RowsStream, SampleReader, SampleWriter, cut_inline, inline
+from samplebatch.service.sample_streams import (
+    _MAX_FORMS,
+    RowsStream,
+    SampleReader,
+    SampleWriter,
+    cut_inline,
+    inline,
+    split_inline,
+)
 from samplebatch.service.samples import pack, unpack
 from tests.service.table_rows import episode
 
@@ -37,9 +46,9 @@ def prioritized() -> Sample:
 
 def sent(writer: SampleWriter, reader: SampleReader, sample: Sample) -> Any:
     stream = writer.prepare(sample) or RowsStream(pack(sample).batch)
-    told, received = cut_inline(inline(stream))
-    assert told.strip() == b"{}"
-    return reader.read(received)
+    told, received = cut_inline(inline([stream]))
+    (only,) = split_inline(received, json.loads(told)["streams"])
+    return reader.read(only)
 
 
 @pytest.mark.parametrize("make", [flat, nested, prioritized])
@@ -76,7 +85,7 @@ def test_sizes_that_change_leave_the_samples_whole() -> None:
     for rows in (1, 2, 2, 3, 2, 3, 3, 1, 1, *range(1, 40), 2, 2):
         sample = flat(rows)
         assert sent(writer, reader, sample).batch == sample.batch
-    assert len(writer._layouts) <= _MAX_FORMS
+    assert len(writer._forms) <= _MAX_FORMS
     assert len(reader._forms) <= _MAX_FORMS
 
 

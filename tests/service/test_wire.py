@@ -135,7 +135,7 @@ def test_small_samples_come_as_streams_in_the_metadata_of_a_session_that_asks_fo
         chunk = reader.read_chunk()
         if chunk.data is None:
             told, _, stream = chunk.app_metadata.to_pybytes().partition(b"\n")
-            assert json.loads(told) == {}
+            assert json.loads(told).keys() == {"streams"}
             found.append(pa.ipc.open_stream(stream).read_all())
         else:
             # One that is the first of its form.
