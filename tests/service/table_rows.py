@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from samplebatch import SampleBatch
 
@@ -28,3 +30,12 @@ def episode(eps_id: int, t: range, *, done: bool = True, **columns: Any) -> Samp
 def fragment(number: int, rows: int = 2) -> SampleBatch[Any]:
     """Return a fragment whose rows hold its number."""
     return SampleBatch(number=np.full(rows, number))
+
+
+def lengthened(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a record batch of 321 rows as one that says it has 1000, with the bytes of 321."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    said = sink.getvalue().to_pybytes().replace(struct.pack("<q", 321), struct.pack("<q", 1000))
+    return pa.ipc.open_stream(said).read_next_batch()

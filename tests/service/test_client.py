@@ -419,3 +419,30 @@ def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_held_back(serve
         reader.sample(20)
         thread.join(20)
     assert [type(error) for error in found] == [ServiceError]
+
+
+def test_samples_that_are_there_do_not_wait_for_others_that_were_asked_for_with_them() -> None:
+    table = ReplayTable("once", capacity=100, max_times_sampled=1)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "once", timeout_s=0.3) as client:
+        client.extend(episode(0, range(24)))
+        client.flush()
+        found: list[int] = []
+        samples = client.stream(2, prefetch=16)
+        for _ in range(12):
+            found += next(samples).batch_indexes.tolist()
+        with pytest.raises(LimitTimeoutError):
+            next(samples)
+        assert sorted(found) == list(range(24))
+
+
+def test_values_of_several_environments_may_be_written_over_once_they_are_added(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(client._writer, "put", lambda rows, fragment: kept.append(rows))
+    obs = np.zeros((2, 3))
+    columns = {"act": [0, 0], "rew": [0.0, 0.0], "terminated": [False, False], "truncated": [False, False]}
+    client.add(obs=obs, obs_next=obs.copy(), buffer_ids=[0, 1], **columns)
+    obs[:] = 7.0
+    # A fragment that is lost on its way is sent again.
+    assert not SampleBatch.from_arrow(kept[0])["obs"].any()

@@ -129,3 +129,33 @@ def test_a_stream_that_is_no_sample_is_refused() -> None:
     rows.write(out)
     with pytest.raises(FormatError, match="must be described in the metadata"):
         SampleReader().read(out)
+
+
+def test_several_samples_come_in_one_message() -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    writer.prepare(flat(3))
+    samples = [flat(3) for _ in range(5)]
+    streams = [writer.prepare(sample) for sample in samples]
+    told, received = cut_inline(inline([stream for stream in streams if stream is not None]))
+    parts = split_inline(received, json.loads(told)["streams"])
+    assert [reader.read(part).batch for part in parts] == [sample.batch for sample in samples]
+
+
+@pytest.mark.parametrize("sizes", [7, [0], [-1], ["8"], [129], [64, 65]])
+def test_messages_with_sizes_that_are_not_theirs_are_refused(sizes: Any) -> None:
+    with pytest.raises(FormatError, match="of the sizes that their message says"):
+        split_inline(np.zeros(128, np.uint8), sizes)
+
+
+@pytest.mark.parametrize("make", [flat, nested, prioritized])
+def test_samples_are_viewed_as_record_batches_without_arrow(make: Any) -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    writer.prepare(make())
+    for _ in range(3):
+        sample = make()
+        stream = writer.prepare(sample)
+        assert stream is not None
+        rows = stream.rows()
+        assert rows is not None
+        assert rows.equals(pack(sample).batch, check_metadata=True)
+        assert reader.read_rows(rows, {}).batch == unpack(*pack(sample)).batch
