@@ -67,13 +67,11 @@ class RemoteTable:
 
     def _connect(self) -> None:
         """Make a connection, which opens when it is first used."""
-        from samplebatch.service.link import Link
-
-        certificates = None
+        self._certificates = None
         if self._tls_root_certs is not None:
             with open(self._tls_root_certs, "rb") as file:
-                certificates = file.read()
-        self._link: Link = Link(self.uri, self._token, certificates, self._reconnect_s)
+                self._certificates = file.read()
+        self._link = self._new_link()
         self._writer = FragmentWriter(self._link, self.table, self.writer, self._max_unacknowledged)
         self._encoder = FragmentEncoder()
         self._open_steps = OpenSteps(self._fragment_steps)
@@ -83,6 +81,11 @@ class RemoteTable:
         self._nonce: str | None = None
         self._has_asked = not self._shared_memory
         self._holds_steps: bool | None = None
+
+    def _new_link(self) -> Link:
+        from samplebatch.service.link import Link
+
+        return Link(self.uri, self._token, self._certificates, self._reconnect_s)
 
     def __enter__(self) -> Self:
         return self
@@ -203,20 +206,22 @@ class RemoteTable:
     def _stream(self, draw: Draw, ahead: int) -> Generator[Drawn, None, None]:
         """Yield samples of a session of their own; where its connection is lost, go on with another one.
 
-        The lock is held while a session is opened, and is free while a sample is waited for.
+        Its connection is its own, too: the lock may be held by a thread whose fragments wait for this one to read.
         """
+        self._open()
+        link = self._new_link()
         session: SampleSession | None = None
         patience: Patience | None = None
         try:
             while True:
                 try:
                     if session is None:
-                        session = self._open_stream(draw, ahead)
+                        session = self._open_stream(link, draw, ahead)
                     drawn = session.next()
                 except LostError as error:
                     self._close_stream(session)
                     session = None
-                    patience = patience or self._link.patience()
+                    patience = patience or link.patience()
                     patience.wait(error)
                     continue
                 patience = None
@@ -224,18 +229,18 @@ class RemoteTable:
                 del drawn
         finally:
             self._close_stream(session)
+            link.close()
 
-    def _open_stream(self, draw: Draw, ahead: int) -> SampleSession:
+    def _open_stream(self, link: Link, draw: Draw, ahead: int) -> SampleSession:
         """Open the session of a stream, once the service can be reached."""
-        with self._lock:
-            self._open()
-            # A session opens though nobody is there; and another service has another secret.
-            self._forget_nonce()
-            self._table_info()
-            session = self._link.retry(lambda: self._new_session(draw, ahead))
-            self._streaming.add(session)
-            self._check_open()  # closing cancels the sessions that it finds
-            return session
+        self._open()
+        # A session opens though nobody is there; and another service has another secret.
+        link.retry(lambda: link.act("info", write_json({"table": self.table})))
+        nonce = _find_nonce(link) if self._shared_memory else None
+        session = link.retry(lambda: SampleSession(link, draw, ahead, nonce))
+        self._streaming.add(session)
+        self._check_open()  # closing cancels the sessions that it finds
+        return session
 
     def _close_stream(self, session: SampleSession | None) -> None:
         if session is not None:
@@ -253,7 +258,7 @@ class RemoteTable:
     def _find_nonce(self) -> str | None:
         """Return the secret by which the service knows that this process is on its machine, if it is."""
         if not self._has_asked:
-            self._nonce = read_secret(self._answer("attach"))
+            self._nonce = _find_nonce(self._link)
             self._has_asked = True
         return self._nonce
 
@@ -372,6 +377,12 @@ class RemoteTable:
     def _table_info(self) -> dict[str, Any]:
         """Return how things stand now, whatever of this client is under way."""
         return self._answer("info", write_json({"table": self.table}))
+
+
+def _find_nonce(link: Link) -> str | None:
+    """Ask a service for the place of its secret, and read that; None if it is on another machine."""
+    (raw,) = link.retry(lambda: link.act("attach"))
+    return read_secret(read_json(raw, "an answer"))
 
 
 def _restore(kind: type[RemoteTable], uri: str, table: str, options: dict[str, Any]) -> RemoteTable:
