@@ -82,7 +82,7 @@ HAND_OVERS = {
     ("samplebatch.cli.application", "application.top_command"): {"samplebatch.cli.top"},
     ("samplebatch.cli.application", "application.train_command"): {"samplebatch.cli.training"},
     ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.verifying"},
-    ("samplebatch.service.remote_table", "_connect"): {"samplebatch.service.link"},
+    ("samplebatch.service.remote_table", "_new_link"): {"samplebatch.service.link"},
     ("samplebatch.service.server", "_listen"): {"samplebatch.service.endpoint"},
     ("samplebatch.learn.algorithm", "create_trainer"): {"samplebatch.learn.trainer"},
     ("samplebatch.learn.independent", "create_trainer"): {"samplebatch.learn.trainer"},

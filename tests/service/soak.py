@@ -38,6 +38,7 @@ from samplebatch.service.checkpoint import Checkpoints
 from tests.service.soak_accounts import STEPS, account, heard_at, note, notes, rate
 
 ROOT = Path(__file__).parents[2]
+MODULE = "tests.service.soak"
 CHECKPOINT_EVERY_S = 5.0
 
 
@@ -54,9 +55,9 @@ def reward(writer: Any, step: Any) -> Any:
 # What the processes do
 
 
-def serve(port: int, folder: Path, capacity: int) -> None:
-    """Serve the table from its newest checkpoint, and write others."""
-    tables, checkpoints, began = [table(capacity)], Checkpoints(folder / "checkpoints"), folder / "checkpoints.began"
+def serve_tables(port: int, folder: Path, tables: list[ReplayTable]) -> None:
+    """Serve tables from their newest checkpoint, and write others; print the port and the checkpoint's number."""
+    checkpoints, began = Checkpoints(folder / "checkpoints"), folder / "checkpoints.began"
     restored = checkpoints.restore(tables)
 
     def write() -> Path:
@@ -135,6 +136,23 @@ def dawdle(uri: str, folder: Path, number: int) -> None:
 # The parent
 
 
+def start_process(module: str, *arguments: Any) -> subprocess.Popen[str]:
+    """Start a process of a soak, whose module is run with these arguments."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
+    )  # fmt: skip
+
+
+def end_process(process: subprocess.Popen[str]) -> None:
+    """Kill a process of a soak, and wait for its end."""
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
 @dataclass
 class Report:
     """The figures of a soak."""
@@ -155,7 +173,7 @@ class Soak:
         """When the service was killed, and the number of the checkpoint that it came back with."""
         self.killed = self.stopped = 0
         self._server = self._start_server()
-        self._slow = self._start("dawdle", f"grpc://127.0.0.1:{self._port}", folder, 0)
+        self._slow = start_process(MODULE, "dawdle", f"grpc://127.0.0.1:{self._port}", folder, 0)
         assert self._slow.stdout is not None
         self._slow.stdout.readline()
         self._windows: list[tuple[float, bool]] = []
@@ -167,15 +185,8 @@ class Soak:
         while len(list(folder.glob("writer.*"))) < writers:
             time.sleep(0.05)
 
-    def _start(self, *arguments: Any) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.service.soak", *map(str, arguments)],
-            stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
-        )  # fmt: skip
-
     def _start_server(self) -> subprocess.Popen[str]:
-        server = self._start("serve", self._port, self.folder, self._capacity)
+        server = start_process(MODULE, "serve", self._port, self.folder, self._capacity)
         assert server.stdout is not None
         port, self.restored = map(int, server.stdout.readline().split())
         self._port = port
@@ -184,11 +195,11 @@ class Soak:
     def _start_client(self, role: str) -> None:
         uri = f"grpc://127.0.0.1:{self._port}"
         rate = [self._rate] if role == "write" else []
-        self._clients[self._start(role, uri, self.folder, next(self._numbers), *rate)] = role
+        self._clients[start_process(MODULE, role, uri, self.folder, next(self._numbers), *rate)] = role
 
     def kill_server(self) -> None:
         """Kill the service, and start it from its newest checkpoint."""
-        _end(self._server)
+        end_process(self._server)
         moment = time.monotonic()
         self._server = self._start_server()
         self._kills.append((moment, self.restored))
@@ -197,7 +208,7 @@ class Soak:
         """Kill a client, and start another one."""
         client = self._rng.choice(list(self._clients))
         role = self._clients.pop(client)
-        _end(client)
+        end_process(client)
         self.killed += 1
         self._start_client(role)
 
@@ -238,7 +249,7 @@ class Soak:
         if self._slow.poll() is not None:
             report.faults.append(f"the slow client ended with {self._slow.returncode}")
         # It may wait for a sample.
-        _end(self._slow)
+        end_process(self._slow)
         for client in self._clients:
             client.terminate()
         for client, role in self._clients.items():
@@ -300,7 +311,7 @@ class Soak:
     def close(self) -> None:
         """End all processes."""
         for process in (*self._clients, self._slow, self._server):
-            _end(process)
+            end_process(process)
 
     def __enter__(self) -> Soak:
         return self
@@ -309,17 +320,10 @@ class Soak:
         self.close()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
 def main() -> None:
     """Run one of the processes, or the whole."""
     if sys.argv[1:2] == ["serve"]:
-        serve(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+        serve_tables(int(sys.argv[2]), Path(sys.argv[3]), [table(int(sys.argv[4]))])
     elif sys.argv[1:2] == ["write"]:
         write_steps(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
     elif sys.argv[1:2] == ["dawdle"]:

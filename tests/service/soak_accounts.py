@@ -89,7 +89,7 @@ def account(
     # None that is newer than one that is there.
     written_over = missing & (sent <= removed) & (np.cumsum(often) == 0)
     for fragment in np.flatnonzero(missing & ~written_over):
-        if not any(since <= heard[fragment] <= _noted(lines, kill) for since, kill in losses):
+        if not any(since <= heard[fragment] <= noted_at(lines, kill) for since, kill in losses):
             faults.append(f"fragment {fragment}, sent at {sent[fragment]:.2f}, is lost")
     for fragment in np.flatnonzero(often > 1):
         if not any(sent[fragment] <= kill <= heard[fragment] for kill in kills):
@@ -107,7 +107,7 @@ def account(
     return faults, sums
 
 
-def _noted(lines: list[list[float]], kill: float) -> float:
+def noted_at(lines: list[list[float]], kill: float) -> float:
     """Return when a writer had noted all that was acknowledged before a kill.
 
     It may read such acknowledgements until it opens another stream, which its next line tells.

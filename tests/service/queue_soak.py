@@ -1,0 +1,268 @@
+"""A soak of a queue: each fragment is read once, is still there, or was lost with a process that was killed.
+
+By hand: ``python -m tests.service.queue_soak --seconds 600``. Writers number their fragments, and note when they send
+each and how many were acknowledged; readers note each fragment that they get. They ask for one fragment at a time, so
+that a killed service or reader takes one fragment a reader with it at the most, beside those acknowledged since the
+checkpoint that the service came back with. A fragment that it had handed out since then is handed out again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplebatch import SampleBatch
+from samplebatch.errors import LimitTimeoutError
+from samplebatch.service import ReplayClient, ReplayTable
+from samplebatch.service.checkpoint import Checkpoints
+from tests.service.soak import end_process, serve_tables, start_process
+from tests.service.soak_accounts import note, noted_at, notes
+
+MODULE = "tests.service.queue_soak"
+ROWS = 50
+Spans = Sequence[tuple[float, float]]
+
+
+def queue(capacity: int) -> ReplayTable:
+    """Make the queue that all write to and read from."""
+    return ReplayTable("queue", kind="fifo", capacity=capacity, max_times_sampled=1)
+
+
+def fragment(writer: int, number: int) -> SampleBatch[Any]:
+    """Make a fragment that can be told from all others, in each of its rows."""
+    return SampleBatch(obs=np.tile([writer, number], (ROWS, 1)), rewards=np.arange(ROWS) + number / 8)
+
+
+# The processes
+
+
+def write_fragments(uri: str, folder: Path, writer: int) -> None:
+    """Write numbered fragments until SIGTERM comes."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    path, number, stream, streams = folder / f"writer.{writer}", 0, None, 0
+    with ReplayClient(uri, "queue", writer=f"writer {writer}", reconnect_s=600.0) as client:
+        while not ended.is_set():
+            if client._writer._stream is not stream:
+                stream, streams = client._writer._stream, streams + 1
+            note(path, number + 1, client.written.fragments, streams)
+            client.extend(fragment(writer, number))
+            number += 1
+            ended.wait(0.01)
+        client.flush()
+        note(path, number, client.written.fragments, streams + 1)
+
+
+def read_fragments(uri: str, folder: Path, reader: int) -> None:
+    """Read fragments one by one, look at all rows, and note their numbers, until SIGTERM comes."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with ReplayClient(uri, "queue", timeout_s=0.3, reconnect_s=600.0) as client:
+        while not ended.is_set():
+            try:
+                found, _ = client.sample(1)
+            except LimitTimeoutError:
+                continue
+            writer, number = map(int, found["obs"][0])
+            assert found == fragment(writer, number)
+            note(folder / f"reader.{reader}", writer, number)
+
+
+# The account
+
+
+def account_queue(
+    lines: list[list[float]], readings: Mapping[int, list[float]], left: Mapping[int, int], losses: Spans
+) -> tuple[list[str], Counter[str]]:
+    """Hold the fragments of one writer against its notes.
+
+    Parameters
+    ----------
+    lines
+        When a fragment was sent, its number counted from 1, how many were known to be acknowledged, and how many
+        streams had been opened.
+    readings
+        When each fragment was read.
+    left
+        How often each is in the queue in the end.
+    losses
+        From when on the service forgot what had happened, up to its end.
+
+    Returns
+    -------
+    faults
+        Of fragments that nobody sent, or that are there too often.
+    sums
+        Among them `"on their way"`: fragments lost that were acknowledged at another time than in `losses`.
+    """
+    sent, acknowledged = int(max(line[1] for line in lines)), 0
+    heard = np.full(sent, np.inf)
+    for moment, _, known, _ in lines:
+        heard[acknowledged : int(known)] = moment
+        acknowledged = max(acknowledged, int(known))
+    faults = [f"fragment {number} was never sent" for number in {*readings, *left} if number >= sent]
+    sums = Counter({"sent": sent, "acknowledged": acknowledged})
+    for number in range(sent):
+        found = [*sorted(readings.get(number, [])), *[np.inf] * left.get(number, 0)]
+        if not found and np.isfinite(heard[number]):
+            forgotten = any(since <= heard[number] <= noted_at(lines, kill) for since, kill in losses)
+            sums["lost by a restart" if forgotten else "on their way"] += 1
+        if len(found) > 1:
+            sums["handed out again"] += 1
+            again = all(
+                any(since <= first and kill <= then for since, kill in losses) for first, then in pairwise(found)
+            )
+            if not again:
+                faults.append(f"fragment {number} was read at {found}")
+    return faults, sums
+
+
+# The parent
+
+
+class QueueSoak:
+    """A service with a queue, its writers and its readers, in processes, some of which are killed while they run."""
+
+    def __init__(self, folder: Path, writers: int, readers: int, capacity: int, seed: int = 0) -> None:
+        self._folder, self._capacity, self._rng, self._port = folder, capacity, random.Random(seed), 0
+        self._kills: list[tuple[float, int]] = []
+        self._killed_readers = 0
+        self._server = self._start_server()
+        self._writers = [self._start("write", number) for number in range(writers)]
+        self._readers = [self._start("read", number) for number in range(readers)]
+        self._number = readers
+
+    def _start(self, role: str, number: int) -> subprocess.Popen[str]:
+        return start_process(MODULE, role, f"grpc://127.0.0.1:{self._port}", self._folder, number)
+
+    def _start_server(self) -> subprocess.Popen[str]:
+        server = start_process(MODULE, "serve", self._port, self._folder, self._capacity)
+        assert server.stdout is not None
+        self._port, self._restored = map(int, server.stdout.readline().split())
+        return server
+
+    def kill_server(self) -> None:
+        """Kill the service, and start it from its newest checkpoint."""
+        end_process(self._server)
+        moment = time.monotonic()
+        self._server = self._start_server()
+        self._kills.append((moment, self._restored))
+
+    def kill_reader(self) -> None:
+        """Kill a reader, and start another one."""
+        end_process(self._readers.pop(self._rng.randrange(len(self._readers))))
+        self._killed_readers += 1
+        self._readers.append(self._start("read", self._number))
+        self._number += 1
+
+    def run(self, seconds: float, kill_every: float) -> None:
+        """Let all run, and kill the service and a reader by turns."""
+        end = time.monotonic() + seconds
+        turns = 0
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(kill_every, left))
+            if time.monotonic() < end:
+                (self.kill_reader if turns % 2 else self.kill_server)()
+                turns += 1
+
+    def end(self) -> tuple[list[str], dict[str, int]]:
+        """End all clients, and return the faults and figures of the account."""
+        for client in self._writers:
+            client.terminate()
+        codes = [client.wait(120) for client in self._writers]
+        for client in self._readers:
+            client.terminate()
+        codes += [client.wait(120) for client in self._readers]
+        # The signal ends those that have not begun.
+        faults = [f"a client ended with {code}" for code in codes if code not in (0, -signal.SIGTERM)]
+        with ReplayClient(f"grpc://127.0.0.1:{self._port}", "queue") as client:
+            client.checkpoint()
+        self.close()
+        found, figures = self._account()
+        return faults + found, figures
+
+    def _account(self) -> tuple[list[str], dict[str, int]]:
+        table = queue(self._capacity)
+        Checkpoints(self._folder / "checkpoints").restore([table])
+        left: dict[int, Counter[int]] = defaultdict(Counter)
+        while len(table):
+            writer, number = map(int, table.sample(1).batch["obs"][0])
+            left[writer][number] += 1
+        readings: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for path in self._folder.glob("reader.*"):
+            for moment, writer, number in notes(path):
+                readings[int(writer)][int(number)].append(moment)
+        began = {int(number): moment for _, number, moment in notes(self._folder / "checkpoints.began")}
+        losses = [
+            (max((at for one, at in began.items() if one <= restored), default=0.0), kill)
+            for kill, restored in self._kills
+        ]
+        faults: list[str] = []
+        sums: Counter[str] = Counter()
+        for path in self._folder.glob("writer.*"):
+            writer = int(path.suffix[1:])
+            found = account_queue(notes(path), readings[writer], left[writer], losses)
+            faults += [f"writer {writer}: {fault}" for fault in found[0]]
+            sums.update(found[1])
+        sums["read"] = sum(len(moments) for own in readings.values() for moments in own.values())
+        sums["still there"] = sum(own.total() for own in left.values())
+        sums["service killed"], sums["readers killed"] = len(self._kills), self._killed_readers
+        most = len(self._readers) * len(self._kills) + self._killed_readers
+        if sums["on their way"] > most:
+            faults.append(f"{sums['on their way']} fragments are lost, and {most} were on their way at the most")
+        return faults, dict(sums)
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in (*self._writers, *self._readers, self._server):
+            end_process(process)
+
+    def __enter__(self) -> QueueSoak:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def main() -> None:
+    """Run one of the processes, or the whole."""
+    if sys.argv[1:2] == ["serve"]:
+        serve_tables(int(sys.argv[2]), Path(sys.argv[3]), [queue(int(sys.argv[4]))])
+    elif sys.argv[1:2] in (["write"], ["read"]):
+        work = write_fragments if sys.argv[1] == "write" else read_fragments
+        work(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+        parser.add_argument("--seconds", type=float, default=600.0)
+        parser.add_argument("--writers", type=int, default=4)
+        parser.add_argument("--readers", type=int, default=2)
+        parser.add_argument("--capacity", type=int, default=64, help="fragments")
+        parser.add_argument("--kill-every", type=float, default=15.0, metavar="SECONDS")
+        parser.add_argument("--seed", type=int, default=0)
+        asked = parser.parse_args()
+        with tempfile.TemporaryDirectory() as folder:
+            sizes = (asked.writers, asked.readers, asked.capacity, asked.seed)
+            with QueueSoak(Path(folder), *sizes) as soak:
+                soak.run(asked.seconds, asked.kill_every)
+                faults, figures = soak.end()
+        print(json.dumps(figures, indent=1))
+        print("\n".join(faults[:20]) or "every fragment is accounted for")
+        sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()
