@@ -10,7 +10,9 @@ another place changes the sum of a row or of a column. Two random contents share
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,8 +53,15 @@ def checksum(data: Any) -> int:
     return found
 
 
-def block_checksums(data: Any) -> list[int]:
+def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) -> list[int]:
     """Compute the checksums of memory, one for each block of `BLOCK_NBYTES`; of large memory on two cores.
+
+    Parameters
+    ----------
+    data
+        Contiguous bytes.
+    known
+        Checksums of some of the blocks, by number, which are not computed again.
 
     Examples
     --------
@@ -61,13 +70,13 @@ def block_checksums(data: Any) -> list[int]:
     """
     view = memoryview(data).cast("B")
     starts = range(0, len(view), BLOCK_NBYTES)
-    found = [0] * len(starts)
+    found = [known.get(block, 0) for block in range(len(starts))]
 
     def compute(block: int) -> None:
         found[block] = checksum(view[starts[block] : starts[block] + BLOCK_NBYTES])
 
-    jobs = [(BLOCK_NBYTES, partial(compute, block)) for block in range(len(starts))]
-    if len(view) < WORTHWHILE:
+    jobs = [(BLOCK_NBYTES, partial(compute, block)) for block in range(len(starts)) if block not in known]
+    if len(jobs) * BLOCK_NBYTES < WORTHWHILE:
         for _, job in jobs:
             job()
     else:

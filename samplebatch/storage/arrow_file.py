@@ -26,7 +26,15 @@ from samplebatch.errors import FormatError
 from samplebatch.storage.arrow_table import ArrowTable
 from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
 from samplebatch.storage.file_bytes import check_magic, file_bytes
-from samplebatch.storage.file_checksums import ARROW, ColumnsAt, add_checksums, check_footer, check_whole, checksums_in
+from samplebatch.storage.file_checksums import (
+    ARROW,
+    ColumnsAt,
+    SummedFile,
+    add_checksums,
+    check_footer,
+    check_whole,
+    checksums_in,
+)
 from samplebatch.storage.suffixes import check_suffix
 from samplebatch.storage.table_file import name_file_damage
 
@@ -100,9 +108,10 @@ def arrow_writer(path: str | os.PathLike[str], schema: pa.Schema, compression: s
     choice("compression", compression, _CODECS)
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with replacing(path) as file:
-        with pa.ipc.new_file(file, schema, options=options) as writer:
+        summed = SummedFile(file)
+        with pa.ipc.new_file(summed, schema, options=options) as writer:
             yield writer
-        add_checksums(file, ARROW)
+        add_checksums(file, ARROW, summed.blocks)
 
 
 def read_arrow(

@@ -16,13 +16,16 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.column.checksum import BLOCK_NBYTES, block_checksums, checksum
+from samplebatch.column.threads import share
 from samplebatch.errors import FormatError
 
 _MAGIC = b"SBCHECKS"
@@ -62,7 +65,59 @@ class FileChecksums(NamedTuple):
     footer: int
 
 
-def add_checksums(file: BinaryIO, form: Format) -> None:
+class SummedFile:
+    """File for the writers of other libraries that sums blocks of what it is given while the system takes them.
+
+    Blocks that come in several pieces are left to `add_checksums`, which reads them from the file.
+
+    Parameters
+    ----------
+    file
+        The file, open for writing and empty.
+
+    Attributes
+    ----------
+    blocks
+        Checksums of the blocks that came in one piece, by number.
+    """
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._nbytes = 0
+        self.blocks: dict[int, int] = {}
+
+    def write(self, data: Any) -> int:
+        """Write bytes behind those that are there."""
+        view = memoryview(data).cast("B")
+        start = self._nbytes
+        self._nbytes += len(view)
+        first, stop = -(-start // BLOCK_NBYTES), self._nbytes // BLOCK_NBYTES
+
+        def add(block: int) -> None:
+            at = block * BLOCK_NBYTES - start
+            self.blocks[block] = checksum(view[at : at + BLOCK_NBYTES])
+
+        if first >= stop:
+            self._file.write(view)
+        else:
+            share(
+                [(len(view), partial(self._file.write, view))]
+                + [(BLOCK_NBYTES, partial(add, block)) for block in range(first, stop)]
+            )
+        return len(view)
+
+    def tell(self) -> int:
+        """Return the bytes that have been written."""
+        return self._nbytes
+
+    def flush(self) -> None:
+        """Hand what has been written to the system."""
+        self._file.flush()
+
+
+def add_checksums(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyType({})) -> None:
     """Put checksums into a file that has been written and is open for reading, too.
 
     Parameters
@@ -71,12 +126,16 @@ def add_checksums(file: BinaryIO, form: Format) -> None:
         The file, whole as its format has it.
     form
         The format.
+    known
+        Checksums of some blocks of the file, by number.
     """
     file.flush()
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
         body_nbytes = len(data) - form.footer_nbytes(data)
+        # Those with bytes of the footer, which moves behind the checksums, have others then.
+        known = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
         with data[:body_nbytes] as body:
-            blocks = np.array(block_checksums(body), "<u4").tobytes()
+            blocks = np.array(block_checksums(body, known), "<u4").tobytes()
         footer = bytes(data[body_nbytes:])
     fields = _FIELDS.pack(body_nbytes, checksum(footer))
     file.seek(body_nbytes)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +26,10 @@ from samplebatch import (
     write_arrow,
     write_parquet,
 )
+from samplebatch.column.checksum import BLOCK_NBYTES as MIB
+from samplebatch.column.checksum import block_checksums
 from samplebatch.errors import FormatError
-from samplebatch.storage.file_checksums import ARROW, PARQUET, Format
+from samplebatch.storage.file_checksums import ARROW, PARQUET, Format, SummedFile
 from tests.storage.flips import unnoticed
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -250,3 +253,38 @@ def test_the_file_of_a_buffer_is_read_without_a_check_if_told_so(tmp_path: Path)
         load(path)
     assert ReplayBuffer.load(path, verify=False)[20].obs == 21
     assert load(path, verify=False)[20].obs == 21
+
+
+@pytest.mark.parametrize("nbytes", [[0], [5], [MIB], [3, 3 * MIB + 7, 0, 11], [2 * MIB - 1, 1]])
+def test_blocks_are_summed_while_they_are_written(tmp_path: Path, nbytes: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    with (tmp_path / "file").open("w+b") as file:
+        summed = SummedFile(file)
+        written = b""
+        for count in nbytes:
+            piece = rng.bytes(count)
+            assert summed.write(piece) == count
+            written += piece
+            assert summed.tell() == len(written)
+        summed.flush()
+        assert (tmp_path / "file").read_bytes() == written
+    whole = dict(enumerate(block_checksums(written)))
+    assert summed.blocks.items() <= whole.items()
+    if nbytes == [MIB]:
+        assert summed.blocks == whole
+
+
+def test_only_blocks_of_several_pieces_are_read_again(tmp_path: Path) -> None:
+    batch = SampleBatch(obs=np.arange(1 << 20), rewards=np.arange(1 << 20) / 7)
+    with mock.patch("samplebatch.storage.file_checksums.block_checksums", wraps=block_checksums) as summed:
+        batch.save(tmp_path / "batch.arrow")
+    _, known = summed.call_args.args
+    assert len(known) >= 8
+    assert load(tmp_path / "batch.arrow", verify=True) == batch
+
+
+def test_a_block_that_has_bytes_of_the_footer_is_summed_without_them(tmp_path: Path) -> None:
+    names = [f"a column with a name of some length, and the number {number}" for number in range(6000)]
+    batch = SampleBatch({name: np.arange(2) for name in names})
+    batch.save(tmp_path / "batch.arrow")
+    assert load(tmp_path / "batch.arrow", verify=True) == batch
