@@ -151,8 +151,21 @@ class ParquetTable(TableFile):
 
         form = dataset.ParquetFileFormat()
         with name_file_damage(self.name, self.form):
+            self._check_types(condition.names)
             fragment = form.make_fragment(self.data)
             return [group.id for group in fragment.subset(filter=condition.expression).row_groups]
+
+    def _check_types(self, names: Sequence[str]) -> None:
+        """Check that row groups have columns of the types of the schema: pyarrow ends the process over statistics."""
+        about = self._file.metadata
+        for place in range(about.num_columns):
+            column = about.schema.column(place)
+            if column.path not in names:
+                continue
+            for group in range(self.num_groups):
+                found = about.row_group(group).column(place).physical_type
+                if found != column.physical_type:
+                    raise FormatError(f"column {column.path!r} must be {column.physical_type}, a group has {found}")
 
 
 def schema_to_store(schema: pa.Schema) -> pa.Schema:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_parquet
+from samplebatch import MultiAgentBatch, SampleBatch, load, read_parquet, write_parquet
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import ArgumentError, FormatError, SampleBatchError, UntrustedPickleError
 from samplebatch.storage.parquet_layout import from_parquet, parquet_type, to_parquet
@@ -243,3 +243,14 @@ def test_wrong_arguments_are_named_before_anything_is_written(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_parquet(tmp_path / "nowhere.parquet")
     assert os.listdir(tmp_path) == []
+
+
+def test_filters_refuse_a_column_that_is_of_two_types(tmp_path: Path) -> None:
+    path = tmp_path / "batch.parquet"
+    SampleBatch(obs=np.zeros(3), rewards=np.arange(3)).save(path)
+    data = path.read_bytes()
+    # In the metadata of a row group: the type, a 64-bit integer, and the list of encodings.
+    typed = data.rindex(b"\x15\x04\x19")
+    path.write_bytes(data[: typed + 1] + b"\x05" + data[typed + 2 :])
+    with pytest.raises(FormatError, match="column 'rewards' must be INT64, a group has UNKNOWN"):
+        load(path, filters=[("rewards", ">", 1)], verify=False)
