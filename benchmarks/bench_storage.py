@@ -2,7 +2,8 @@
 
 200,000 steps of a small environment: eight columns, of which observations have most of the bytes. Every contestant
 reads and writes through the page cache, with its own defaults; files lie in a folder of their own, that goes when the
-process ends. `python -m benchmarks.bench_storage` prints the bytes on disk.
+process ends. Bare pyarrow writes a file as we promise to, whole or not at all and on the disk, but for the checksums.
+`python -m benchmarks.bench_storage` prints all rows and the bytes on disk.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -96,22 +100,40 @@ def _table(data: Any) -> Any:
     return pa.table(arrays)
 
 
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the path's place once it is on the disk."""
+    beside = path.with_name(f"{path.name}.tmp")
+    with open(beside, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
 def _write_arrow(table: Any, path: Path) -> None:
     import pyarrow as pa
 
-    with open(path, "wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-        os.fsync(file.fileno())
+    with _replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _write_arrow_with_crc(table: Any, path: Path) -> None:
+    """Write a file as `_write_arrow` does, and the CRC-32 of each column beside it."""
+    _write_arrow(table, path)
+    found = {
+        name: [zlib.crc32(buffer) for chunk in table.column(name).chunks for buffer in chunk.buffers() if buffer]
+        for name in table.column_names
+    }
+    path.with_suffix(".crc").write_text(json.dumps(found))
 
 
 def _write_parquet(table: Any, path: Path) -> None:
     from pyarrow import parquet
 
-    with open(path, "wb") as file:
+    with _replacing(path) as file:
         options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
         parquet.write_table(table, file, **options)
-        os.fsync(file.fileno())
 
 
 def _bare(form: str) -> Callable[[Any, Any], Any]:
@@ -271,6 +293,14 @@ ROWS: list[Row] = [
         tensordict=Way(_tensordict_save, lambda state: state[0]()),
     ),
     row(
+        "storage.save.arrow with checksums",
+        columns,
+        traffic=True,
+        view=None,
+        ours=Way(_ours("arrow"), lambda state: state[0].save(state[1])),
+        bare=Way(_bare("arrow"), lambda state: _write_arrow_with_crc(*state)),
+    ),
+    row(
         "storage.save.parquet",
         columns,
         traffic=True,
@@ -330,6 +360,7 @@ ROWS: list[Row] = [
         ours=Way(_ours("arrow"), lambda state: _load(columns=["rewards"])(state)["rewards"].sum()),
         bare=Way(_bare("arrow"), lambda state: _map_arrow(state).column("rewards").to_numpy().sum()),
         tianshou=Way(_tianshou_save, lambda state: _tianshou_column(state).sum()),
+        tensordict=Way(_tensordict_save, lambda state: _tensordict_load(state)["rewards"].sum()),
     ),
     row(
         "storage.filtered.parquet",
@@ -361,7 +392,12 @@ def sizes() -> dict[str, int]:
     ours = library("ours")
     found = {f"ours.{form}": _ours(form)(ours, data)[1].stat().st_size for form in ("arrow", "parquet")}
     found |= {f"bare.{form}": _bare(form)(None, data)[1].stat().st_size for form in ("arrow", "parquet")}
-    peers = {"tianshou.hdf5": _tianshou_save, "tensordict": _tensordict_save, "rllib.json": _rllib_save}
+    peers: dict[str, Callable[[Any, Any], Any]] = {
+        "tianshou.hdf5": _tianshou_save,
+        "tensordict": _tensordict_save,
+        "rllib.json": _rllib_save,
+        "minari": _minari_save,
+    }
     for name, make in peers.items():
         peer = library(name.split(".")[0]) or SimpleNamespace()
         path = make(peer, data)[1]
@@ -370,6 +406,15 @@ def sizes() -> dict[str, int]:
     return found
 
 
-if __name__ == "__main__":
+def show_all(arguments: list[str]) -> None:
+    """Print all rows as Markdown, measured as the command line asks, and the bytes on disk."""
+    from benchmarks.__main__ import main
+
+    main(["storage", "--markdown", *arguments])
+    print("\n| on disk | MB |\n|---|---:|")
     for who, nbytes in sizes().items():
-        print(f"{who:16} {nbytes / 1e6:8.1f} MB")
+        print(f"| {who} | {nbytes / 1e6:.1f} |")
+
+
+if __name__ == "__main__":
+    show_all(sys.argv[1:])
