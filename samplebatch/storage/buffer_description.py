@@ -93,7 +93,8 @@ def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Genera
     Raises
     ------
     FormatError
-        If the table has other rings than the buffer's attributes count, or rows without flags.
+        If the table has other rings than the buffer's attributes count, rows without flags, or far fewer steps than
+        are stacked.
     """
     check_flags(table)
     own, n, kind = buffer.__dict__, table.rings.n, type(buffer).__name__
@@ -101,6 +102,8 @@ def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Genera
         raise FormatError(f"a {kind} must have a ring for each of its buffers, it has {n}")
     if own.get("_order", [0]) != list(range(own.get("cached_buffer_num", n))):
         raise FormatError(f"attribute '_order' of a {kind} must list its rings, it does not; it is damaged")
+    if buffer.stack_num > max(table.rings.capacity, _MAX_STACK):
+        raise FormatError(f"attribute 'stack_num' of a {kind} must be at most its steps, got {buffer.stack_num}")
     buffer._table = table
     buffer.maxsize = table.rings.capacity
     buffer._rng = rng
@@ -179,6 +182,9 @@ def set_checked(buffer: Any, found: Mapping[str, Any]) -> None:
 
 _MAX_INT = (1 << 63) - 1
 """The largest number of steps: indices have 64 bits."""
+
+_MAX_STACK = 1024
+"""Frames that a buffer of fewer steps may stack: the first step of an episode is repeated as often."""
 
 _CHECKED = ("stack_num", "horizon", "future_k", "future_p")
 """Attributes that buffers check when they are set. The last one sets the one before it, too."""

@@ -164,3 +164,15 @@ def test_a_buffer_must_have_the_state_of_its_generator(tmp_path: Path, form: str
     path = save_changed(BUFFERS["plain"](), tmp_path, form, ("generator",), None)
     with pytest.raises(FormatError, match="state of a generator"):
         load(path, verify=False)
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet", "hdf5"])
+def test_a_stack_of_far_more_frames_than_steps_is_refused(tmp_path: Path, form: str) -> None:
+    buffer = filled(ReplayBuffer(4), 1)
+    buffer.stack_num = 1 << 27
+    buffer.save(tmp_path / f"buffer.{form}")
+    with pytest.raises(FormatError, match="attribute 'stack_num' of a ReplayBuffer must be at most its steps"):
+        load(tmp_path / f"buffer.{form}")
+    buffer.stack_num = 9
+    buffer.save(tmp_path / f"buffer.{form}")
+    assert load(tmp_path / f"buffer.{form}").stack_num == 9
