@@ -34,7 +34,7 @@ class FragmentEncoder:
     --------
     >>> encoder = FragmentEncoder()
     >>> for rows in (2, 3):
-    ...     print(encoder.encode(SampleBatch(obs=range(rows))).to_pydict())
+    ...     print(encoder.encode(SampleBatch(obs=list(range(rows)))).to_pydict())
     {'obs': [0, 1]}
     {'obs': [0, 1, 2]}
     """
@@ -77,7 +77,7 @@ class FragmentDecoder:
     --------
     >>> encoder, decoder = FragmentEncoder(), FragmentDecoder()
     >>> for rows in (2, 3):
-    ...     print(decoder.decode(encoder.encode(SampleBatch(obs=range(rows))), None)["obs"])
+    ...     print(decoder.decode(encoder.encode(SampleBatch(obs=list(range(rows)))), None)["obs"])
     [0 1]
     [0 1 2]
     """

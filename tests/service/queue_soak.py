@@ -145,6 +145,8 @@ class QueueSoak:
         self._writers = [self._start("write", number) for number in range(writers)]
         self._readers = [self._start("read", number) for number in range(readers)]
         self._number = readers
+        while len([*folder.glob("writer.*"), *folder.glob("reader.*")]) < writers + 1:
+            time.sleep(0.05)
 
     def _start(self, role: str, number: int) -> subprocess.Popen[str]:
         return start_process(MODULE, role, f"grpc://127.0.0.1:{self._port}", self._folder, number)
