@@ -23,21 +23,29 @@ from samplebatch.learn import (
     DQN,
     MAPPO,
     MLP,
+    PPO,
     TD3,
     AutoAlpha,
+    BehaviourCloning,
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
     ContinuousCritic,
     ContinuousDeterministicPolicy,
+    DiscreteActor,
+    DiscreteBCQ,
+    DiscreteBCQPolicy,
     DiscreteCritic,
     DiscreteQLearningPolicy,
+    ImitationPolicy,
     LinearSchedule,
     MultiAgentOffPolicyAlgorithm,
+    MultiAgentOnPolicyAlgorithm,
     OfflineTrainerParams,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
     OUNoise,
     SACPolicy,
+    ValueCritic,
     load_checkpoint,
 )
 from tests.learn.goals import PointReaching, point_reward
@@ -87,9 +95,19 @@ def independent_dqn() -> Any:
     return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
 
 
+def independent_ppo() -> Any:
+    (obs, *_), (act, *_) = spaces_of(SPREAD)
+    learner = PPO(policy=actor(obs, act), critic=ValueCritic(MLP(obs, [8])), optim=adam())
+    return on_policy(MultiAgentOnPolicyAlgorithm({"agent": learner}))
+
+
 def mappo() -> Any:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
-    algorithm = MAPPO(policies={"agent": actor(obs, act)}, critic=joint_critic(SPREAD), optim=adam())
+    return on_policy(MAPPO(policies={"agent": actor(obs, act)}, critic=joint_critic(SPREAD), optim=adam()))
+
+
+def on_policy(algorithm: Any) -> Any:
+    """Return an algorithm of a team with its buffer and the parameters of its training."""
     buffer = MultiAgentReplayBuffer(200)
     collector = MultiAgentCollector(SPREAD, algorithm.policy, buffer, num_envs=2, seed=1)
     params = OnPolicyTrainerParams(training_collector=collector, update_step_num_repetitions=2, **ONLINE)
@@ -103,13 +121,34 @@ def cql() -> Any:
         action_space=Aim.action_space,
     )
     algorithm = CQL(policy=policy, alpha=AutoAlpha(-1.0, 0.0, adam()), num_repeat_actions=2, **critics(Aim))
+    return offline(algorithm, Aim)
+
+
+def discrete_bcq() -> Any:
+    heads = [head(MLP(Match.observation_space, [8]), Match.action_space) for head in (DiscreteCritic, DiscreteActor)]
+    policy = DiscreteBCQPolicy(model=heads[0], imitator=heads[1], action_space=Match.action_space)
+    return offline(DiscreteBCQ(policy=policy, optim=adam(), target_update_freq=3), Match)
+
+
+def behaviour_cloning() -> Any:
+    head = DiscreteActor(MLP(Match.observation_space, [8]), Match.action_space)
+    policy = ImitationPolicy(actor=head, action_space=Match.action_space)
+    return offline(BehaviourCloning(policy=policy, optim=adam()), Match)
+
+
+def offline(algorithm: Any, env: Any) -> Any:
+    """Return an algorithm with random rows of an environment and the parameters of its training from them."""
     buffer = ReplayBuffer(50, random_seed=2)
-    with Collector("random", Aim, buffer, seed=1) as collector:
+    with Collector("random", env, buffer, seed=1) as collector:
         collector.collect(n_step=50)
     return algorithm, buffer, OfflineTrainerParams(buffer=buffer, epoch_num_steps=4, batch_size=10)
 
 
-@pytest.mark.parametrize("make", [prioritized_dqn, hindsight_td3, independent_dqn, mappo, cql])
+ONLINE_RUNS = [prioritized_dqn, hindsight_td3, independent_dqn, independent_ppo, mappo]
+OFFLINE_RUNS = [cql, discrete_bcq, behaviour_cloning]
+
+
+@pytest.mark.parametrize("make", [*ONLINE_RUNS, *OFFLINE_RUNS])
 def test_a_resumed_training_learns_bit_for_bit_as_one_that_never_stopped(make: Any, tmp_path: Path) -> None:
     def trainer(max_epochs: int, folder: Path | None = None) -> tuple[Any, Any]:
         torch.manual_seed(0)
