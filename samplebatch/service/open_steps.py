@@ -95,5 +95,6 @@ class OpenSteps:
 
 
 def _form_of(rows: SampleBatch) -> Any:
-    """Describe the columns of rows."""
-    return [(name, column.kind, column.dtype, column.row_shape) for name, column in rows._all().items()]
+    """Describe the columns of rows, and how nested ones are put together."""
+    columns = [(name, column.kind, column.dtype, column.row_shape) for name, column in rows._all().items()]
+    return columns, rows._nested

@@ -19,11 +19,10 @@ from samplebatch import names
 from samplebatch.batch.arrow import METADATA_KEY, metadata_of
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.conversions import as_sample_batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import FormatError
-from samplebatch.service.fragments import as_record_batch
+from samplebatch.service.fragments import as_record_batch, flatten_rows
 from samplebatch.service.items import Sample
 from samplebatch.service.protocol import SAMPLE_KEY
 
@@ -85,7 +84,7 @@ def pack(sample: Sample) -> Packed:
             "weights": _listed(sample.weights),
         }
         return Packed(_describe(sample.batch.to_arrow(), {"form": FRAGMENTS}), said)
-    rows = as_sample_batch(sample.batch)
+    rows = flatten_rows(sample.batch)
     about = {"form": ROWS if sample.lengths is None else EPISODES, "names": list(sample.batch.__dict__)}
     rows[names.BATCH_INDEXES] = sample.indices
     if names.GENERATION not in rows:

@@ -213,3 +213,20 @@ def test_several_services_take_fragments_of_steps() -> None:
 def test_numbers_of_steps_are_checked(count: Any) -> None:
     with pytest.raises(ArgumentError, match="fragment_steps"):
         ReplayClient("grpc://127.0.0.1:1", "replay", fragment_steps=count)
+
+
+@pytest.mark.parametrize("fragment_steps", [1, 3])
+def test_names_without_values_are_those_of_a_local_buffer(fragment_steps: int) -> None:
+    local = ReplayBuffer(120, random_seed=3)
+    forms: list[dict[str, Any]] = [
+        {"obs": {"a": np.ones(2), "b": Batch()}, "info": {"episode": {"r": {}}}},
+        {"obs": {"a": np.ones(2)}, "info": {"n": 1, "c": {}}},
+        {"obs": {"a": np.ones(2), "b": {"d": Batch()}}, "info": {}},
+    ]
+    with serving(steps=fragment_steps) as (_, client):
+        for number, samples in ((0, False), (0, True), (0, False), (1, False), (2, False), (2, True), (0, False)):
+            for buffer in (local, client):
+                buffer.add(Batch(act=0, rew=1.0, terminated=False, truncated=False, **forms[number]))
+            if samples:
+                assert repr(client.sample(4)) == repr(local.sample(4))
+        assert repr(client.sample(64)) == repr(local.sample(64))
