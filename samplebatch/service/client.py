@@ -169,6 +169,11 @@ class ReplayClient(RemoteTable):
         SampleBatchError
             If the service refuses a fragment, this one or an earlier one; that one is not inserted. Refused in this
             process are what is no batch, and objects that would have to be pickled.
+
+        Notes
+        -----
+        The fragment is a view of the batch's arrays until the service has acknowledged it, so they must not be written
+        over before `flush` has returned.
         """
         single = None if priorities is None or np.ndim(priorities) else float(priorities)
         rows = self._encoder.encode(batch, priorities if single is None else None)
