@@ -1,0 +1,67 @@
+"""A policy with memory comes to act well where observations hide a part, with a critic on the actor's own features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from samplebatch import Collector, VectorReplayBuffer
+from samplebatch.learn import (
+    PPO,
+    AdamOptimizerFactory,
+    DiscreteActor,
+    DiscreteActorPolicy,
+    OnPolicyTrainerParams,
+    Recurrent,
+    ValueCritic,
+)
+
+
+class Masked(gymnasium.ObservationWrapper):  # type: ignore[misc, type-arg]
+    """CartPole that shows places and no speeds."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return observation[[0, 2]]
+
+
+@pytest.mark.long
+def test_a_masked_pole_is_balanced_with_a_critic_that_leaves_the_shared_body_alone() -> None:
+    """A random policy gets about 22, one without memory about 45."""
+    torch.manual_seed(0)
+    env = Masked()
+    body = Recurrent(env.observation_space, 64, "lstm")
+    policy = DiscreteActorPolicy(
+        actor=DiscreteActor(body, env.action_space), action_space=env.action_space, deterministic_eval=True
+    )
+    algorithm = PPO(
+        policy=policy,
+        critic=ValueCritic(body, trains_body=False),
+        optim=AdamOptimizerFactory(lr=3e-3),
+        gamma=0.98,
+        gae_lambda=0.9,
+        ent_coef=0.0,
+        max_grad_norm=0.5,
+    )
+    with Collector(policy, [Masked] * 16, VectorReplayBuffer(1024, 16), seed=1, infos=False) as collector:
+        params = OnPolicyTrainerParams(
+            training_collector=collector,
+            max_epochs=1,
+            epoch_num_steps=40 * 1024,
+            collection_step_num_env_steps=1024,
+            update_step_num_repetitions=5,
+            batch_size=256,
+            verbose=False,
+            show_progress=False,
+        )
+        algorithm.run_training(params)
+    with Collector(policy, Masked, seed=5) as collector:
+        assert float(np.mean(collector.collect(n_episode=20).returns)) > 100
