@@ -95,13 +95,15 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
         If workers are to collect during updates, and the algorithm does not allow steps of earlier policies.
     """
 
+    _params_type = OnPolicyTrainerParams
+
     def __init__(self, algorithm: Any, params: OnPolicyTrainerParams) -> None:
+        super().__init__(algorithm, params)
         if params.overlap and not getattr(algorithm, "allows_stale_steps", False):
             raise ArgumentError(
                 f"overlap must be False for {type(algorithm).__name__}, whose allows_stale_steps is False: it takes "
                 "all steps for those of its newest policy"
             )
-        super().__init__(algorithm, params)
 
     def _update(self, stats: CollectStats[Any]) -> Any:
         params = self.params
@@ -123,6 +125,8 @@ class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
     params
         How to train it.
     """
+
+    _params_type = OffPolicyTrainerParams
 
     def _update(self, stats: CollectStats[Any]) -> Any:
         ratio = self.params.update_step_num_gradient_steps_per_sample
@@ -155,6 +159,8 @@ class OfflineTrainer(Trainer[OfflineTrainerParams]):
         If there are to be checkpoints, and the source of rows is another than a replay buffer, `Dataset` or
         `MixedSampler`, and has no `state_dict`.
     """
+
+    _params_type = OfflineTrainerParams
 
     def __init__(self, algorithm: Any, params: OfflineTrainerParams) -> None:
         super().__init__(algorithm, params)

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.checkpoint import generators_state, load_generators, save_checkpoint
@@ -47,9 +47,20 @@ class Trainer(ABC, Generic[ParamsT]):
         As given.
     counters
         Epochs, steps and seconds so far, and the best test.
+
+    Raises
+    ------
+    ArgumentError
+        If the parameters are those of another trainer.
     """
 
+    _params_type: ClassVar[type[TrainerParams]] = TrainerParams
+
     def __init__(self, algorithm: Any, params: ParamsT) -> None:
+        if not isinstance(params, self._params_type):
+            raise ArgumentError(
+                f"params must be {self._params_type.__name__} for {type(self).__name__}, got {type(params).__name__}"
+            )
         self.algorithm, self.params = algorithm, params
         self.counters = TrainingCounters()
         self._losses = SmoothedLosses()

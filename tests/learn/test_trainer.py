@@ -236,6 +236,17 @@ def test_parameters_are_refused_in_one_sentence(given: dict[str, Any], sentence:
         OffPolicyTrainerParams(**collectors(Counting().policy) | given)
 
 
+@pytest.mark.parametrize("trainer", [OnPolicyTrainer, OffPolicyTrainer, OfflineTrainer])
+def test_parameters_of_another_trainer_are_refused(trainer: Any) -> None:
+    algorithm = Counting()
+    others: Any = OfflineTrainerParams(buffer=ReplayBuffer(1))
+    if trainer is OfflineTrainer:
+        others = OnPolicyTrainerParams(**collectors(algorithm.policy))
+    sentence = f"params must be {trainer.__name__}Params for {trainer.__name__}, got {type(others).__name__}"
+    with pytest.raises(ArgumentError, match=sentence):
+        trainer(algorithm, others)
+
+
 def test_tests_are_played_by_a_collector() -> None:
     workers = RolloutWorkers("CartPole-v1", num_workers=1, backend="inline")
     with pytest.raises(ArgumentError, match="test_collector must be a collector, got a RolloutWorkers"):
