@@ -201,6 +201,8 @@ def make_trainer(
     test_env = training.env if recipe.is_offline else training.source
     rows = _open_rows(training.source, allow_pickle=allow_pickle) if recipe.is_offline else None
     obs_space, act_space = infer_spaces(rows) if test_env is None else _spaces_of(test_env)
+    if rows is not None and test_env is not None:
+        _check_shapes(rows, test_env, {"obs": obs_space, "act": act_space})
     algorithm = make_algorithm(training.algorithm, obs_space, act_space, settings)
     arguments = trainer_arguments(training.algorithm, settings) | {"checkpoint_dir": folder}
     if test_env is not None:
@@ -287,7 +289,7 @@ def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
     """Open data to learn from: a file of ours becomes a buffer, a dataset stays where it is."""
     path = Path(source)
     if not path.exists():
-        raise FileNotFoundError(2, "No such file or folder", source)
+        raise FileNotFoundError(2, "No such file or folder to learn from", source)
     if path.is_dir() or path.suffix == ".parquet":
         return open_source(path)
     found: Any = load(path, allow_pickle=allow_pickle)
@@ -316,6 +318,19 @@ def infer_spaces(rows: Any) -> tuple[Any, Any]:
     else:
         actions = gymnasium.spaces.Box(act.min(0), act.max(0), dtype=np.float32)
     return gymnasium.spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32), actions
+
+
+def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
+    """Refuse data whose observations or actions are of other shapes than those of the environment of the tests."""
+    if not len(rows):
+        return
+    first = rows[rows.sample_indices(0)[:1]] if isinstance(rows, ReplayBuffer) else rows.take([0]).as_batch("tianshou")
+    for name, space in spaces.items():
+        column = first[name]
+        if isinstance(column, np.ndarray) and column.shape[1:] != space.shape:
+            raise ArgumentError(
+                f"column {name!r} must have elements of shape {space.shape}, as in {env!r}, got {column.shape[1:]}"
+            )
 
 
 @contextlib.contextmanager

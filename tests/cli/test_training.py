@@ -125,6 +125,19 @@ def test_a_replay_buffer_is_learned_from() -> None:
     assert code == 0, printed
 
 
+@pytest.mark.parametrize("form", ["rows.arrow", "dataset"])
+def test_data_of_another_environment_than_that_of_the_tests_are_refused(form: str, tmp_path: Path) -> None:
+    rows: Any = Collector("random", "CartPole-v1", num_envs=2, seed=1, infos=False).collect(n_step=20).batch
+    if form == "dataset":
+        Dataset(form).append(rows)
+    else:
+        rows.save(form)
+    code, printed = invoke("train", "bc", form, "--env", "Pendulum-v1", "--out", "run")
+    assert code == 2
+    assert "column 'obs' must have elements of shape (3,), as in 'Pendulum-v1', got (4,)" in printed
+    assert not (tmp_path / "run").exists()
+
+
 def test_workers_collect_with_the_newest_weights() -> None:
     code, printed = invoke("train", "dqn", "CartPole-v1", "--workers", 1, *assignments(QUICK), "--out", "run")
     assert code == 0, printed
@@ -174,7 +187,7 @@ def test_settings_are_printed_as_a_file_can_have_them() -> None:
         (["sac", "CartPole-v1"], "sac must be given continuous actions, got Discrete(2)"),
         (["dqn", "Cartpole-v1"], "CartPole-v1"),
         (["dqn", "mpe2/simple_spread_v3"], "environment 'mpe2/simple_spread_v3' must be of one agent to be trained in"),
-        (["bc", "nothing.arrow"], "No such file or folder: 'nothing.arrow'"),
+        (["bc", "nothing.arrow"], "No such file or folder to learn from: 'nothing.arrow'"),
         (["--resume", "nowhere"], "No such file or directory: 'nowhere/train.toml'"),
         (["--config", "broken.toml"], "'broken.toml' must be a TOML file: "),
         (["dqn", "--resume", "run"], "the folder has all options"),
