@@ -387,6 +387,8 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
 
         Raises
         ------
+        ArgumentError
+            If it is neither a path nor a thing with `sample`.
         FormatError
             If a folder has no Parquet files, or one is damaged.
         SampleBatchError

@@ -39,6 +39,8 @@ def open_source(source: Any) -> Any:
 
     Raises
     ------
+    ArgumentError
+        If it is neither a path nor a thing with `sample`.
     FormatError
         If a folder has no Parquet files, or one is damaged.
     SampleBatchError
@@ -55,6 +57,10 @@ def open_source(source: Any) -> Any:
     2
     """
     if not isinstance(source, str | os.PathLike):
+        if not callable(getattr(source, "sample", None)):
+            raise ArgumentError(
+                f"rows to learn from must be in a buffer, a dataset or files, got {type(source).__name__}"
+            )
         return source
     if (Path(source) / LOG).exists():
         return Dataset(source)

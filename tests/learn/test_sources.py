@@ -220,6 +220,12 @@ def test_folders_without_rows_are_refused(tmp_path: Path) -> None:
         cloning().process_buffer(tmp_path / "nowhere")
 
 
+def test_rows_that_nothing_draws_from_are_refused() -> None:
+    sentence = "rows to learn from must be in a buffer, a dataset or files, got SampleBatch"
+    with pytest.raises(ArgumentError, match=sentence):
+        cloning().create_trainer(OfflineTrainerParams(buffer=steps_of(filled())))
+
+
 def test_a_dataset_and_a_buffer_are_learned_from_together(tmp_path: Path) -> None:
     dataset = in_dataset(steps_of(filled(actions=MEASURES)), tmp_path / "steps")
     buffer = PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0)
