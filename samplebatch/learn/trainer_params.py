@@ -109,6 +109,9 @@ class TrainerParams:
             for name in ("stop_fn", "test_fn", "save_best_fn"):
                 if getattr(self, name) is not None:
                     raise ArgumentError(f"{name} must be given with a test_collector, which is None")
+        for logger in self.loggers:
+            if not callable(getattr(logger, "log_info_data", None)):
+                raise ArgumentError(f"logger must be a logger, or several, got a {type(logger).__name__}")
 
     @property
     def loggers(self) -> Sequence[Any]:

@@ -228,6 +228,7 @@ def test_lines_say_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
         ({"test_in_training": True}, "test_in_training must come with a test_collector and a stop_fn"),
         ({"update_step_num_gradient_steps_per_sample": -1}, "must be a number above 0, got -1"),
         ({"training_collector": Collector("random", "CartPole-v1")}, "training_collector must have a buffer"),
+        ({"logger": "runs/log"}, "logger must be a logger, or several, got a str"),
         ({"overlap": True}, "overlap must come with RolloutWorkers, got a Collector"),
     ],
 )
