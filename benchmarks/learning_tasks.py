@@ -142,6 +142,11 @@ def _pendulum() -> Any:
     return gymnasium.make("Pendulum-v1")
 
 
+def _unit_pendulum() -> Any:
+    """Make Pendulum with actions from -1 to 1: those of the data are then in the range in which policies act."""
+    return gymnasium.wrappers.RescaleAction(_pendulum(), np.float32(-1), np.float32(1))
+
+
 def _masked() -> Any:
     return Masked(_cartpole())
 
@@ -158,13 +163,13 @@ def balance(obs: Any) -> Any:
 
 
 def swing_up(obs: Any) -> Any:
-    """Swing Pendulum up by adding energy, and hold it up, for rows of observations."""
+    """Swing Pendulum up by adding energy, and hold it up, for rows of observations; actions are from -1 to 1."""
     cosine, sine, speed = obs.T
     angle = np.arctan2(sine, cosine)
     energy = speed**2 / 6 + 5 * (cosine - 1)
-    hold = -10 * angle - 2 * speed
-    pump = -2 * np.sign(speed * energy)
-    return np.where(cosine > 0.8, hold, pump).clip(-2, 2)[:, None].astype(np.float32)
+    hold = -5 * angle - speed
+    pump = -np.sign(speed * energy)
+    return np.where(cosine > 0.8, hold, pump).clip(-1, 1)[:, None].astype(np.float32)
 
 
 def collected(make: Callable[[], Any], rule: Callable[[Any], Any], path: Path, noise: float) -> int:
@@ -172,6 +177,7 @@ def collected(make: Callable[[], Any], rule: Callable[[Any], Any], path: Path, n
     from samplebatch.rollout import Collector
 
     rng, space = np.random.default_rng(0), make().action_space
+    space.seed(0)
 
     def act(obs: Any) -> Any:
         actions = rule(np.asarray(obs))
@@ -214,7 +220,7 @@ TASKS = {
             "bc", _cartpole, 2_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "rule": balance, "noise": 0.1}
         ),
         Task(
-            "cql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99,
+            "cql", _unit_pendulum, 5_000, 0, (64, 64), 1e-3, 0.99,
             {"batch": 256, "tau": 0.005, "weight": 1.0, "rule": swing_up, "noise": 0.3},
         ),
         Task("recurrent", _masked, 100_352, 8, (64,), 1e-3, 0.98, _PPO | {"state": 64}),

@@ -270,7 +270,7 @@ def bc(task: Task, curve: Curve, seed: int) -> Run:
 def cql(task: Task, curve: Curve, seed: int) -> Run:
     from tianshou.algorithm.imitation.cql import CQL
 
-    options = {"cql_weight": task.options["weight"], "with_lagrange": False, "min_action": -2.0, "max_action": 2.0}
+    options = {"cql_weight": task.options["weight"], "with_lagrange": False}
     envs = _vector(replace(task, envs=1), curve, seed)
     return _offline(task, curve, _soft(task, envs, CQL, **options))
 
