@@ -80,6 +80,9 @@ class TwinCritics(Algorithm[PolicyT], ABC):
         self.policy_optim = self._create_optimizer(policy, policy_optim)
         self.critic_optim = self._create_optimizer(self.critic, critic_optim, max_grad_norm)
         self.critic2_optim = self._create_optimizer(self.critic2, critic2_optim or critic_optim, max_grad_norm)
+        held = {*self.critic_optim.parameters}
+        self._are_apart = held.isdisjoint(self.critic2_optim.parameters)
+        """Whether the critics share no parameters, such as those of a body."""
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
         """Turn the sums of rewards in `returns` into the targets of the critics, shape (n,)."""
@@ -102,9 +105,16 @@ class TwinCritics(Algorithm[PolicyT], ABC):
         Errors of rows that were drawn by priority count by the weights that they came with.
         """
         weight = batch.get("weight")
-        errors = [critic(batch.obs, batch.act).flatten() - batch.returns for critic in (self.critic, self.critic2)]
-        squares = [error.square() if weight is None else error.square() * weight for error in errors]
-        losses = [square.mean() for square in squares]
-        descend([*zip((self.critic_optim, self.critic2_optim), losses, strict=True)])
-        batch.weight = ((errors[0] + errors[1]).detach() / 2).abs()
-        return losses[0].item(), losses[1].item()
+        pairs = [(self.critic, self.critic_optim), (self.critic2, self.critic2_optim)]
+        errors, losses = [], []
+        # The gradients of a shared body would be those of both losses.
+        for group in [pairs] if self._are_apart else [[pair] for pair in pairs]:
+            steps = []
+            for critic, optim in group:
+                error = critic(batch.obs, batch.act).flatten() - batch.returns
+                steps.append((optim, (error.square() if weight is None else error.square() * weight).mean()))
+                errors.append(error.detach())
+            descend(steps)
+            losses += [loss.item() for _, loss in steps]
+        batch.weight = ((errors[0] + errors[1]) / 2).abs()
+        return losses[0], losses[1]

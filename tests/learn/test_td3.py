@@ -23,6 +23,7 @@ from samplebatch.learn import (
     GaussianNoise,
     ImitationPolicy,
     OUNoise,
+    TorchOptimizerFactory,
 )
 from tests.learn.learning import CHOICES, MEASURES, OBS, assert_goes_on, filled, parameters_of, seeded
 
@@ -40,6 +41,17 @@ def make(seed: int = 0, **options: Any) -> TD3:
         critic_optim=AdamOptimizerFactory(),
         **options,
     )
+
+
+class CriticOverBody(torch.nn.Module):
+    """A critic whose body others may share."""
+
+    def __init__(self, body: torch.nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, torch.nn.Linear(8, 1)
+
+    def forward(self, obs: Any, act: Any) -> Any:
+        return self.head(self.body(torch.cat([torch.as_tensor(obs), act], -1)))
 
 
 def update(algorithm: Any, rows: int = 0) -> Any:
@@ -120,6 +132,33 @@ def test_priorities_are_mean_errors_and_weights_count() -> None:
     assert expected != pytest.approx(error.square().mean().item(), rel=1e-3)
     assert algorithm._update_critics(batch) == pytest.approx((expected, expected))
     torch.testing.assert_close(batch.weight, error.abs())
+
+
+def test_critics_that_share_a_body_step_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh())
+    rate = 0.1
+    algorithm = TD3(
+        policy=make().policy,
+        policy_optim=AdamOptimizerFactory(),
+        critic=CriticOverBody(body),
+        critic2=CriticOverBody(body),
+        critic_optim=TorchOptimizerFactory(torch.optim.SGD, lr=rate),
+    )
+    buffer = filled(actions=MEASURES)
+    batch, indices = algorithm._sample_batch(buffer, 0)
+    batch = algorithm._preprocess_batch(batch, buffer, indices)
+    by_hand = deepcopy((algorithm.critic, algorithm.critic2))
+    for critic in by_hand:
+        loss = (critic(batch.obs, batch.act).flatten() - batch.returns).square().mean()
+        own = list(critic.parameters())
+        with torch.no_grad():
+            for parameter, slope in zip(own, torch.autograd.grad(loss, own), strict=True):
+                parameter -= rate * slope
+    algorithm._update_critics(batch)
+    for critic, expected in zip((algorithm.critic, algorithm.critic2), by_hand, strict=True):
+        for found, wanted in zip(critic.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(found, wanted)
 
 
 def test_exploration_noise_keeps_the_dtype_of_actions() -> None:
