@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,15 @@ ROWS = [r for r in rows_of(LAYERS) if not (r.name.startswith("transport.") and r
 
 FIRST = {rows_of([layer])[0].name for layer in LAYERS} - {"cluster.small.1", "transport.send.1KB"}
 """One row of each layer; the others are for long runs, as are those of two layers, for which Ray must start."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_cluster_left() -> Iterator[None]:
+    """Leave the cluster that rows have run on: tests of other files start their own."""
+    yield
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+        library.cache_clear()
 
 
 @pytest.mark.parametrize(
