@@ -117,13 +117,16 @@ class LaidOutStream(Stream):
 def inline(streams: Sequence[Stream]) -> Bytes:
     """Write streams behind JSON that has their sizes: a message of metadata, shape (n,)."""
     sizes = [stream.nbytes for stream in streams]
-    said = json.dumps({"streams": sizes}).encode() + b"\n"
-    start = _aligned(len(said))
+    said = json.dumps({"streams": sizes}).encode()
+    start = _aligned(len(said) + 1)
     out = memory.empty((start + sum(map(_aligned, sizes)),), np.dtype(np.uint8))
-    out.data[:start] = said[:-1].ljust(start - 1) + b"\n"
+    out.data[:start] = said.ljust(start - 1) + b"\n"
     for stream, size in zip(streams, sizes, strict=True):
+        stop = start + _aligned(size)
         stream.write(out[start : start + size])
-        start += _aligned(size)
+        # Memory that was in use before is not sent.
+        out[start + size : stop] = 0
+        start = stop
     return out
 
 

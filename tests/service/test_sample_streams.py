@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from samplebatch import Batch, SampleBatch
+from samplebatch.column import memory
 from samplebatch.errors import FormatError
 from samplebatch.service import ReplayTable
 from samplebatch.service.items import Sample
@@ -139,6 +140,19 @@ def test_several_samples_come_in_one_message() -> None:
     told, received = cut_inline(inline([stream for stream in streams if stream is not None]))
     parts = split_inline(received, json.loads(told)["streams"])
     assert [reader.read(part).batch for part in parts] == [sample.batch for sample in samples]
+
+
+def test_memory_that_was_in_use_before_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SampleWriter()
+    writer.prepare(flat(3))
+    streams = [stream for stream in (writer.prepare(flat(3)) for _ in range(2)) if stream is not None]
+
+    def sent_from(byte: int) -> bytes:
+        monkeypatch.setattr(memory, "empty", lambda shape, dtype: np.full(shape, byte, dtype))
+        return inline(streams).tobytes()
+
+    assert len(streams) == 2
+    assert sent_from(0) == sent_from(255)
 
 
 @pytest.mark.parametrize("sizes", [7, [0], [-1], ["8"], [129], [64, 65]])
