@@ -15,7 +15,7 @@ import pyarrow as pa
 from samplebatch import names
 from samplebatch.errors import SampleBatchError, ServiceError
 from samplebatch.service.local_memory import take
-from samplebatch.service.protocol import Draw, LostError, read_error, read_json, write_json
+from samplebatch.service.protocol import MAX_ASKED, Draw, LostError, read_error, read_json, write_json
 from samplebatch.service.sample_streams import SampleReader, cut_inline, split_inline
 from samplebatch.service.samples import Drawn
 from samplebatch.service.writing import close_quietly
@@ -97,11 +97,12 @@ class SampleSession:
     def _ask(self, count: int) -> None:
         """Ask for samples until that many are on their way, or have come."""
         wanted = count - self._asked
-        if wanted <= 0:
-            return
         with self._link.errors():
-            self._writer.write_metadata(b"{}" if wanted == 1 else write_json({"count": wanted}))
-            self._asked += wanted
+            while wanted > 0:
+                part = min(wanted, MAX_ASKED)
+                self._writer.write_metadata(b"{}" if part == 1 else write_json({"count": part}))
+                self._asked += part
+                wanted -= part
 
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities of rows, shape (n,) each; generations may be None. `settle` tells how it went.

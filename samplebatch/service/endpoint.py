@@ -14,14 +14,23 @@ import pyarrow as pa
 from pyarrow import flight
 
 from samplebatch.arguments import whole
-from samplebatch.errors import AccessError, FormatError, LimitTimeoutError, SampleBatchError, ServiceError
+from samplebatch.errors import (
+    AccessError,
+    ArgumentError,
+    FormatError,
+    LimitTimeoutError,
+    SampleBatchError,
+    ServiceError,
+)
 from samplebatch.service.fragment_forms import FragmentDecoder
 from samplebatch.service.items import Sample
 from samplebatch.service.local_memory import SampleMemory, Secret
 from samplebatch.service.protocol import (
     ACTIONS,
+    MAX_ASKED,
     Draw,
     Fragment,
+    check_names,
     describe_error,
     header,
     read_request,
@@ -214,7 +223,10 @@ class _Session:
             return
         try:
             told = read_request(chunk.app_metadata or b"{}", "the metadata of a request")
+            check_names(told, ("count",), "the metadata of a request")
             count = whole("count", told.get("count", 1), 1)
+            if count > MAX_ASKED:
+                raise ArgumentError(f"count must be at most {MAX_ASKED}, got {count}; send several requests")
         except SampleBatchError as error:
             self._tell({**describe_error(error), "of": "sample"})
             return

@@ -24,6 +24,9 @@ MAX_NAME_NBYTES: Final = 256
 _MAX_SENTENCE: Final = 1000
 """Characters of JSON of a sentence that goes back: gRPC sends it four times in headers of 8 KiB."""
 
+MAX_ASKED: Final = 1024
+"""Samples that a request of a session may ask for."""
+
 _MAX_WHOLE: Final = (1 << 63) - 1
 """The largest whole number in a request."""
 
@@ -365,7 +368,7 @@ class Fragment:
     batch: str | None = None
 
     def write(self) -> bytes:
-        """Write the metadata; what is None is left out."""
+        """Write the metadata, without the fields that are None."""
         return write_json({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod

@@ -26,6 +26,7 @@ from samplebatch.errors import (
     UntrustedPickleError,
 )
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, ShardedReplayClient
+from samplebatch.service.protocol import MAX_ASKED
 from tests.service.table_rows import episode, fragment
 
 
@@ -117,12 +118,13 @@ def test_a_bad_update_is_told_by_the_next_method_that_looks(server: ReplayServer
 
 
 def test_samples_drawn_ahead_are_those_drawn_one_by_one() -> None:
-    ahead, one_by_one = [], []
-    for prefetch, found in ((4, ahead), (0, one_by_one)):
+    found: list[list[list[int]]] = []
+    # The last one is more than a request may ask for.
+    for prefetch in (0, 4, MAX_ASKED + 100):
         with ReplayServer([new_table()]) as server, ReplayClient(server.uri, "replay", prefetch=prefetch) as client:
             fill(client)
-            found += [client.sample(16)[1].tolist() for _ in range(8)]
-    assert ahead == one_by_one
+            found.append([client.sample(16)[1].tolist() for _ in range(8)])
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_seed_of_a_sample_does_not_touch_the_tables_generator(client: ReplayClient) -> None:

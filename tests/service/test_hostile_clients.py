@@ -245,7 +245,12 @@ def test_a_session_goes_on_after_what_it_cannot_do(raw: Any) -> None:
     writer.write_batch(pa.record_batch({"x": [1]}))
     told = json.loads(reader.read_chunk().app_metadata.to_pybytes())
     assert (told["error"], told["of"]) == ("ColumnNotFoundError", "update")
-    for request, error in ((b"nonsense", "FormatError"), (b'{"count": 0}', "ArgumentError")):
+    for request, error in (
+        (b"nonsense", "FormatError"),
+        (b'{"cuont": 2}', "FormatError"),
+        (b'{"count": 0}', "ArgumentError"),
+        (b'{"count": 1025}', "ArgumentError"),
+    ):
         writer.write_metadata(request)
         told = json.loads(reader.read_chunk().app_metadata.to_pybytes())
         assert (told["error"], told["of"]) == (error, "sample")
