@@ -41,7 +41,7 @@ lint: $(VENV)/ready-dev ## check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/ready-dev ## measure against RLlib, tensordict, pyarrow and bare NumPy; BENCH_FLAGS=--quick for a short run, --one-core for a busy machine
+bench: $(VENV)/ready-dev ## measure against RLlib, tensordict, pyarrow and bare NumPy; BENCH_FLAGS=--quick to see that it runs, --one-core for a busy machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 docs: $(VENV)/ready-dev ## build the documentation into site/
