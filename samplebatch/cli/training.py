@@ -321,7 +321,7 @@ def infer_spaces(rows: Any) -> tuple[Any, Any]:
 
 
 def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
-    """Refuse data whose observations or actions are of other shapes than those of the environment of the tests."""
+    """Refuse data with observations or actions of other shapes than the environment of the tests has."""
     if not len(rows):
         return
     first = rows[rows.sample_indices(0)[:1]] if isinstance(rows, ReplayBuffer) else rows.take([0]).as_batch("tianshou")

@@ -147,7 +147,7 @@ class Checkpoints:
         sync(folder)
 
     def _drop_partial(self) -> None:
-        """Remove what a writer that was killed has left."""
+        """Remove the files of a killed writer."""
         for path in self.folder.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -120,7 +120,7 @@ class RemoteTable:
             session.cancel()
 
     def _end(self) -> None:
-        """Close the connection, and forget what is not acknowledged."""
+        """Close the connection, and forget the fragments that are not acknowledged."""
         self._cancel_draws()
         if self._lock.acquire(timeout=_END_S):
             try:
@@ -236,7 +236,7 @@ class RemoteTable:
         self._open()
         # A session opens though nobody is there; and another service has another secret.
         link.retry(lambda: link.act("info", write_json({"table": self.table})))
-        nonce = _find_nonce(link) if self._shared_memory else None
+        nonce = _read_nonce(link) if self._shared_memory else None
         session = link.retry(lambda: SampleSession(link, draw, ahead, nonce))
         self._streaming.add(session)
         self._check_open()  # closing cancels the sessions that it finds
@@ -258,7 +258,7 @@ class RemoteTable:
     def _find_nonce(self) -> str | None:
         """Return the secret by which the service knows that this process is on its machine, if it is."""
         if not self._has_asked:
-            self._nonce = _find_nonce(self._link)
+            self._nonce = _read_nonce(self._link)
             self._has_asked = True
         return self._nonce
 
@@ -375,11 +375,11 @@ class RemoteTable:
         return str(self._answer("checkpoint")["path"])
 
     def _table_info(self) -> dict[str, Any]:
-        """Return how things stand now, whatever of this client is under way."""
+        """Return the state of the table at once, also while other calls of this client wait."""
         return self._answer("info", write_json({"table": self.table}))
 
 
-def _find_nonce(link: Link) -> str | None:
+def _read_nonce(link: Link) -> str | None:
     """Ask a service for the place of its secret, and read that; None if it is on another machine."""
     (raw,) = link.retry(lambda: link.act("attach"))
     return read_secret(read_json(raw, "an answer"))

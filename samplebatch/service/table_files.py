@@ -24,7 +24,7 @@ _LEFT = "left"
 
 
 def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
-    """Write the frozen state of a table into files whose names begin with `stem`, and return the rest of it.
+    """Write the frozen state of a table to files named after `stem`, and return the parts that are in none of them.
 
     Raises
     ------

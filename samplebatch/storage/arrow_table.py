@@ -19,7 +19,7 @@ _MAX_SCHEMA_NBYTES = 1 << 16
 
 
 class _FileSchema:
-    """The schema of some files, with what was read in it, held for the next of them."""
+    """A schema of Arrow files with its metadata and plans, kept for the next file that has it."""
 
     def __init__(self, schema: pa.Schema, *, is_native: bool) -> None:
         self.schema = schema

@@ -66,7 +66,7 @@ class FileChecksums(NamedTuple):
 
 
 class SummedFile:
-    """File for the writers of other libraries that sums blocks of what it is given while the system takes them.
+    """File for the writers of other libraries that sums blocks of bytes while the system takes them.
 
     Blocks that come in several pieces are left to `add_checksums`, which reads them from the file.
 
@@ -113,7 +113,7 @@ class SummedFile:
         return self._nbytes
 
     def flush(self) -> None:
-        """Hand what has been written to the system."""
+        """Hand the bytes in memory to the system."""
         self._file.flush()
 
 
