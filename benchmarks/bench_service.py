@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -200,6 +201,11 @@ def _torchrl_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
     return Connection(call, buffer.close)
 
 
+def _torchrl(setup: Callable[..., Call], kind: str, *kinds: str) -> Way:
+    """Let TorchRL do the work, in quick runs for some kinds only: its actors take seconds to start."""
+    return Way(setup, quick=kind in kinds)
+
+
 def _reverb(work: str) -> Way:
     """Let Reverb's own interpreter do the work, which tells how long it took."""
     return Way(lambda lib, kind: lib.session(work, kind), clocked=True)
@@ -226,7 +232,7 @@ def _rows(kind: str) -> list[Row]:
             kind,
             ours=Way(_ours_sample),
             ray_tianshou=Way(_actor_sample),
-            torchrl=Way(_torchrl_sample),
+            torchrl=_torchrl(_torchrl_sample, kind, "vectors", "sequences"),
             bare=Way(_raw_sample),
             bar=FLIGHT_BAR,
         ),
@@ -235,7 +241,7 @@ def _rows(kind: str) -> list[Row]:
             kind,
             ours=Way(_ours_insert),
             ray_tianshou=Way(_actor_insert),
-            torchrl=Way(_torchrl_insert),
+            torchrl=_torchrl(_torchrl_insert, kind, "vectors"),
             reverb=_reverb("insert"),
             bare=Way(_raw_insert),
             bar=FLIGHT_BAR,
@@ -245,7 +251,7 @@ def _rows(kind: str) -> list[Row]:
             kind,
             ours=_late(_ours_insert),
             ray_tianshou=_late(_actor_insert),
-            torchrl=_late(_torchrl_insert),
+            torchrl=replace(_late(_torchrl_insert), quick=False),
             reverb=_reverb("p99"),
             bare=_late(_raw_insert),
         ),

@@ -44,12 +44,15 @@ class Way:
         For work that changes its argument: makes the argument of every single call from what `setup` made. Not timed.
     clocked
         Whether `call` returns the seconds it took, measured by itself, in place of a result.
+    quick
+        Whether quick runs try it, too; False for one that takes seconds to start, where other rows try the same.
     """
 
     setup: Callable[[Any, Any], Any]
     call: Callable[[Any], Any] = operator.call
     fresh: Callable[[Any], Any] | None = None
     clocked: bool = False
+    quick: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,10 @@ class Row:
     view: Callable[[Any], Any] | None = plain
     bar: float | None = None
     level: float = 1.0
+
+    def ways_of(self, effort: Effort) -> dict[str, Way]:
+        """Return the ways that a run has: quick ones leave some out."""
+        return {who: way for who, way in self.ways.items() if way.quick or effort != QUICK}
 
     def bar_at(self, bare_us: float) -> float:
         """Return how many times the bare time is good enough."""
@@ -287,7 +294,7 @@ def measure(row: Row, effort: Effort = FULL, only: frozenset[str] | None = None)
     data = row.data()
     contestants = [
         _Contestant(who, way, way.setup(found, data))
-        for who, way in row.ways.items()
+        for who, way in row.ways_of(effort).items()
         if (only is None or who in only) and (found := library(who)) is not None
     ]
     _check(row, contestants)

@@ -40,7 +40,7 @@ def _no_cluster_left() -> Iterator[None]:
 def test_row_runs_and_its_contestants_agree(declared: Row) -> None:
     outcome = measure(declared, QUICK)
     assert outcome.us["ours"] > 0
-    assert outcome.us.keys() == {who for who in declared.ways if library(who) is not None}
+    assert outcome.us.keys() == {who for who in declared.ways_of(QUICK) if library(who) is not None}
 
 
 def test_every_row_has_its_own_name() -> None:
@@ -66,6 +66,13 @@ def test_a_quick_run_calls_each_contestant_to_check_it_and_to_time_it() -> None:
     ways = {who: Way(lambda *_, who=who: who, lambda who: calls.append(who)) for who in ("bare", "numpy")}
     measure(Row("call", lambda: None, ways), QUICK)
     assert calls == ["bare", "numpy"] * 2
+
+
+def test_quick_runs_leave_out_a_way_that_takes_long_to_start() -> None:
+    ways = {"bare": Way(lambda *_: 1, lambda n: n), "numpy": Way(lambda *_: 1, lambda n: n, quick=False)}
+    declared = Row("slow", lambda: None, ways)
+    assert measure(declared, QUICK).us.keys() == {"bare"}
+    assert measure(declared, replace(QUICK, rounds=2)).us.keys() == {"bare", "numpy"}
 
 
 @pytest.mark.parametrize(
