@@ -398,7 +398,9 @@ def _guard(command: Callable[[], int]) -> int:
     try:
         return command()
     except UntrustedPickleError as error:
-        complain(f"{error}; if you trust who wrote it, add --allow-pickle")
+        # Its own advice is an argument of Python.
+        reason = str(error).partition("; pass allow_pickle")[0]
+        complain(f"{reason}; if you trust who wrote it, add --allow-pickle")
         return FAILED
     except _WRONG_ARGUMENTS as error:
         complain(str(error))

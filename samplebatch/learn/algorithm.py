@@ -229,6 +229,25 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     # State
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Continue from the state that `state_dict` returned; arguments and result are those of torch's modules.
+
+        Raises
+        ------
+        ArgumentError
+            If the state is of other networks; names the first parameter that differs, before anything is loaded.
+        """
+        wanted, found = _shapes(self.state_dict()), _shapes(state_dict)
+        for name in [*wanted, *found] if strict else wanted.keys() & found.keys():
+            if name not in wanted:
+                raise ArgumentError(f"state must have no parameter {name!r}, as the algorithm has none of that name")
+            if wanted[name] != found.get(name):
+                raise ArgumentError(
+                    f"parameter {name!r} must have shape {wanted[name]}, as in the algorithm, "
+                    f"got {found.get(name, 'no such parameter')}"
+                )
+        return super().load_state_dict(state_dict, strict, assign)
+
     def get_extra_state(self) -> dict[str, Any]:
         """Return the part of `state_dict` beside parameters: optimizers, schedules, exploration, the count of updates.
 
@@ -263,6 +282,11 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     value_mask = staticmethod(returns.value_mask)
     compute_episodic_return = staticmethod(returns.compute_episodic_return)
     compute_nstep_return = staticmethod(returns.compute_nstep_return)
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in a state."""
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):

@@ -192,6 +192,22 @@ def test_a_state_of_other_optimizers_is_refused() -> None:
         Two().load_state_dict(Watched().state_dict())
 
 
+def test_a_state_of_networks_of_another_size_is_refused_before_anything_is_loaded() -> None:
+    algorithm, state = Watched(), Watched().state_dict()
+    before = parameters_of(algorithm)
+    state["policy.net.0.bias"] = torch.ones(4)
+    wide = state | {"policy.net.0.weight": torch.zeros(5, 3)}
+    with pytest.raises(ArgumentError, match=r"'policy.net.0.weight' must have shape \(4, 3\), .* got \(5, 3\)"):
+        algorithm.load_state_dict(wide)
+    with pytest.raises(ArgumentError, match="must have no parameter 'policy.net.2.bias'"):
+        algorithm.load_state_dict(state | {"policy.net.2.bias": torch.zeros(4)})
+    del state["policy.net.0.weight"]
+    with pytest.raises(ArgumentError, match="'policy.net.0.weight' must have .* got no such parameter"):
+        algorithm.load_state_dict(state)
+    for one, kept in zip(parameters_of(algorithm), before, strict=True):
+        torch.testing.assert_close(one, kept)
+
+
 def test_an_empty_buffer_is_refused_and_nothing_changes() -> None:
     algorithm = Watched()
     before = parameters_of(algorithm)
