@@ -11,7 +11,7 @@ from typing import Any
 from samplebatch.rollout.collect_statistics import CollectStats, PrintedAsDict, SequenceSummaryStats
 
 _WINDOW = 100
-"""Updates that a smoothed loss averages over."""
+"""Values that a mean of recent ones is taken of."""
 
 Figures = dict[str, Any]
 """Numbers by name, in groups that may be nested: `{"loss": 0.5, "returns_stat": {"mean": 200.0}}`."""
@@ -173,34 +173,37 @@ class TrainingCounters:
 
 
 @dataclass
-class SmoothedLosses:
-    """Means of each loss over the last updates, for trainers; losses that are not finite are left out.
+class RecentMeans:
+    """Means of figures over their last 100 values, for trainers; values that are not finite are left out.
 
     Examples
     --------
-    >>> losses = SmoothedLosses()
+    >>> losses = RecentMeans()
     >>> losses.add({"loss": 1.0}), losses.add({"loss": 3.0}), losses.add({"loss": float("nan")})
     ({'loss': 1.0}, {'loss': 2.0}, {'loss': 2.0})
     """
 
     values: dict[str, deque[float]] = field(default_factory=dict)
 
-    def add(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """Add the losses of an update, and return the means."""
-        means = {}
-        for name, loss in losses.items():
+    def add(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Add a value of some figures, and return their means."""
+        for name, value in figures.items():
             own = self.values.setdefault(name, deque(maxlen=_WINDOW))
-            if isfinite(loss):
-                own.append(float(loss))
-            means[name] = sum(own) / len(own) if own else 0.0
-        return means
+            if isfinite(value):
+                own.append(float(value))
+        return {name: self.mean(name) for name in figures}
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a figure; 0 if it has no value."""
+        own = self.values.get(name)
+        return sum(own) / len(own) if own else 0.0
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the losses that means are taken of, for `load_state_dict`."""
+        """Return the values that means are taken of, for `load_state_dict`."""
         return {name: list(own) for name, own in self.values.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Go on with the losses of another training."""
+        """Go on with the values of another training."""
         self.values = {name: deque(own, maxlen=_WINDOW) for name, own in state.items()}
 
 

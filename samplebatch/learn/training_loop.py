@@ -14,7 +14,7 @@ from samplebatch.learn.display import make_display, short
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.rollouts import make_rollouts
 from samplebatch.learn.trainer_params import TrainerParams
-from samplebatch.learn.trainer_stats import EpochStats, InfoStats, SmoothedLosses, TrainingCounters, figures_of
+from samplebatch.learn.trainer_stats import EpochStats, InfoStats, RecentMeans, TrainingCounters, figures_of
 from samplebatch.rollout.collect_statistics import CollectStats, SequenceSummaryStats
 
 ParamsT = TypeVar("ParamsT", bound=TrainerParams)
@@ -63,7 +63,7 @@ class Trainer(ABC, Generic[ParamsT]):
             )
         self.algorithm, self.params = algorithm, params
         self.counters = TrainingCounters()
-        self._losses = SmoothedLosses()
+        self._losses, self._returns = RecentMeans(), RecentMeans()
         self._display = make_display(verbose=params.verbose, show_progress=params.show_progress)
         self._is_resumed = self._stop_requested = False
         self._seen_s = time.monotonic()
@@ -126,7 +126,7 @@ class Trainer(ABC, Generic[ParamsT]):
             Whether their buffers are emptied as well.
         """
         self.counters = TrainingCounters()
-        self._losses = SmoothedLosses()
+        self._losses, self._returns = RecentMeans(), RecentMeans()
         if reset_collectors:
             self._reset_collectors(reset_buffer=reset_collector_buffers)
         if self.params.test_collector is not None:
@@ -169,6 +169,8 @@ class Trainer(ABC, Generic[ParamsT]):
         counters.env_step += step.env_steps
         counters.is_stopped = step.is_done
         if step.collect_stats is not None:
+            for value in step.collect_stats.returns.tolist():
+                self._returns.add({"return": value})
             self._log("log_training_data", step.collect_stats, counters.env_step)
         return step
 
@@ -265,8 +267,9 @@ class Trainer(ABC, Generic[ParamsT]):
         shown: dict[str, Any] = {"updates": self.counters.update_step}
         if step.collect_stats is not None:
             shown["env steps"] = self.counters.env_step
-            if step.collect_stats.returns_stat is not None:
-                shown["return"] = step.collect_stats.returns_stat.mean
+            # Few collectings off policy see an episode end.
+            if self._returns.values:
+                shown["return"] = self._returns.mean("return")
         return shown | dict(list(losses.items())[:2])
 
     def _epoch_line(self, step: TrainingStep) -> str:
@@ -284,7 +287,12 @@ class Trainer(ABC, Generic[ParamsT]):
 
     def _parts(self) -> dict[str, Any]:
         """Return the parts that have states of their own, by name; those with environments load pickles."""
-        own: dict[str, Any] = {"algorithm": self.algorithm, "counters": self.counters, "losses": self._losses}
+        own: dict[str, Any] = {
+            "algorithm": self.algorithm,
+            "counters": self.counters,
+            "losses": self._losses,
+            "returns": self._returns,
+        }
         loggers = {f"logger_{place}": logger for place, logger in enumerate(self.params.loggers)}
         return own | {name: logger for name, logger in loggers.items() if hasattr(logger, "state_dict")}
 

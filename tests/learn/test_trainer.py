@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,20 @@ def test_lines_say_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
     assert epoch.startswith("epoch 1: updates 2, env steps 200, return ")
     assert "loss 1.5" in epoch
     assert test.startswith("epoch 1: test return ")
+
+
+def test_lines_have_the_return_of_the_last_episodes_where_the_last_collecting_saw_none_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    algorithm = Counting()
+    params = OnPolicyTrainerParams(
+        **collectors(algorithm.policy), max_epochs=1, epoch_num_steps=201, collection_step_num_env_steps=1
+    )
+    OnPolicyTrainer(algorithm, params).run()
+    _, epoch, _ = capsys.readouterr().out.splitlines()
+    found = re.search(r"return (\S+),", epoch)
+    assert found is not None
+    assert 5.0 < float(found[1]) < 100.0
 
 
 @pytest.mark.parametrize(
