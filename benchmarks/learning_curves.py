@@ -16,11 +16,9 @@ A long run may be done in parts, whose outcomes are put together afterwards:
 from __future__ import annotations
 
 import argparse
-import atexit
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.learning_tasks import TASKS, Act, Curve, Task, collected, play
+from benchmarks.learning_tasks import TASKS, Act, Curve, Task, play
 
 CONTESTANTS = {"ours": "ours", "tianshou": "Tianshou", "sb3": "Stable-Baselines3"}
 LAST = 20
@@ -62,19 +60,16 @@ def runs_of(who: str) -> dict[str, Any]:
     return found
 
 
-def run(who: str, name: str, seed: int, scale: float) -> Outcome:
-    """Learn a task here, for a part of its budget."""
+def run(who: str, name: str, seed: int, scale: float, data: str | None) -> Outcome:
+    """Learn a task here, for a part of its budget, and maybe from the data in a file."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     np.random.seed(seed)
     task = replace(TASKS[name], steps=int(TASKS[name].steps * scale))
-    if "rule" in task.options:
-        path = Path(tempfile.mkdtemp(prefix="samplebatch-learning-")) / "steps.parquet"
-        atexit.register(shutil.rmtree, path.parent)
-        count = collected(task.make, task.options["rule"], path, task.options["noise"])
-        task = replace(task, options={**task.options, "path": path, "data": count})
+    if data is not None:
+        task = replace(task, options={**task.options, "data": data})
     curve = Curve()
     learn = runs_of(who)[name](task, curve, seed)
     start = perf_counter()
@@ -93,10 +88,10 @@ def _play(task: Task, act: Act) -> list[float]:
     return play_team(task.make, act, task.episodes)
 
 
-def run_in_process(who: str, name: str, seed: int, scale: float) -> Outcome | None:
+def run_in_process(who: str, name: str, seed: int, scale: float, data: Path | None) -> Outcome | None:
     """Learn a task in a process of its own; None if the contestant is not installed or does not have the task."""
     code = "from benchmarks.learning_curves import child; child()"
-    asked = json.dumps([who, name, seed, scale])
+    asked = json.dumps([who, name, seed, scale, None if data is None else str(data)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, asked],
         capture_output=True, text=True, env={**os.environ, "TQDM_DISABLE": "1"},
@@ -113,11 +108,11 @@ _ABSENT = 3
 
 def child() -> None:
     """Run what the command line asks for, and print the outcome on the last line."""
-    who, name, seed, scale = json.loads(sys.argv[-1])
+    who, name, *options = json.loads(sys.argv[-1])
     with redirect_stdout(sys.stderr), redirect_stderr(open(os.devnull, "w")):
         try:
             missing = name not in runs_of(who)
-            outcome = None if missing else run(who, name, seed, scale)
+            outcome = None if missing else run(who, name, *options)
         except ModuleNotFoundError:
             sys.exit(_ABSENT)
     if outcome is None:
@@ -195,6 +190,9 @@ def main() -> None:
         "--json", type=Path, help="a file to keep the outcomes in; runs that are there are not done again"
     )
     parser.add_argument(
+        "--data", type=Path, help="a folder to keep the data in that tasks learn from; those that are there are taken"
+    )
+    parser.add_argument(
         "--merge", type=Path, nargs="+", metavar="JSON", help="run nothing; put the outcomes of these files together"
     )
     asked = parser.parse_args()
@@ -207,19 +205,38 @@ def main() -> None:
 def learn_all(asked: argparse.Namespace) -> list[Outcome]:
     """Do the runs that the command line asks for and its file of outcomes lacks; write each to the file."""
     outcomes = merge([asked.json]) if asked.json and asked.json.exists() else []
+    with tempfile.TemporaryDirectory(prefix="samplebatch-learning-") as folder:
+        learn_rest(asked, outcomes, asked.data or Path(folder))
+    return outcomes
+
+
+def learn_rest(asked: argparse.Namespace, outcomes: list[Outcome], folder: Path) -> None:
+    """Add the runs that outcomes lack to them, with data in a folder."""
     for seed in range(asked.seeds):
         for name in asked.tasks or TASKS:
             for who in asked.only.split(","):
                 if any((one.who, one.task, one.seed) == (who, name, seed) for one in outcomes):
                     continue
-                found = run_in_process(who, name, seed, asked.scale)
+                found = run_in_process(who, name, seed, asked.scale, write_data(name, folder))
                 if found is None:
                     continue
                 outcomes.append(found)
                 print(f"{name} {who} {seed}: {found.trained:.1f}, {found.seconds:.0f} s", file=sys.stderr, flush=True)
                 if asked.json:
                     asked.json.write_text(json.dumps([asdict(one) for one in outcomes]))
-    return outcomes
+
+
+def write_data(name: str, folder: Path) -> Path | None:
+    """Write the data that a task learns from, if it does and they are not there yet, and return their file."""
+    from benchmarks.learning_data import WRITERS
+
+    if name not in WRITERS:
+        return None
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        WRITERS[name](path)
+    return path
 
 
 if __name__ == "__main__":

@@ -153,8 +153,9 @@ def _soft(task: Task, kind: Any, **options: Any) -> Any:
     )  # fmt: skip
 
 
-def sac(task: Task, curve: Curve, seed: int) -> Run:
-    return _off_policy(task, curve, seed, _soft(task, SAC), _buffer(task, seed), noise=False)
+def sac(task: Task, curve: Curve, seed: int, buffer: Any = None) -> Run:
+    rows = _buffer(task, seed) if buffer is None else buffer
+    return _off_policy(task, curve, seed, _soft(task, SAC), rows, noise=False)
 
 
 def td3(task: Task, curve: Curve, seed: int) -> Run:
@@ -245,8 +246,9 @@ def mappo(task: Task, curve: Curve, seed: int) -> Run:
 
 
 def _offline(task: Task, curve: Curve, algorithm: Any) -> Run:
-    buffer = ReplayBuffer(task.options["data"])
-    buffer.extend(load(task.options["path"]))
+    rows = load(task.options["data"])
+    buffer = ReplayBuffer(rows.count)
+    buffer.extend(rows)
     params = OfflineTrainerParams(
         buffer=buffer, max_epochs=1, epoch_num_steps=task.steps, batch_size=task.options["batch"], verbose=False,
         show_progress=False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -142,11 +141,6 @@ def _pendulum() -> Any:
     return gymnasium.make("Pendulum-v1")
 
 
-def _unit_pendulum() -> Any:
-    """Make Pendulum with actions from -1 to 1: those of the data are then in the range in which policies act."""
-    return gymnasium.wrappers.RescaleAction(_pendulum(), np.float32(-1), np.float32(1))
-
-
 def _masked() -> Any:
     return Masked(_cartpole())
 
@@ -155,40 +149,6 @@ def _spread() -> Any:
     from mpe2 import simple_spread_v3
 
     return simple_spread_v3.parallel_env()
-
-
-def balance(obs: Any) -> Any:
-    """Balance CartPole by a rule, for rows of observations."""
-    return (obs[:, 2] + 0.3 * obs[:, 3] > 0).astype(np.int64)
-
-
-def swing_up(obs: Any) -> Any:
-    """Swing Pendulum up by adding energy, and hold it up, for rows of observations; actions are from -1 to 1."""
-    cosine, sine, speed = obs.T
-    angle = np.arctan2(sine, cosine)
-    energy = speed**2 / 6 + 5 * (cosine - 1)
-    hold = -5 * angle - speed
-    pump = -np.sign(speed * energy)
-    return np.where(cosine > 0.8, hold, pump).clip(-1, 1)[:, None].astype(np.float32)
-
-
-def collected(make: Callable[[], Any], rule: Callable[[Any], Any], path: Path, noise: float) -> int:
-    """Write the steps of a rule, some actions random, to a Parquet file by our collector; return their number."""
-    from samplebatch.rollout import Collector
-
-    rng, space = np.random.default_rng(0), make().action_space
-    space.seed(0)
-
-    def act(obs: Any) -> Any:
-        actions = rule(np.asarray(obs))
-        for row in np.flatnonzero(rng.random(len(actions)) < noise):
-            actions[row] = space.sample()
-        return actions
-
-    with Collector(act, [make] * 10, seed=0, infos=False) as collector:
-        batch = collector.collect(n_episode=50).batch
-    batch.save(path)
-    return int(batch.count)
 
 
 _PPO = {"n_steps": 128, "epochs": 10, "batch": 256, "lambda": 0.95, "clip": 0.2, "entropy": 0.0, "norm": 0.5}
@@ -216,13 +176,9 @@ TASKS = {
              "fraction": 0.2, "horizon": 8},
             episodes=100,
         ),
-        Task(
-            "bc", _cartpole, 2_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "rule": balance, "noise": 0.1}
-        ),
-        Task(
-            "cql", _unit_pendulum, 5_000, 0, (64, 64), 1e-3, 0.99,
-            {"batch": 256, "tau": 0.005, "weight": 1.0, "rule": swing_up, "noise": 0.3},
-        ),
+        Task("bc", _cartpole, 2_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256}),
+        # Weight and tau are those that Tianshou's examples have for D4RL and for Pendulum, and its defaults.
+        Task("cql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "tau": 0.005, "weight": 1.0}),
         Task("recurrent", _masked, 100_352, 8, (64,), 1e-3, 0.98, _PPO | {"state": 64}),
         Task(
             "mappo", _spread, 64_000, 32, (64, 64), 2e-3, 0.95,

@@ -240,11 +240,9 @@ def _offline(task: Task, curve: Curve, algorithm: Any) -> Run:
 
     from samplebatch import load
 
-    rows = load(task.options["path"])
-    known = {"obs": "obs", "act": "actions", "rew": "rewards", "terminated": "terminateds", "truncated": "truncateds"}
-    columns = {name: np.asarray(rows[own]) for name, own in {**known, "obs_next": "new_obs"}.items()}
-    done = columns["terminated"] | columns["truncated"]
-    buffer = ReplayBuffer.from_data(**columns, done=done)
+    rows = load(task.options["data"]).as_batch("tianshou")
+    columns = {name: rows[name] for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next")}
+    buffer = ReplayBuffer.from_data(**columns, done=rows.terminated | rows.truncated)
     params = OfflineTrainerParams(
         buffer=buffer, max_epochs=1, epoch_num_steps=task.steps, batch_size=task.options["batch"],
         test_step_num_episodes=0, show_progress=False, verbose=False,

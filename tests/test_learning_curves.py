@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("gymnasium")
-from benchmarks.learning_curves import CONTESTANTS, Outcome, merge, run_in_process, runs_of, smooth, table
+from benchmarks.learning_curves import CONTESTANTS, Outcome, merge, run_in_process, runs_of, smooth, table, write_data
+from benchmarks.learning_data import write_replay
 from benchmarks.learning_tasks import TASKS, Curve
+from samplebatch import load
 
 
 def test_every_run_is_of_a_task() -> None:
@@ -68,11 +70,34 @@ def test_agents_of_a_team_step_together_and_count_as_one_environment() -> None:
     np.testing.assert_allclose([total[:3].mean(), total[3:].mean()], [points[1] for points in curve.points])
 
 
+def test_data_are_written_once_and_the_same_each_time(tmp_path: Path) -> None:
+    first = write_data("bc", tmp_path / "one")
+    assert first is not None
+    written = first.stat().st_mtime_ns
+    assert write_data("bc", tmp_path / "one") == first
+    assert first.stat().st_mtime_ns == written
+    again = write_data("bc", tmp_path / "two")
+    assert again is not None
+    for name in ("obs", "actions", "rewards", "terminateds", "truncateds", "new_obs"):
+        np.testing.assert_array_equal(load(first)[name], load(again)[name])
+    assert write_data("ppo", tmp_path) is None
+
+
+def test_the_replay_of_a_run_is_the_same_each_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_replay(tmp_path / f"{name}.parquet", steps=520)
+    one, two = (load(tmp_path / f"{name}.parquet") for name in ("one", "two"))
+    assert one.count == 520
+    assert np.abs(one["act"]).max() <= 1.0
+    for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
+        np.testing.assert_array_equal(one[name], two[name])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("who", CONTESTANTS)
 @pytest.mark.parametrize("name", ["ppo", "td3", "bc", "mappo"])
 def test_runs_learn_and_are_tried(who: str, name: str, tmp_path: Path) -> None:
-    found = run_in_process(who, name, 0, 0.1)
+    found = run_in_process(who, name, 0, 0.1, write_data(name, tmp_path))
     if found is None:
         pytest.skip("not installed, or without this task")
     assert found.steps >= TASKS[name].steps * 0.1
