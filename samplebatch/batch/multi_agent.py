@@ -107,6 +107,10 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
         """Return the policy ids."""
         return self.policy_batches.keys()
 
+    def values(self) -> Iterable[SampleBatch[ValuesT]]:
+        """Return the batches of the policies."""
+        return self.policy_batches.values()
+
     def items(self) -> Iterable[tuple[PolicyID, SampleBatch[ValuesT]]]:
         """Return the pairs of policy id and batch."""
         return self.policy_batches.items()

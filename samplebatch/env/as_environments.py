@@ -49,12 +49,21 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
     found = _adapt(bind_arguments(env, env_kwargs), num_envs or 1)
-    if num_envs not in (None, found.num_envs):
-        word = "a list" if isinstance(env, list | tuple) else f"a {type(env).__name__}"
-        raise ArgumentError(
-            f"num_envs must be {found.num_envs}, as env is {word} of as many environments, got {num_envs}"
-        )
+    check_num_envs(num_envs, found.num_envs, env)
     return found
+
+
+def check_num_envs(num_envs: int | None, given: int, env: Any) -> None:
+    """Refuse another number of environments than those that a collector is given; None is for all.
+
+    Raises
+    ------
+    ArgumentError
+        If it is another.
+    """
+    if num_envs not in (None, given):
+        word = "a list" if isinstance(env, list | tuple) else f"a {type(env).__name__}"
+        raise ArgumentError(f"num_envs must be {given}, as env is {word} of as many environments, got {num_envs}")
 
 
 def _adapt(env: Any, num_envs: int) -> Environments:

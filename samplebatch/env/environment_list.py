@@ -182,19 +182,34 @@ def _check_environments(envs: Sequence[Any]) -> None:
     if not envs:
         raise EnvironmentSpecError("there must be at least one environment, got none")
     single = require("gymnasium", "envs").Env
-    known: set[int] = set()
     for index, env in enumerate(envs):
         if not isinstance(env, single):
             raise EnvironmentSpecError(
                 f"environment {index} must be a single Gymnasium environment, got a {type(env).__name__}"
             )
-        if id(env.unwrapped) in known:
+        check_space(names.OBS, index, env.observation_space, envs[0].observation_space)
+        check_space(names.ACTIONS, index, env.action_space, envs[0].action_space)
+    check_different(envs)
+
+
+def check_different(envs: Sequence[Any]) -> None:
+    """Refuse environments of which one stands in the list twice; functions and ids that make them may.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If one does.
+    """
+    known: set[int] = set()
+    for index, env in enumerate(envs):
+        if not hasattr(env, "step") or isinstance(env, type):
+            continue
+        own = id(getattr(env, "unwrapped", env))
+        if own in known:
             raise EnvironmentSpecError(
                 f"environments must be different objects, and environment {index} is one of those before it"
             )
-        known.add(id(env.unwrapped))
-        check_space(names.OBS, index, env.observation_space, envs[0].observation_space)
-        check_space(names.ACTIONS, index, env.action_space, envs[0].action_space)
+        known.add(own)
 
 
 def check_space(top: str, index: int, space: Any, first: Any) -> None:

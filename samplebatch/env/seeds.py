@@ -7,11 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from samplebatch.errors import EnvironmentSpecError
+from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 POLICY, RANDOM, ENVIRONMENT, PROCESS, RESTART = range(5)
 """Places of the seeds of: policies, random actions by `env_id`, environments by `env_id`, the generators that a
 worker's process has by itself, and workers that replace others."""
+
+
+def as_seeds(seed: Any) -> np.random.SeedSequence:
+    """Return the seeds of a run that `seed` stands for: a whole number, NumPy's seeds as they are, or None for any.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of these.
+
+    Examples
+    --------
+    >>> as_seeds(5).entropy, as_seeds(np.random.SeedSequence(7)).entropy
+    (5, 7)
+    """
+    if isinstance(seed, np.random.SeedSequence):
+        return seed
+    try:
+        return np.random.SeedSequence(seed)
+    except (TypeError, ValueError):
+        found = f"a {type(seed).__name__}" if not isinstance(seed, int) else seed
+        raise ArgumentError(f"seed must be a whole number from 0, a SeedSequence or None, got {found}") from None
 
 
 def seeds_at(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequence:

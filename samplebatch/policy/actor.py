@@ -115,6 +115,8 @@ class Actor:
         self._shapes = [space.shape if actions.is_numeric(space) else None for space in actions.spaces]
         self._checked: Any = None
         """Rows, shape and dtype of actions that were found right; plain ones that are alike need no look."""
+        check_option("exploration_noise", exploration_noise)
+        check_option("map_action", map_action)
         self._noise = _noise_of(policy, exploration_noise)
         self.takes_batch = self.policy.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
@@ -274,14 +276,28 @@ def _noise_of(policy: Any, wanted: bool | Callable[[Any, Batch], Any]) -> Callab
     return noise
 
 
+def check_option(name: str, option: Any) -> None:
+    """Refuse an `exploration_noise` or a `map_action` that stands for nothing; functions pass.
+
+    Raises
+    ------
+    PolicySpecError
+        If it does.
+    """
+    if callable(option):
+        return
+    if name == "map_action" and option is not None and option not in ("clip", "scale"):
+        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {option!r}")
+    if name == "exploration_noise" and not isinstance(option, bool | np.bool_):
+        raise PolicySpecError(f"exploration_noise must be True, False or a function, got {option!r}")
+
+
 def _make_action_map(kind: str, space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None:
         raise PolicySpecError(f"map_action={kind!r} needs a Box of actions, got {type(space).__name__}")
     if kind == "clip":
         return lambda act: act.clip(low, high)
-    if kind != "scale":
-        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {kind!r}")
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise PolicySpecError("map_action='scale' needs bounds on every action; use 'clip' or a function")
     return lambda act: (low + (act.clip(-1.0, 1.0) + 1.0) * ((high - low) / 2.0)).clip(low, high)

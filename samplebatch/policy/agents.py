@@ -23,7 +23,7 @@ from samplebatch.errors import (
     near_names,
 )
 from samplebatch.names import PolicyID
-from samplebatch.policy.actor import ActionMap, Actor
+from samplebatch.policy.actor import ActionMap, Actor, check_option
 from samplebatch.policy.source import RANDOM
 from samplebatch.policy.state import detach, put, take
 
@@ -231,7 +231,7 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
     PolicyNotFoundError
         If one is not there.
     PolicySpecError
-        If one acts at random.
+        If one acts at random, or the option stands for nothing.
     """
     if isinstance(options, Mapping):
         for policy_id, wanted in options.items():
@@ -242,6 +242,8 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
             own = policy[policy_id] if isinstance(policy, Mapping) else policy
             if wanted and isinstance(own, str) and own == RANDOM:
                 raise PolicySpecError(f"policy {policy_id!r} must decide by itself to have {name}, and acts at random")
+    for wanted in options.values() if isinstance(options, Mapping) else (options,):
+        check_option(name, wanted)
     return options
 
 

@@ -214,7 +214,7 @@ class TorchPolicy(PolicyAdapter):
 
 
 def as_policy(
-    policy: PolicyLike,
+    policy: CollectorPolicy,
     action_space: Any = None,
     *,
     takes: Argument | Sequence[Argument] | None = None,
@@ -226,9 +226,9 @@ def as_policy(
     Parameters
     ----------
     policy
-        A callable on batches or observations, a torch module, or a Gymnasium space to draw from; see the table of this
-        module. A model of Stable-Baselines3, a module or policy of RLlib, an agent of CleanRL's, or an algorithm, which
-        stands for its policy.
+        A callable on batches or observations, a torch module, or a Gymnasium space to draw from, or `"random"` to draw
+        from `action_space`; see the table of this module. A model of Stable-Baselines3, a module or policy of RLlib,
+        an agent of CleanRL's, or an algorithm, which stands for its policy.
     action_space
         The space of one environment's actions. Without it, scores are not recognised and the parts of dict and tuple
         actions not checked; collectors know it.
@@ -265,15 +265,22 @@ def as_policy(
         if takes is None and not deterministic:
             return policy.with_actions(layout)
         policy = policy.policy
+    if isinstance(policy, str) and policy == "random":
+        if action_space is None:
+            raise PolicySpecError("action_space must be given where the policy is 'random'")
+        policy = action_space
     if is_space(policy):
         if takes is not None:
             raise PolicySpecError("takes must be left out where the policy is a space")
         policy = RandomPolicy(policy, seed=seed)
     if takes is None or deterministic:
         policy = wrap_peer(policy_of(policy), deterministic=deterministic)
+    if isinstance(policy, type):
+        raise PolicySpecError(f"a policy must be an object that can be asked, got the class {policy.__name__}")
     if not callable(policy):
+        found = repr(policy) if isinstance(policy, str) else f"a {type(policy).__name__}"
         raise PolicySpecError(
-            f"a policy must be callable, a torch module or a space, got a {type(policy).__name__}; "
+            f"a policy must be callable, a torch module, a space or 'random', got {found}; "
             "give a function that returns the actions of a Batch of observations"
         )
     signature = read_signature(policy, takes)

@@ -31,18 +31,38 @@ def as_remote(buffer: Any) -> RemoteBuffer | None:
     return buffer if isinstance(buffer, RemoteBuffer) else None
 
 
-def check_buffer(buffer: Any, num_envs: int) -> None:
-    """Refuse a buffer that has not a ring for each environment.
+def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
+    """Refuse a buffer that a collector cannot write to; None, and one in another process, pass.
+
+    Parameters
+    ----------
+    buffer
+        The buffer that a collector or workers are given.
+    num_envs
+        How many environments write to it.
+    several
+        Whether it must be one of several agents.
 
     Raises
     ------
     ArgumentError
-        If it has fewer; a plain buffer has one.
+        If it is no buffer of the kind, or has fewer rings than environments write to it; a plain buffer has one.
     """
     if buffer is None or as_remote(buffer) is not None:
         return
+    # Collectors without a buffer do not load these modules.
+    from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
+    from samplebatch.buffer.replay import ReplayBuffer
+
+    kind = MultiAgentReplayBuffer if several else ReplayBuffer
+    if not isinstance(buffer, kind):
+        agents = "several agents" if several else "one agent"
+        raise ArgumentError(
+            f"buffer must be a {kind.__name__} or a ReplayClient for environments of {agents}, "
+            f"got a {type(buffer).__name__}"
+        )
     rings = getattr(buffer, "buffer_num", 1)
-    if rings < num_envs:
+    if not several and rings < num_envs:
         raise ArgumentError(
             f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
             f"use a VectorReplayBuffer with buffer_num={num_envs}"

@@ -15,7 +15,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.as_environments import as_environments
 from samplebatch.env.infos import Infos, batch_of
 from samplebatch.env.registry import EnvLike
-from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
+from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, as_seeds, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.policy import state as policy_state
@@ -157,7 +157,7 @@ class Collector(Resumable):
         self._remote = as_remote(buffer)
         check_buffer(buffer, self.num_envs)
         self._hooks = check_hooks(hooks, (names.DEFAULT_POLICY_ID,), buffer=buffer)
-        seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        seeds = as_seeds(seed)
         self._env_ids = first_env_id + np.arange(self.num_envs)
         action_seeds, random_seeds, self._env_seeds = (
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)

@@ -16,14 +16,14 @@ from samplebatch.env.agents import PolicyOfAgents, policy_by_kind
 from samplebatch.env.as_environments import bind_arguments
 from samplebatch.env.multi_agent import adapt_agents, make_several
 from samplebatch.env.registry import MultiAgentEnvLike
-from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, seed_number, seeds_at
+from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, as_seeds, seed_number, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
 from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
-from samplebatch.rollout.buffers import RemoteBuffer, as_remote
+from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.recorder import Recorder, rows_of_block
@@ -73,7 +73,7 @@ class MultiAgentCollector(Resumable):
         The policy that acts for an agent: a mapping, a function of the agent id, or one of agent id and `Episode`,
         which is asked in every episode. By default one policy for each kind of agent (see `policy_by_kind`).
     num_envs
-        How many environments to make, where a name or a function is given.
+        How many environments to make of one name or function, by default 1.
     env_kwargs
         Keyword arguments of the functions or ids that make environments.
     map_action
@@ -104,7 +104,8 @@ class MultiAgentCollector(Resumable):
     PolicySpecError
         If `exploration_noise` or `map_action` names a policy that is `"random"`.
     ArgumentError
-        If `num_envs` is no whole number from 1 on, or there are both a buffer and `hooks`.
+        If `num_envs` is no whole number from 1 on, or another number than that of the environments given; if the buffer
+        is none of several agents, there are both a buffer and `hooks`, or `seed` is none.
 
     Examples
     --------
@@ -128,7 +129,7 @@ class MultiAgentCollector(Resumable):
         buffer: MultiAgentReplayBuffer | RemoteBuffer | None = None,
         *,
         policy_mapping: PolicyMapping | None = None,
-        num_envs: int = 1,
+        num_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         exploration_noise: Noise | Mapping[PolicyID, Noise] = False,
         map_action: ActionMap | Mapping[PolicyID, ActionMap] | None = None,
@@ -139,7 +140,7 @@ class MultiAgentCollector(Resumable):
         first_env_id: int = 0,
     ) -> None:
         self._hooks = check_hooks(hooks, policy if isinstance(policy, Mapping) else None, buffer=buffer)
-        seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        seeds = as_seeds(seed)
         made = make_several(bind_arguments(env, env_kwargs), num_envs)
         self._policy_seeds, random_seeds, self._environment_seeds = (
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
@@ -155,6 +156,7 @@ class MultiAgentCollector(Resumable):
         self._random = RandomAgents({number: seeds_at(random_seeds, number) for number in numbers})
         self.policy, self.buffer = policy, cast(Any, buffer)
         self._remote = as_remote(buffer)
+        check_buffer(buffer, self.num_envs, several=True)
         self._evaluation_mode = EvaluationMode(policy)
         self._noise = check_options("exploration_noise", exploration_noise, policy)
         self._map_action = check_options("map_action", map_action, policy)

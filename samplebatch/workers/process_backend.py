@@ -136,7 +136,7 @@ class WorkerProcess(Worker):
             self._consumer.close()
             self._requests.close()
             raise EnvironmentSpecError(
-                "environment, policy_mapping and hooks go to other processes, and must be names or importable "
+                "env, policy_mapping and hooks go to other processes, and must be names or importable "
                 f"functions: {error}"
             ) from error
         finally:

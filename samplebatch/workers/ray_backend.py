@@ -96,7 +96,7 @@ class RayBackend(Backend):
             pickled = self._ray.cloudpickle.dumps(spec)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise EnvironmentSpecError(
-                f"environment, policy_mapping and hooks go to other processes, and must be names or functions that can "
+                f"env, policy_mapping and hooks go to other processes, and must be names or functions that can "
                 f"be pickled: {error}"
             ) from error
         return RayWorker(spec, pickled, self._given, self._weights, self._capacity_bytes)

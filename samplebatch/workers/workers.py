@@ -17,10 +17,11 @@ from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.env.as_environments import bind_arguments, list_environments
 from samplebatch.env.registry import Environment
+from samplebatch.env.seeds import as_seeds
 from samplebatch.errors import ArgumentError, WorkerError
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
-from samplebatch.policy.agents import Noise
+from samplebatch.policy.agents import Noise, check_options
 from samplebatch.policy.as_policy import PolicyLike
 from samplebatch.policy.source import RANDOM, check_policy, label_weights
 from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
@@ -168,7 +169,7 @@ class RolloutWorkers(ResumableWorkers):
         exploration_noise: Noise | Mapping[PolicyID, Noise] = False,
         map_action: ActionMap | Mapping[PolicyID, ActionMap] | None = None,
         hooks: Sequence[Hook] = (),
-        seed: int | None = None,
+        seed: int | np.random.SeedSequence | None = None,
         infos: bool = True,
         backend: BackendName = "process",
         start_method: str = "spawn",
@@ -193,11 +194,12 @@ class RolloutWorkers(ResumableWorkers):
         if n_step is not None and n_episode is not None:
             raise ArgumentError(f"one of n_step and n_episode may be given, got {n_step} and {n_episode}")
         hooks = check_hooks(hooks, policy if isinstance(policy, Mapping) else None, buffer=buffer)
+        check_options("exploration_noise", exploration_noise, policy)
+        check_options("map_action", map_action, policy)
         remote = as_remote(buffer)
         if remote is not None and max_lag is not None:
             raise ArgumentError("max_lag must be left out where workers write to a service: nothing is dropped there")
-        if not isinstance(buffer, MultiAgentReplayBuffer):
-            check_buffer(buffer, num_workers * envs_per_worker)
+        check_buffer(buffer, num_workers * envs_per_worker, several=isinstance(buffer, MultiAgentReplayBuffer))
         self._backend = make_backend(
             backend, BackendOptions(num_workers, policy, start_method, capacity_bytes, ray_options)
         )
@@ -207,7 +209,7 @@ class RolloutWorkers(ResumableWorkers):
         steps, episodes = (shares(amount, num_workers, envs_per_worker) for amount in (n_step, n_episode))
         asked = [Request(*amounts, fragment_length) for amounts in zip(steps, episodes, strict=True)]
         self._stream = [request for request in asked if 0 not in (request.n_step, request.n_episode)]
-        seeds = np.random.SeedSequence(seed)
+        seeds = as_seeds(seed)
         self._specs = [
             WorkerSpec(
                 index=index,

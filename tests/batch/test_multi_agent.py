@@ -32,6 +32,7 @@ def test_policies_are_reached_by_id() -> None:
     assert batch.policy_batches is given
     assert list(batch) == list(batch.keys()) == ["p", "q"]
     assert dict(batch.items()) == given
+    assert list(batch.values()) == list(given.values())
     assert "p" in batch
     assert "r" not in batch
     assert len(batch) == batch.count == batch.env_steps() == 2

@@ -290,7 +290,16 @@ def test_a_policy_without_actions_is_refused(policy: Any, words: str) -> None:
 
 
 def test_what_is_no_policy_is_refused() -> None:
-    with pytest.raises(PolicySpecError, match="got a str"):
+    with pytest.raises(PolicySpecError, match="a space or 'random', got 'randon'"):
+        as_policy("randon")
+    with pytest.raises(PolicySpecError, match="got the class Box"):
+        as_policy(spaces.Box)
+
+
+def test_random_draws_from_the_action_space() -> None:
+    acts = as_policy("random", spaces.Discrete(2, start=5), seed=3)(batch())["act"]
+    assert set(acts.tolist()) <= {5, 6}
+    with pytest.raises(PolicySpecError, match="action_space must be given"):
         as_policy("random")
 
 

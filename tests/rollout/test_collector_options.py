@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import arena
@@ -12,12 +13,14 @@ import pytest
 from samplebatch import (
     AsyncCollector,
     Collector,
+    MultiAgentBatch,
     MultiAgentCollector,
     MultiAgentReplayBuffer,
+    ReplayBuffer,
     RolloutWorkers,
     VectorReplayBuffer,
 )
-from samplebatch.errors import ArgumentError
+from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicySpecError
 from samplebatch.rollout import Episode
 
 TALKING = {"number": 3, "length": 5, "says": True}
@@ -135,3 +138,88 @@ def test_a_buffer_takes_seats_that_change() -> None:
 def test_functions_get_the_episode_if_they_have_a_place_for_it(mapping: Any) -> None:
     batch = MultiAgentCollector(arena.Relay, policy_mapping=mapping).collect(n_step=1).batch
     assert list(batch.policy_batches) == ["a"]
+
+
+LADDER = partial(gyms.Ladder, 3)
+EVERY_KIND = {
+    **{name: (make, LADDER) for name, make in COLLECTORS.items()},
+    "of several agents": (lambda env, **given: MultiAgentCollector(env, "random", **given), arena.Relay),
+    "of several agents by a worker": (COLLECTORS["by a worker"], arena.Relay),
+}
+
+
+@pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
+def test_every_collector_takes_seeds_of_numpy(make: Any, env: Any) -> None:
+    drawn = []
+    for seed in (np.random.SeedSequence(3), np.random.SeedSequence(3), 3):
+        with make(env, seed=seed) as collector:
+            batch = collector.collect(n_step=9).batch
+        steps = batch.values() if isinstance(batch, MultiAgentBatch) else [batch]
+        drawn.append([one["actions"].tolist() for one in steps])
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+@pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
+@pytest.mark.parametrize("seed", [-1, "3", 0.5])
+def test_every_collector_names_a_seed_that_is_none(make: Any, env: Any, seed: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^seed must be a whole number from 0, a SeedSequence or None, got"):
+        make(env, seed=seed)
+
+
+@pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
+@pytest.mark.parametrize(
+    ("option", "value"), [("map_action", "tanh"), ("map_action", True), ("exploration_noise", "yes")]
+)
+def test_every_collector_refuses_options_that_stand_for_nothing(make: Any, env: Any, option: str, value: Any) -> None:
+    with pytest.raises(PolicySpecError, match=f"^{option} must be .* or a function, got {value!r}"):
+        make(env, **{option: value})
+
+
+@pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
+def test_every_collector_refuses_what_is_no_buffer_before_it_steps(make: Any, env: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^buffer must be a .*ReplayBuffer or a ReplayClient .*, got a list$"):
+        make(env, buffer=[])
+
+
+def test_buffers_of_one_agent_and_of_several_are_told_apart() -> None:
+    with pytest.raises(ArgumentError, match="environments of several agents, got a ReplayBuffer"):
+        MultiAgentCollector(arena.Relay, buffer=ReplayBuffer(9))
+    for kind in (Collector, AsyncCollector):
+        with pytest.raises(ArgumentError, match="environments of one agent, got a MultiAgentReplayBuffer"):
+            kind("random", [LADDER], MultiAgentReplayBuffer(9))
+
+
+def test_as_many_environments_of_several_agents_as_given() -> None:
+    with pytest.raises(ArgumentError, match="num_envs must be 1, as env is a Relay of as many environments, got 2"):
+        MultiAgentCollector(arena.Relay(), num_envs=2)
+    with pytest.raises(ArgumentError, match="num_envs must be 2, as env is a list of as many environments, got 3"):
+        MultiAgentCollector([arena.Relay, arena.Relay], num_envs=3)
+    with MultiAgentCollector([arena.Relay, arena.Relay], num_envs=2) as collector:
+        assert collector.num_envs == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ([], "there must be at least one environment, got none"),
+        (None, "env must be a PettingZoo environment .*NoneType"),
+    ],
+)
+def test_no_environment_of_several_agents_is_named_so(env: Any, words: str) -> None:
+    with pytest.raises(EnvironmentSpecError, match=words):
+        MultiAgentCollector(env)
+
+
+def test_an_environment_of_several_agents_is_stepped_once() -> None:
+    one = arena.Relay()
+    with pytest.raises(EnvironmentSpecError, match="environment 1 is one of those before it"):
+        MultiAgentCollector([one, one])
+
+
+@pytest.mark.parametrize("make", [Collector, MultiAgentCollector])
+def test_a_policy_that_cannot_be_asked_is_named(make: Any) -> None:
+    env = LADDER if make is Collector else arena.Relay
+    for policy, words in (("randon", "or 'random', got 'randon'"), (np.ndarray, "got the class ndarray")):
+        given = {"policy": policy, "env": env}
+        with pytest.raises(PolicySpecError, match=words), make(**given) as collector:
+            collector.collect(n_step=1)
