@@ -41,6 +41,11 @@ class Place(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the column."""
+        return self.dtype.itemsize * prod(self.shape)
+
 
 class StreamLayout:
     """Layout of Arrow streams of one record batch of numbers, for writers and readers of many of one form.
@@ -60,7 +65,7 @@ class StreamLayout:
 
     Attributes
     ----------
-    head
+    places, head
         As given.
     nbytes
         Bytes of a stream.
@@ -83,13 +88,13 @@ class StreamLayout:
     (True, array([4, 5, 6]))
     """
 
-    __slots__ = ("_beside", "_places", "head", "nbytes")
+    __slots__ = ("_beside", "head", "nbytes", "places")
 
     def __init__(self, places: Mapping[str, Place], stream: Bytes, head: bytes) -> None:
         self.head = head
         self.nbytes = stream.nbytes
-        self._places = dict(places)
-        self._beside = _bytes_beside(self._places, stream, len(head))
+        self.places: Mapping[str, Place] = dict(places)
+        self._beside = _bytes_beside(self.places, stream, len(head))
         """Bytes after the head that are no column's, and where they begin: paddings, and the end."""
 
     @classmethod
@@ -129,9 +134,9 @@ class StreamLayout:
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
         """Tell whether arrays are the columns of such a stream: all of them, in their order, and no others."""
-        if len(columns) != len(self._places):
+        if len(columns) != len(self.places):
             return False
-        for (own, (_, dtype, shape)), (name, values) in zip(self._places.items(), columns.items(), strict=True):
+        for (own, (_, dtype, shape)), (name, values) in zip(self.places.items(), columns.items(), strict=True):
             if name != own or values.shape != shape or values.dtype != dtype:
                 return False
         return True
@@ -146,12 +151,16 @@ class StreamLayout:
         out
             Memory for it, shape (nbytes,).
         """
+        self.write_beside(out)
+        targets = [_ndarray(shape, dtype, out, start) for start, dtype, shape in self.places.values()]
+        copy_all(targets, list(columns.values()), self.nbytes)
+
+    def write_beside(self, out: Bytes) -> None:
+        """Write all bytes of a stream but those of its columns into memory, shape (nbytes,)."""
         view = out.data
         view[: len(self.head)] = self.head
         for start, part in self._beside:
             view[start : start + len(part)] = part
-        targets = [_ndarray(shape, dtype, out, start) for start, dtype, shape in self._places.values()]
-        copy_all(targets, list(columns.values()), self.nbytes)
 
     # Reading
 
@@ -167,7 +176,7 @@ class StreamLayout:
         Arrays at an address where their dtype cannot be read are copied. The others are read-only if `stream` is.
         """
         found = {}
-        for name, (start, dtype, shape) in self._places.items():
+        for name, (start, dtype, shape) in self.places.items():
             values = _ndarray(shape, dtype, stream, start)
             found[name] = values if values.flags.aligned else memory.copy_of(values)
         return found
@@ -175,7 +184,7 @@ class StreamLayout:
 
 def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> list[tuple[int, bytes]]:
     """Copy the bytes of a stream from a place on that are no column's, each run with the place where it begins."""
-    spans = sorted((place.start, place.start + place.dtype.itemsize * prod(place.shape)) for place in places.values())
+    spans = sorted((place.start, place.start + place.nbytes) for place in places.values())
     found = []
     for first, stop in [*spans, (stream.nbytes, stream.nbytes)]:
         if first > start:

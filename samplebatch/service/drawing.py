@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
+from samplebatch.column.stream_layout import Bytes
 from samplebatch.errors import SampleBatchError, ServiceError
 from samplebatch.service.local_memory import take
 from samplebatch.service.protocol import MAX_ASKED, Draw, LostError, read_error, read_json, write_json
 from samplebatch.service.sample_streams import SampleReader, cut_inline, split_inline
-from samplebatch.service.samples import Drawn
+from samplebatch.service.samples import Drawn, unpack, with_batch_text
 from samplebatch.service.writing import close_quietly
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class SampleSession:
         self._link = link
         self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, inline=True, ahead=ahead > 0))
         self._samples = SampleReader()
+        self._parts: list[Bytes] = []
+        """Columns that came by themselves, of a sample that is not complete."""
         self._ahead = ahead
         self._asked = 0
         """Samples that were asked for and not handed out."""
@@ -158,13 +161,26 @@ class SampleSession:
             raise LostError("the service has ended the session") from None
         said = b"" if chunk.app_metadata is None else chunk.app_metadata
         if chunk.data is not None:
-            return [self._samples.read_rows(chunk.data, read_json(said, "an answer"))]
+            return self._read_rows(chunk.data, said)
+        self._parts.clear()
         head, streams = cut_inline(said)
         told = read_json(head, "an answer")
         if "error" in told or "updated" in told:
             return told
         found = [take(told["at"])] if "at" in told else split_inline(streams, told.get("streams"))
         return [self._samples.read(stream, told) for stream in found]
+
+    def _read_rows(self, rows: pa.RecordBatch, said: Any) -> list[Drawn]:
+        """Read a sample that is a record batch; or parts of one, of which no sample is complete but with the last."""
+        if rows.schema.metadata is not None:
+            told = read_json(said, "an answer")
+            return [unpack(with_batch_text(rows, told.get("batch")), told)]
+        self._parts.append(rows.column(0).to_numpy())
+        if not said:
+            return []
+        head, rest = cut_inline(said)
+        parts, self._parts = self._parts, []
+        return [self._samples.read_parts(parts, rest, read_json(head, "an answer"))]
 
     def _read_ahead(self) -> None:
         """Read answers until the session is closed, or the connection is gone."""

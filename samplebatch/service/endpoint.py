@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,12 +39,23 @@ from samplebatch.service.protocol import (
     write_error,
     write_json,
 )
-from samplebatch.service.sample_streams import MAX_INLINE, RowsStream, SampleWriter, Stream, inline
+from samplebatch.service.sample_streams import (
+    MAX_INLINE,
+    PARTS,
+    LaidOutStream,
+    RowsStream,
+    SampleWriter,
+    Stream,
+    inline,
+)
 from samplebatch.service.samples import Packed, batch_text, have_same_columns, write_stream
 from samplebatch.service.service import Service
 
 _AHEAD_NBYTES: Final = 1 << 18
 """Bytes from which a sample is sent by another thread, while the next one is drawn."""
+
+_ONE: Final = b"{}"
+"""The request for one sample, which most are."""
 
 _NOT_ARROW: Final = "the message must be whole Arrow data, it is not: {}"
 
@@ -201,6 +213,8 @@ class _Session:
         self._service, self._draw, self._writer, self._memory, self._context = service, draw, writer, memory, context
         self._table = service.table(draw.table)
         self._schema: pa.Schema | None = None
+        self._knows_form = False
+        """Whether a sample was sent from which the learner knows the form of others."""
         self._samples = SampleWriter()
         self._small: list[Stream] = []
         """Samples that were drawn, and wait to go in one message."""
@@ -222,11 +236,7 @@ class _Session:
             self._answer("update", lambda: self._update(chunk))
             return
         try:
-            told = read_request(chunk.app_metadata or b"{}", "the metadata of a request")
-            check_names(told, ("count",), "the metadata of a request")
-            count = whole("count", told.get("count", 1), 1)
-            if count > MAX_ASKED:
-                raise ArgumentError(f"count must be at most {MAX_ASKED}, got {count}; send several requests")
+            count = _read_count(chunk.app_metadata)
         except SampleBatchError as error:
             self._tell({**describe_error(error), "of": "sample"})
             return
@@ -266,9 +276,11 @@ class _Session:
         self._service.check_nbytes("a sample", stream.nbytes)
         if self._share(stream, {}):
             return
-        if not self._draw.inline or stream.nbytes >= _AHEAD_NBYTES:
-            rows = stream.rows()
-            self._send_rows(self._service.pack(sample) if rows is None else Packed(rows, {}))
+        if not self._draw.inline:
+            self._send_rows(self._service.pack(sample))
+            return
+        if stream.nbytes >= _AHEAD_NBYTES and stream.has_parts:
+            self._send_parts(stream, sample)
             return
         self._small.append(stream)
         if len(self._small) >= MAX_INLINE or sum(one.nbytes for one in self._small) >= _AHEAD_NBYTES:
@@ -289,8 +301,40 @@ class _Session:
         return place is not None
 
     def _send_packed(self, sample: Packed) -> None:
-        if not self._share(RowsStream(sample.batch), sample.metadata):
-            self._send_rows(sample)
+        if self._share(RowsStream(sample.batch), sample.metadata):
+            return
+        if self._draw.inline and not self._knows_form and not sample.metadata:
+            # Those after it may come in parts, which is decided once for a session.
+            self._knows_form = True
+            self._tell({}, b"\n" + write_stream(sample.batch))
+            return
+        self._send_rows(sample)
+
+    def _send_parts(self, stream: LaidOutStream, sample: Sample) -> None:
+        """Send a sample in parts; or as a record batch, where those before it were."""
+        if self._schema is None:
+            self._schema = PARTS
+            self._writer.begin(PARTS)
+        if self._schema is not PARTS:
+            self._send_rows(self._service.pack(sample))
+            return
+        self._send_small()
+        self._wait()
+        self._hand_on(stream.nbytes, partial(self._write_all, stream.messages()))
+
+    def _write_all(self, messages: Iterable[tuple[pa.RecordBatch, Any]]) -> None:
+        for rows, told in messages:
+            if told is None:
+                self._writer.write_batch(rows)
+            else:
+                self._writer.write_with_metadata(rows, pa.py_buffer(told))
+
+    def _hand_on(self, nbytes: int, write: Callable[[], None]) -> None:
+        """Write a sample; for a learner that asks ahead, another thread writes large ones."""
+        if not self._draw.ahead or nbytes < _AHEAD_NBYTES:
+            write()
+        else:
+            self._sending = self._pool.submit(write)
 
     def _send_rows(self, sample: Packed) -> None:
         """Send a sample as a record batch."""
@@ -304,11 +348,8 @@ class _Session:
             self._tell(metadata, b"\n" + write_stream(sample.batch))
             return
         metadata["batch"] = batch_text(schema, self._schema)
-        message = sample.batch, pa.py_buffer(write_json(metadata))
-        if not self._draw.ahead or sample.batch.nbytes < _AHEAD_NBYTES:
-            self._writer.write_with_metadata(*message)
-        else:
-            self._sending = self._pool.submit(self._writer.write_with_metadata, *message)
+        told = pa.py_buffer(write_json(metadata))
+        self._hand_on(sample.batch.nbytes, partial(self._writer.write_with_metadata, sample.batch, told))
 
     def _tell(self, answer: Mapping[str, Any], after: bytes = b"") -> None:
         self._send_small()
@@ -320,6 +361,24 @@ class _Session:
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.result()
+
+
+def _read_count(raw: Any) -> int:
+    """Read how many samples a request of a session asks for.
+
+    Raises
+    ------
+    CapacityError, FormatError, ArgumentError
+        If it is no request, or asks for no such number.
+    """
+    if raw is None or (raw.size == len(_ONE) and raw.to_pybytes() == _ONE):
+        return 1
+    told = read_request(raw, "the metadata of a request")
+    check_names(told, ("count",), "the metadata of a request")
+    count = whole("count", told.get("count", 1), 1)
+    if count > MAX_ASKED:
+        raise ArgumentError(f"count must be at most {MAX_ASKED}, got {count}; send several requests")
+    return count
 
 
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]

@@ -1,14 +1,14 @@
-"""Sample streams: samples as Arrow streams in memory, or as record batches, where each is much like the one before.
+"""Sample streams: samples as Arrow streams, whole or in parts, where each is much like the one before.
 
 A learner asks for samples of one kind, so they have the same columns and as many rows. The first one is written and
-read by Arrow, and checked; of the others only the numbers are copied, and views made.
+read by Arrow, and checked; of the others only the numbers are copied, and views made. The columns of large ones that
+are sent are not even copied: they are parts of the stream by themselves.
 """
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -22,11 +22,12 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
-from samplebatch.column.rows_layout import RowsLayout
+from samplebatch.column.cut_layout import CutLayout, join_stream
 from samplebatch.column.stream_layout import Bytes, StreamLayout, head_of
 from samplebatch.errors import FormatError
 from samplebatch.service.items import Sample
-from samplebatch.service.samples import Drawn, pack, read_stream, unpack, with_batch_text
+from samplebatch.service.protocol import write_json
+from samplebatch.service.samples import Drawn, pack, read_stream, unpack
 
 _MAX_FORMS: Final = 8
 """Forms of samples that a session remembers."""
@@ -35,6 +36,9 @@ _MAX_HEAD_NBYTES: Final = 1 << 12
 """Bytes of the JSON before streams in a message."""
 MAX_INLINE: Final = 64
 """Streams in a message."""
+
+PARTS: Final = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+"""Schema of record batches that are parts of a stream, the bytes of a column each; those of samples have metadata."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 Tree = dict[str, "str | Tree"]
@@ -85,20 +89,20 @@ class _Form(NamedTuple):
         The names without values.
     layout
         Of their streams.
-    rows
-        Of their record batches; None if Arrow must make each.
+    cut
+        Of the same streams in parts; None if no column is large.
     """
 
     bare: tuple[str, ...]
     layout: StreamLayout
-    rows: RowsLayout | None
+    cut: CutLayout | None
 
 
 class LaidOutStream(Stream):
     """The stream of a sample of a known form."""
 
     def __init__(self, form: _Form, columns: Arrays) -> None:
-        self._layout, self._rows, self._columns = form.layout, form.rows, columns
+        self._layout, self._cut, self._columns = form.layout, form.cut, columns
 
     @property
     def nbytes(self) -> int:
@@ -109,18 +113,32 @@ class LaidOutStream(Stream):
         """Write it into memory, shape (nbytes,)."""
         self._layout.write(self._columns, out)
 
-    def rows(self) -> pa.RecordBatch | None:
-        """View the sample as a record batch; None if Arrow must make it."""
-        return self._rows.write(self._columns) if self._rows is not None and self._rows.fits(self._columns) else None
+    @property
+    def has_parts(self) -> bool:
+        """Whether it has large columns, which can be sent by themselves."""
+        return self._cut is not None
+
+    def messages(self) -> Iterator[tuple[pa.RecordBatch, Bytes | None]]:
+        """Yield its parts, large columns where they lie, each with its metadata: the last one has the rest."""
+        assert self._cut is not None
+        *parts, last = self._cut.parts(self._columns)
+        for part in parts:
+            yield _as_rows(part), None
+        # Written while the part before it is on its way.
+        message, start = _begin({"cut": self._cut.spans}, self._cut.rest.nbytes)
+        self._cut.rest.write(self._cut.small(self._columns), message[start:])
+        yield _as_rows(last), message
+
+
+def _as_rows(part: Bytes) -> pa.RecordBatch:
+    numbers = pa.Array.from_buffers(pa.uint8(), part.nbytes, [None, memory.as_buffer(part)])
+    return pa.RecordBatch.from_arrays([numbers], schema=PARTS)
 
 
 def inline(streams: Sequence[Stream]) -> Bytes:
     """Write streams behind JSON that has their sizes: a message of metadata, shape (n,)."""
     sizes = [stream.nbytes for stream in streams]
-    said = json.dumps({"streams": sizes}).encode()
-    start = _aligned(len(said) + 1)
-    out = memory.empty((start + sum(map(_aligned, sizes)),), np.dtype(np.uint8))
-    out.data[:start] = said.ljust(start - 1) + b"\n"
+    out, start = _begin({"streams": sizes}, sum(map(_aligned, sizes)))
     for stream, size in zip(streams, sizes, strict=True):
         stop = start + _aligned(size)
         stream.write(out[start : start + size])
@@ -128,6 +146,15 @@ def inline(streams: Sequence[Stream]) -> Bytes:
         out[start + size : stop] = 0
         start = stop
     return out
+
+
+def _begin(told: Mapping[str, Any], nbytes: int) -> tuple[Bytes, int]:
+    """Write the JSON of a message with room for some bytes after it, and tell where they begin."""
+    said = write_json(told)
+    start = _aligned(len(said) + 1)
+    out = memory.empty((start + nbytes,), np.dtype(np.uint8))
+    out.data[:start] = said.ljust(start - 1) + b"\n"
+    return out, start
 
 
 def _aligned(nbytes: int) -> int:
@@ -252,28 +279,22 @@ def _collect(held: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[s
 
 def _find_form(sample: Sample, bare: tuple[str, ...]) -> _Form | None:
     """Find the layouts of samples of a form, by one that Arrow writes and reads."""
-    packed = pack(sample).batch
-    made = RowsStream(packed)
+    made = RowsStream(pack(sample).batch)
     stream = np.empty(made.nbytes, np.uint8)
     made.write(stream)
     rows = read_stream(stream)
     layout = StreamLayout.find(stream, rows, SampleBatch.from_arrow(rows)._all())
-    # Of the same schema object, so that nothing is compared when a message of it is written.
-    of_rows = RowsLayout.find(packed, SampleBatch.from_arrow(packed)._all())
-    return None if layout is None else _Form(bare, layout, of_rows)
+    return None if layout is None else _Form(bare, layout, CutLayout.find(layout))
 
 
 class SampleReader:
     """Reader of the samples of a session, for a learner.
 
-    The first one of a form is read by Arrow and checked. A stream with the same bytes beside its columns is viewed, and
-    so is a record batch of the same schema.
+    The first one of a form is read by Arrow and checked. A stream with the same bytes beside its columns is viewed.
     """
 
     def __init__(self) -> None:
-        self._forms: dict[bytes, tuple[StreamLayout, Tree]] = {}
-        self._rows: tuple[RowsLayout, Tree] | None = None
-        """The form of record batches, which have the schema that their session began with."""
+        self._forms: dict[bytes, tuple[StreamLayout, CutLayout | None, Tree]] = {}
 
     def read(self, stream: Bytes, told: Mapping[str, Any] | None = None) -> Drawn:
         """View the sample of a stream.
@@ -295,33 +316,43 @@ class SampleReader:
         head = head_of(stream)
         known = None if head is None else self._forms.get(head)
         if known is not None and known[0].matches(stream):
-            layout, tree = known
+            layout, _, tree = known
             return _view(tree, layout.read(stream))
         rows = read_stream(stream)
         drawn = unpack(rows, told or {})
         self._learn(stream, rows, drawn.batch)
         return drawn
 
-    def read_rows(self, rows: pa.RecordBatch, told: Mapping[str, Any]) -> Drawn:
-        """View the sample of a record batch; `told` is what else is said of it, as for `read`.
+    def read_parts(self, columns: Sequence[Bytes], rest: Bytes, told: Mapping[str, Any]) -> Drawn:
+        """View the sample of a stream that came in parts.
+
+        Parameters
+        ----------
+        columns
+            The bytes of its large columns, shape (n,) each.
+        rest
+            The bytes beside them, shape (n,).
+        told
+            What is said of the sample: `cut`, the places of the columns.
 
         Raises
         ------
+        FormatError
+            If the places are none, or the parts no stream of a record batch.
         SampleBatchError
             As `unpack` does.
         """
-        text = told.get("batch")
-        if text is None and self._rows is not None:
-            layout, tree = self._rows
-            columns = layout.read(rows)
-            if columns is not None:
-                return _view(tree, columns)
-        drawn = unpack(with_batch_text(rows, text), told)
-        if text is None and isinstance(drawn.batch, Batch):
-            held = SampleBatch.from_arrow(rows)._all()
-            found, tree = RowsLayout.find(rows, held), _name_leaves(drawn.batch, "")
-            self._rows = (found, tree) if found is not None and _has_leaves(tree, held) else None
-        return drawn
+        head = head_of(rest)
+        _, cut, tree = (None, None, {}) if head is None else self._forms.get(head, (None, None, {}))
+        if cut is not None and told.get("cut") == cut.spans:
+            found = cut.read(rest, columns)
+            if found is not None:
+                return _view(tree, found)
+        stream = join_stream(rest, columns, told.get("cut"))
+        if stream is None:
+            raise FormatError("a sample in parts must have the places of its columns, it has others")
+        stream.flags.writeable = False
+        return self.read(stream, told)
 
     def _learn(self, stream: Bytes, rows: pa.RecordBatch, batch: Any) -> None:
         """Remember the form of a sample that was checked, if all samples of its form are views alike."""
@@ -333,7 +364,7 @@ class SampleReader:
         if layout is not None and _has_leaves(tree, columns):
             while len(self._forms) >= _MAX_FORMS:
                 del self._forms[next(iter(self._forms))]
-            self._forms[layout.head] = layout, tree
+            self._forms[layout.head] = layout, CutLayout.find(layout), tree
 
 
 def _name_leaves(batch: Batch, prefix: str) -> Tree:

@@ -10,6 +10,7 @@ import pytest
 
 from samplebatch import Batch, SampleBatch
 from samplebatch.column import memory
+from samplebatch.column.stream_layout import Bytes
 from samplebatch.errors import FormatError
 from samplebatch.service import ReplayTable
 from samplebatch.service.items import Sample
@@ -161,15 +162,72 @@ def test_messages_with_sizes_that_are_not_theirs_are_refused(sizes: Any) -> None
         split_inline(np.zeros(128, np.uint8), sizes)
 
 
-@pytest.mark.parametrize("make", [flat, nested, prioritized])
-def test_samples_are_viewed_as_record_batches_without_arrow(make: Any) -> None:
+def large(rows: int = 4) -> Sample:
+    obs = {"camera": RNG.integers(0, 255, (rows, 100, 99), np.uint8), "arm": RNG.random(rows)}
+    return sample_of(rows, obs=obs, rew=RNG.random(rows), info=Batch(), obs_next=RNG.random((rows, 2000)))
+
+
+def in_parts(writer: SampleWriter, sample: Sample) -> tuple[list[Bytes], bytes, Bytes]:
+    """Return the bytes of the columns that are sent by themselves, and the JSON and bytes that come last."""
+    stream = writer.prepare(sample)
+    assert stream is not None
+    assert stream.has_parts
+    messages = list(stream.messages())
+    assert all(told is None for _, told in messages[:-1])
+    return [rows.column(0).to_numpy() for rows, _ in messages], *cut_inline(messages[-1][1])
+
+
+def test_large_columns_are_sent_from_where_they_lie() -> None:
     writer, reader = SampleWriter(), SampleReader()
-    writer.prepare(make())
+    sent(writer, reader, large())
     for _ in range(3):
-        sample = make()
-        stream = writer.prepare(sample)
-        assert stream is not None
-        rows = stream.rows()
-        assert rows is not None
-        assert rows.equals(pack(sample).batch, check_metadata=True)
-        assert reader.read_rows(rows, {}).batch == unpack(*pack(sample)).batch
+        sample = large()
+        parts, told, rest = in_parts(writer, sample)
+        owners = sample.batch.obs.camera, sample.batch.obs_next
+        assert [np.shares_memory(part, owner) for part, owner in zip(parts, owners, strict=True)] == [True, True]
+        assert rest.nbytes < 4096
+        drawn = reader.read_parts(parts, rest, json.loads(told))
+        assert drawn.batch == unpack(*pack(sample)).batch
+        assert list(drawn.batch) == list(sample.batch)
+        assert drawn.indices.tolist() == sample.indices.tolist()
+        assert np.shares_memory(drawn.batch.obs_next, parts[1])
+
+
+def test_a_reader_that_does_not_know_the_form_puts_the_parts_together() -> None:
+    writer = SampleWriter()
+    writer.prepare(large())
+    sample = large()
+    parts, told, rest = in_parts(writer, sample)
+    drawn = SampleReader().read_parts(parts, rest, json.loads(told))
+    assert drawn.batch == unpack(*pack(sample)).batch
+    assert not drawn.batch.rew.flags.writeable
+
+
+def test_a_sample_without_large_columns_has_no_parts() -> None:
+    writer = SampleWriter()
+    writer.prepare(flat())
+    stream = writer.prepare(flat())
+    assert stream is not None
+    assert not stream.has_parts
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda spans: None,
+        lambda spans: [],
+        lambda spans: spans[::-1],
+        lambda spans: spans[:1],
+        lambda spans: [[-8, nbytes] for _, nbytes in spans],
+        lambda spans: [[start, nbytes + 1] for start, nbytes in spans],
+        lambda spans: [[start + (1 << 40), nbytes] for start, nbytes in spans],
+        lambda spans: [[str(start), nbytes] for start, nbytes in spans],
+        lambda spans: [start for start, _ in spans],
+    ],
+)
+def test_parts_with_places_that_are_not_theirs_are_refused(damage: Any) -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    sent(writer, reader, large())
+    parts, told, rest = in_parts(writer, large())
+    with pytest.raises(FormatError, match="must have the places of its columns"):
+        reader.read_parts(parts, rest, {"cut": damage(json.loads(told)["cut"])})

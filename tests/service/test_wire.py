@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from samplebatch import SampleBatch
 from samplebatch.errors import AccessError, ArgumentError, ServiceError
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from tests.service.table_rows import episode
@@ -133,15 +134,36 @@ def test_small_samples_come_as_streams_in_the_metadata_of_a_session_that_asks_fo
     for _ in range(3):
         writer.write_metadata(b"{}")
         chunk = reader.read_chunk()
-        if chunk.data is None:
-            told, _, stream = chunk.app_metadata.to_pybytes().partition(b"\n")
-            assert json.loads(told).keys() == {"streams"}
-            found.append(pa.ipc.open_stream(stream).read_all())
-        else:
-            # One that is the first of its form.
-            first = chunk.data.schema
-    assert len(found) == 2
-    assert all(rows.schema.equals(first, check_metadata=True) and rows.num_rows == 8 for rows in found)
+        assert chunk.data is None
+        told, _, stream = chunk.app_metadata.to_pybytes().partition(b"\n")
+        # The one that is the first of its form is alone.
+        assert json.loads(told).keys() == ({"streams"} if found else set())
+        found.append(pa.ipc.open_stream(stream).read_all())
+    assert all(rows.schema.equals(found[0].schema, check_metadata=True) and rows.num_rows == 8 for rows in found)
+    writer.done_writing()
+
+
+def test_large_columns_come_by_themselves_in_a_session_that_asks_for_it(client: Any, uri: str) -> None:
+    frames = np.random.default_rng(5).integers(0, 256, (4, 300, 300), np.uint8)
+    with ReplayClient(uri, "prio") as own:
+        own.extend(SampleBatch(obs=frames, actions=[0, 1, 2, 3], rewards=np.zeros(4), terminateds=[False] * 3 + [True]))
+    request = {"table": "prio", "batch_size": 4, "inline": True}
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
+    for turn in range(3):
+        writer.write_metadata(b"{}")
+        chunks = [reader.read_chunk()]
+        while chunks[-1].app_metadata is None:
+            chunks.append(reader.read_chunk())
+        told, _, rest = chunks[-1].app_metadata.to_pybytes().partition(b"\n")
+        if turn:
+            # As the page says: each column goes to its place in the stream.
+            stream = bytearray(rest)
+            for chunk, (start, nbytes) in zip(chunks, json.loads(told)["cut"], strict=True):
+                assert chunk.data.num_rows == nbytes
+                stream[start:start] = chunk.data.column(0).buffers()[1].to_pybytes()
+            rest = bytes(stream)
+        found = SampleBatch.from_arrow(pa.ipc.open_stream(rest).read_all())
+        assert (found["obs"] == frames[found["batch_indexes"]]).all()
     writer.done_writing()
 
 
