@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from samplebatch.service.protocol import Draw, LostError, header, read_error, re
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""Seconds of pauses, at the most: each is up to twice as long as the one before."""
 _OPTIONS: Final = [
     # Of its own, so that another client's waiting does not make this one wait.
     ("grpc.use_local_subchannel_pool", 1),
@@ -25,19 +27,19 @@ _OPTIONS: Final = [
 
 
 class Patience:
-    """The wait for a service that cannot be reached, with longer and longer pauses, for a client's calls and streams.
+    """The wait for a service that cannot be reached, for a client's calls and streams: exponential backoff with jitter.
 
     Parameters
     ----------
     uri
         The address, for the error.
     reconnect_s
-        Seconds after which it ends, from now on.
+        Seconds after which it ends, from the first failure on.
     """
 
     def __init__(self, uri: str, reconnect_s: float) -> None:
         self._uri, self._reconnect_s = uri, reconnect_s
-        self._began, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
+        self._failures, self._began, self._pause_s = 0, 0.0, _FIRST_PAUSE_S
 
     def wait(self, error: LostError) -> None:
         """Pause after a failure.
@@ -45,14 +47,21 @@ class Patience:
         Raises
         ------
         ServiceError
-            If time is up; says for how long it was.
+            If time is up; says for how long it was, and how often the service was called.
         """
+        self._failures += 1
+        if self._failures == 1:
+            # Not before: limits may have held a call back for long, until its connection broke.
+            self._began = time.monotonic()
         waited_s = time.monotonic() - self._began
         if waited_s >= self._reconnect_s:
             raise ServiceError(
-                f"the replay service at {self._uri} must be reachable, it has not been for {waited_s:.0f} s: {error}"
+                f"the replay service at {self._uri} must be reachable, it has not been for {waited_s:.0f} s in "
+                f"{self._failures} tries: {error}"
             ) from error
-        time.sleep(min(self._pause_s, self._reconnect_s - waited_s))
+        # Some shorter than others, so that the clients that a service has lost do not all come back at once.
+        pause_s = self._pause_s * random.uniform(0.5, 1.0)
+        time.sleep(min(pause_s, self._reconnect_s - waited_s))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
