@@ -32,8 +32,8 @@ from samplebatch.service.samples import Drawn, pack, read_stream, unpack
 _MAX_FORMS: Final = 8
 """Forms of samples that a session remembers."""
 
-_MAX_HEAD_NBYTES: Final = 1 << 12
-"""Bytes of the JSON before streams in a message."""
+_HEAD_NBYTES: Final = 1 << 12
+"""Bytes that the JSON before streams in a message is looked for in first: that of many fragments is longer."""
 MAX_INLINE: Final = 64
 """Streams in a message."""
 
@@ -171,9 +171,9 @@ def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
     (b'{"updated":3}', array([], dtype=uint8))
     """
     message = np.frombuffer(raw, np.uint8)
-    told, newline, _ = message[:_MAX_HEAD_NBYTES].tobytes().partition(b"\n")
+    told, newline, _ = message[:_HEAD_NBYTES].tobytes().partition(b"\n")
     if not newline:
-        told = message.tobytes()
+        told, newline, _ = message.tobytes().partition(b"\n")
     # In memory of its own, at an address where numbers can be read.
     streams = memory.copy_of(message[len(told) + len(newline) :])
     streams.flags.writeable = False

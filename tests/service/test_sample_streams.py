@@ -156,6 +156,13 @@ def test_memory_that_was_in_use_before_is_not_sent(monkeypatch: pytest.MonkeyPat
     assert sent_from(0) == sent_from(255)
 
 
+@pytest.mark.parametrize("letters", [10, 5000, 200_000])
+def test_a_message_is_cut_behind_json_of_any_length(letters: int) -> None:
+    told, stream = cut_inline(json.dumps({"numbers": "7" * letters}).encode() + b"\n" + b"stream\n")
+    assert json.loads(told) == {"numbers": "7" * letters}
+    assert stream.tobytes() == b"stream\n"
+
+
 @pytest.mark.parametrize("sizes", [7, [0], [-1], ["8"], [129], [64, 65]])
 def test_messages_with_sizes_that_are_not_theirs_are_refused(sizes: Any) -> None:
     with pytest.raises(FormatError, match="of the sizes that their message says"):
