@@ -6,14 +6,17 @@ about 49 KB, 1.8 MB and 130 KB.
 
 - `sample`: a learner asks for one sample and has it. Ours is mapped from shared memory where it is large.
 - `wire`: the same without shared memory.
+- `gather`: the same once more, and bare gathers the rows of each sample, too.
 - `stream`: 16 samples, some of which are drawn while the ones before are read; without shared memory. Reverb draws all
   its samples ahead, and stands here alone.
 - `insert`: 8 fragments of as many steps, under way at once, until the last is acknowledged.
 - `p99`: the 99th percentile of the seconds from sending a fragment to its acknowledgement, one after the other.
 
-Bare is Arrow Flight alone: the bytes of our sample lie ready in the memory of its server, and fragments are dropped as
-they come. Peers are a Tianshou buffer in an actor of Ray, TorchRL's `RayReplayBuffer`, and Reverb, which runs in an
-interpreter of its own: the environment variable `REVERB_PYTHON` is the path of one that can import it.
+Bare is Arrow Flight alone: the bytes of our samples lie ready in the memory of its server, as many samples as have the
+bytes of our table, and fragments are dropped as they come. In `gather`, bare is the least that draws: NumPy takes the
+rows of each column from a ring into memory of one record batch. Peers are a Tianshou buffer in an actor of Ray,
+TorchRL's `RayReplayBuffer`, and Reverb, which runs in an interpreter of its own: the environment variable
+`REVERB_PYTHON` is the path of one that can import it.
 """
 
 from __future__ import annotations
@@ -113,11 +116,11 @@ def _connect() -> Any:
     return flight.connect(served.raw_flight())
 
 
-def _raw_sample(_: Any, kind: str) -> Call:
+def _raw_sample(_: Any, kind: str, work: str = "send") -> Call:
     from pyarrow import flight
 
     client = _connect()
-    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(kind))
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(f"{work} {kind}"))
 
     def call() -> Any:
         writer.write_metadata(b"{}")
@@ -227,6 +230,7 @@ def _rows(kind: str) -> list[Row]:
     return [
         _row("stream", kind, ours=Way(_ours_stream), reverb=_reverb("stream"), bare=Way(_raw_stream), bar=FLIGHT_BAR),
         _row("wire", kind, ours=Way(wire), bare=Way(_raw_sample), bar=FLIGHT_BAR),
+        _row("gather", kind, ours=Way(wire), bare=Way(partial(_raw_sample, work="gather")), bar=FLIGHT_BAR),
         _row(
             "sample",
             kind,

@@ -10,7 +10,7 @@ import json
 import multiprocessing
 from collections.abc import Callable
 from functools import cache
-from itertools import repeat
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,63 @@ def steps(kind: str, rows: int, seed: int = 7) -> Columns:
     }
 
 
-def drawn(kind: str) -> Any:
-    """Draw a sample as the service packs it: the bytes that Arrow Flight alone sends."""
+def drawn(kind: str) -> list[Any]:
+    """Draw samples as the service packs them: the bytes that Arrow Flight alone sends.
+
+    They are as many as have the bytes of the table together. Were it always the same one, it would be sent from the
+    processor's cache, where the rows of a table are not.
+    """
     from samplebatch.service.samples import pack
 
-    return pack(_sample(_table(kind, filled=True), kind)).batch
+    table = _table(kind, filled=True)
+    return [pack(_sample(table, kind)).batch for _ in range(STORED[kind] // STEPS[kind])]
+
+
+class Gathered:
+    """The least that gathers a sample: rows of a ring of bytes for each column, taken into memory of one record batch.
+
+    The rows are drawn as for a sample of the kind, and each column is as wide as it is there. All is NumPy's and
+    Arrow's own; the memory is always the same, so only a client that has read the last sample may ask for the next.
+    """
+
+    def __init__(self, kind: str) -> None:
+        import pyarrow as pa
+
+        sample = drawn(kind)[0]
+        self._kind, self._rng = kind, np.random.default_rng(7)
+        self._columns, arrays = [], []
+        for column in sample.columns:
+            taken = np.frombuffer(column.buffers()[-1], np.uint8).copy()
+            storage = column.storage if isinstance(column, pa.ExtensionArray) else column
+            arrays.append(_over(taken, storage, column.type))
+            if taken.nbytes >= STEPS[kind]:
+                rows = taken.reshape(STEPS[kind], -1)
+                self._columns.append((self._rng.integers(0, 256, (STORED[kind], rows.shape[1]), np.uint8), rows))
+        self._batch = pa.RecordBatch.from_arrays(arrays, schema=sample.schema)
+
+    def draw(self) -> Any:
+        """Gather a sample."""
+        if self._kind == "sequences":
+            starts = self._rng.integers(STORED[self._kind] - EPISODE, size=SIZES[self._kind])
+            chosen = (starts[:, None] + np.arange(EPISODE)).reshape(-1)
+        else:
+            chosen = self._rng.integers(STORED[self._kind], size=SIZES[self._kind])
+        for ring, taken in self._columns:
+            np.take(ring, chosen, 0, out=taken, mode="clip")
+        return self._batch
+
+
+def _over(values: Any, storage: Any, kind: Any) -> Any:
+    """Make an array like another one over other bytes."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(storage.type):
+        flat = storage.type.value_type
+        inner = pa.Array.from_buffers(flat, values.nbytes // flat.byte_width, [None, pa.py_buffer(values)])
+        made = pa.Array.from_buffers(storage.type, len(storage), [None], children=[inner])
+    else:
+        made = pa.Array.from_buffers(storage.type, len(storage), [None, pa.py_buffer(values)])
+    return made if storage.type == kind else pa.ExtensionArray.from_storage(kind, made)
 
 
 def _sample(table: Any, kind: str) -> Any:
@@ -84,17 +136,18 @@ def _serve_bytes(back: Any) -> None:
     samples = {kind: drawn(kind) for kind in KINDS}
 
     class Bytes(flight.FlightServerBase):  # type: ignore[misc]
-        """Sends a sample that lies ready, and drops the fragments that it gets."""
+        """Sends samples that lie ready, or that are gathered, and drops the fragments that it gets."""
 
         def do_get(self, context: Any, ticket: Any) -> Any:
-            sample = samples[ticket.ticket.decode()]
-            return flight.RecordBatchStream(RecordBatchReader.from_batches(sample.schema, repeat(sample)))
+            ready = samples[ticket.ticket.decode()]
+            return flight.RecordBatchStream(RecordBatchReader.from_batches(ready[0].schema, cycle(ready)))
 
         def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            sample = samples[descriptor.command.decode()]
-            writer.begin(sample.schema)
+            work, kind = descriptor.command.decode().split()
+            next_sample = Gathered(kind).draw if work == "gather" else cycle(samples[kind]).__next__
+            writer.begin(samples[kind][0].schema)
             for _ in reader:
-                writer.write_batch(sample)
+                writer.write_batch(next_sample())
 
         def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
             for _ in reader:
