@@ -21,10 +21,12 @@ from samplebatch.buffer.saved_rows import SavedRows
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.writing import drop_empty, step_values
-from samplebatch.errors import ColumnMismatchError, RingError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, RingError
 
 _INTP = np.dtype(np.intp)
 _zeros = np.zeros
+_MAX_SIZE = 1 << 47
+"""Steps of which a byte each would fill the address space of a process."""
 
 
 class ReplayBuffer(SavedRows):
@@ -67,7 +69,7 @@ class ReplayBuffer(SavedRows):
     Raises
     ------
     ArgumentError
-        If `size` is no whole number from 0 on, `stack_num` none from 1 on, or `reward_dtype` another dtype.
+        If `size` is no whole number from 0 to 2**47, `stack_num` none from 1 on, or `reward_dtype` another dtype.
 
     Attributes
     ----------
@@ -126,6 +128,8 @@ class ReplayBuffer(SavedRows):
     def _set_up(self, maxsizes: Sequence[int], options: Mapping[str, Any], random_seed: int) -> None:
         """Make rings of such sizes, empty."""
         sizes = [whole("size", size) for size in maxsizes]
+        if sum(sizes) > _MAX_SIZE:
+            raise ArgumentError(f"size must be at most {_MAX_SIZE}, got {sum(sizes)}")
         stores = Stores(
             names_of(options.get("compress", False), OBSERVATIONS, "compress"),
             names_of(options.get("ragged", ()), OBSERVATIONS, "ragged"),

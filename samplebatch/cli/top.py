@@ -15,7 +15,7 @@ from samplebatch.cli.serving import read_token
 if TYPE_CHECKING:
     from rich.console import Group
 
-_HEADINGS = ("table", "kind", "items", "memory", "inserted", "inserts/s", "sampled", "samples/s", "limits")
+_HEADINGS = ("table", "items", "memory", "inserted", "sampled")
 _SHOWN_HELD = 8
 """Requests that are held back and shown by themselves."""
 
@@ -75,33 +75,26 @@ def watch(options: Top) -> Iterator[Group]:
 
 
 def draw_tables(tables: Mapping[str, Any], before: Mapping[str, Any], seconds: float, title: str) -> Group:
-    """Draw how tables stand, with the rates since they stood as before."""
+    """Draw how tables stand, with the rates since they stood as before: 80 columns of text hold it."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     found = Table(title=Text(title), title_justify="left", title_style="bold")
     for heading in _HEADINGS:
-        found.add_column(heading, justify="left" if heading in ("table", "kind", "limits") else "right")
+        found.add_column(heading, justify="left" if heading == "table" else "right")
+    told: list[str] = []
     held: list[str] = []
     for name, info in tables.items():
         rates = [_rate(info[count], before[name][count], seconds) if name in before else "-" for count in _COUNTS]
-        found.add_row(
-            Text(name),
-            info["kind"],
-            f"{info['size']:,} of {info['capacity']:,} {info['items']}",
-            megabytes(info["nbytes"]),
-            f"{info['inserted']:,}",
-            rates[0],
-            f"{info['sampled']:,}",
-            rates[1],
-            ", ".join(f"{limit}={value:g}" for limit, value in info["limits"].items() if value),
-        )
+        counts = [f"{info[count]:,}\n{rate}/s" for count, rate in zip(_COUNTS, rates, strict=True)]
+        items = f"{info['size']:,} {info['items']}\nof {info['capacity']:,}"
+        found.add_row(Text(f"{name}\n{info['kind']}"), items, megabytes(info["nbytes"]), *counts)
+        limits = ", ".join(f"{limit}={value:g}" for limit, value in info["limits"].items() if value)
+        told += [f"{name}: limits {limits}"] * bool(limits)
         held += [_held(name, one) for one in info["held_back"]]
-    if held:
-        shown = held[:_SHOWN_HELD] + [f"and {len(held) - _SHOWN_HELD} more"] * (len(held) > _SHOWN_HELD)
-        return Group(found, Text("\n".join(shown)))
-    return Group(found)
+    told += held[:_SHOWN_HELD] + [f"and {len(held) - _SHOWN_HELD} more"] * (len(held) > _SHOWN_HELD)
+    return Group(found, Text("\n".join(told)))
 
 
 _COUNTS = ("inserted", "sampled")

@@ -202,6 +202,12 @@ def test_sizes_are_whole_numbers(size: Any) -> None:
         ReplayBuffer(size)
 
 
+@pytest.mark.parametrize("size", [10**16, 10**30])
+def test_sizes_that_no_memory_holds_are_refused(size: int) -> None:
+    with pytest.raises(ArgumentError, match="^size must be at most 140737488355328, got 10000"):
+        ReplayBuffer(size)
+
+
 def test_a_buffer_without_slots_takes_nothing() -> None:
     buf = ReplayBuffer(0)
     with pytest.raises(RingError, match="must have slots"):

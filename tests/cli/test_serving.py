@@ -235,11 +235,24 @@ def test_rates_are_those_of_the_time_between_two_looks() -> None:
     before = {"replay": table.info()}
     table.insert(episode(0, range(10)))
     table.sample(6)
-    console = Console(width=200)
+    console = Console(width=80)
     with console.capture() as captured:
         console.print(draw_tables({"replay": table.info()}, before, 2.0, "title"))
     told = captured.get()
-    assert re.search(r"replay │ uniform │ 10 of 100 steps │ .* MB │ +10 │ +5 │ +6 │ +3 │ min_size=2, samples_per", told)
+    assert re.search(r"replay +│ 10 steps │ .* MB │ +10 │ +6 │\n│ uniform │ +of 100 │ +│ +5/s │ +3/s │", told)
+    assert "replay: limits min_size=2, samples_per_insert=4" in told
+
+
+def test_tables_of_any_size_are_shown_whole_in_80_columns() -> None:
+    from rich.console import Console
+
+    info = ReplayTable("priorities", kind="prioritized", capacity=10**9, limiter=RateLimiter(10**6)).info()
+    info |= {"size": 10**9, "nbytes": 10**12, "inserted": 10**11, "sampled": 10**12}
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(draw_tables({"priorities": info}, {}, 1.0, "title"))
+    assert "…" not in captured.get()
+    assert all(number in captured.get() for number in ("1,000,000,000 steps", f"{10**11:,}", f"{10**12:,}"))
 
 
 # Metrics

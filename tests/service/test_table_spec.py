@@ -61,6 +61,7 @@ def test_options_are_those_of_the_buffer() -> None:
         ("r=que:5", r"did you mean 'queue'"),
         ("r=uniform:many", r"table 'r': capacity must be a whole number from 1, got 'many'"),
         ("r=uniform:2.5", r"table 'r': capacity must be a whole number from 1, got 2.5"),
+        ("r=uniform:1e30", r"table 'r': size must be at most"),
         ("r=uniform:inf", r"table 'r': capacity must be a whole number from 1, got inf"),
         ("r=uniform:5,min_sise=3", r"table 'r' of kind 'uniform' has no option 'min_sise'; did you mean 'min_size'"),
         ("r=uniform:5,alpha=1", r"kind 'uniform' has no option 'alpha'"),
