@@ -204,7 +204,7 @@ def test_sizes_are_whole_numbers(size: Any) -> None:
 
 @pytest.mark.parametrize("size", [10**16, 10**30])
 def test_sizes_that_no_memory_holds_are_refused(size: int) -> None:
-    with pytest.raises(ArgumentError, match="^size must be at most 140737488355328, got 10000"):
+    with pytest.raises(ArgumentError, match=r"^size must be at most 140737488355328, got 10000"):
         ReplayBuffer(size)
 
 
