@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.column.casting import cast_exactly
 from samplebatch.column.types import holds
 from samplebatch.errors import SampleBatchError
@@ -79,24 +80,25 @@ def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) ->
     return value if type(value) in _TYPES[dtype] else exact_rows(name, [value], dtype, (1,), refuse)[0]
 
 
-def exact_floats(name: str, values: Sequence[Any], refuse: Refuse) -> npt.NDArray[np.float64]:
-    """Convert the reward of each of n environments exactly, to shape (n,); see `exact_rows`."""
-    if FLOATS.issuperset(map(type, values)):
-        return np.array(values, FLOAT)
-    return exact_rows(name, values, FLOAT, (len(values),), refuse)
-
-
-def exact_flags(name: str, values: Sequence[Any], refuse: Refuse) -> npt.NDArray[np.bool_]:
-    """Convert the flag of each of n environments exactly, to shape (n,); see `exact_rows`.
+def exact_outcomes(
+    rewards: Sequence[Any], terminateds: Sequence[Any], truncateds: Sequence[Any], refuse: Refuse
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Convert the reward and the flags of each of n environments exactly, to shape (n,) each; see `exact_rows`.
 
     Examples
     --------
-    >>> exact_flags("terminateds", (False, 1), lambda sentence, row: SampleBatchError(sentence))
-    array([False,  True])
+    >>> exact_outcomes([1.5, 2], (False, 1), [False, False], lambda sentence, row: SampleBatchError(sentence))
+    (array([1.5, 2. ]), array([False,  True]), array([False, False]))
     """
-    if BOOLS.issuperset(map(type, values)):
-        return np.array(values, BOOL)
-    return exact_rows(name, values, BOOL, (len(values),), refuse)
+    shape = (len(rewards),)
+    if FLOATS.issuperset(map(type, rewards)):
+        paid = np.array(rewards, FLOAT)
+    else:
+        paid = exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse)
+    if BOOLS.issuperset(map(type, (*terminateds, *truncateds))):
+        return paid, np.array(terminateds, BOOL), np.array(truncateds, BOOL)
+    over = exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse)
+    return paid, over, exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse)
 
 
 def nearest_rows(

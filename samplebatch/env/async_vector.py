@@ -248,7 +248,12 @@ class AsyncEnvironments(Environments):
             if not self.under_way:
                 break
             result = self.recv(self.under_way)
-        return (new_obs, *(made.columns[name] for name in OUTCOMES), made.step_infos, obs, infos)
+        said = made.step_infos if any(made.step_infos) else []
+        return (new_obs, *(made.columns[name] for name in OUTCOMES), said, None, obs, infos)
+
+    def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return the observations to act on; see `Environments.next_obs`."""
+        return step[6], step[7]
 
     def render(self, envs: Rows) -> None:
         """Render environments that are ready.

@@ -8,17 +8,20 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy import count_nonzero
 
 from samplebatch import names
 from samplebatch.column.exact import Refuse
 from samplebatch.env.environment_state import load_environments, save_environments
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
-from samplebatch.env.stacking import join_alike, join_blocks
+from samplebatch.env.stacking import join_alike, join_steps
 from samplebatch.errors import EnvironmentSpecError
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+_NONE_TYPES = {type(None)}
 
 OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 """Columns that every step has beside observations."""
@@ -101,11 +104,16 @@ class Environments(ABC):
         Their layouts.
     resets_later
         Whether an environment is reset in an autoreset step after its episode ended, not with its last step.
+    to_reset
+        How many environments the next step resets in place of stepping them.
     made
         Calls of the environment's `step` since all environments were reset, which errors name.
     """
 
     resets_later = False
+    to_reset = 0
+    _resets: Flags | None = None
+    """Which environments the next step resets; None for none."""
     _kept: ClassVar[Sequence[str]] = ("made",)
     """Attributes that belong to the state beside the environments themselves."""
 
@@ -142,14 +150,28 @@ class Environments(ABC):
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
         """Step every environment, given the leaves of the actions, each of shape (n, ...).
 
-        Work that can wait until several steps were made is left for `finish_chunk`. Of the returned parts, only the
-        third and the fourth are for others than this object: whether each environment said that its episode was
-        terminated or truncated, shape (n,). An environment may say so of an autoreset step, too.
+        Work that can wait until several steps were made is left for `finish_chunk`. The first five parts are the leaves
+        of the new observations, rewards, flags and infos, and the sixth which environments were reset instead, shape
+        (n,), or None for none. Of these, only the flags are for others than this object: whether each environment said
+        that its episode was terminated or truncated, shape (n,). It may say so of an autoreset step, too.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
         """Return the observations to act on after a raw step, and the infos that came with them."""
-        return step[5], step[6]
+        return step[0], step[4]
+
+    def _note_ends(self, terminateds: Flags, truncateds: Flags) -> None:
+        """Note the environments that the next step resets, as their episodes ended with this one."""
+        ended = terminateds | truncateds
+        if self._resets is not None:
+            # One may say of its reset, too, that the episode is over.
+            ended &= ~self._resets
+        self.to_reset = int(count_nonzero(ended))
+        self._resets = ended if self.to_reset else None
+
+    def _forget_ends(self) -> None:
+        """Note that no environment is to be reset by the next step."""
+        self.to_reset, self._resets = 0, None
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Bring raw steps into one form.
@@ -160,12 +182,22 @@ class Environments(ABC):
             All raw steps since the last chunk was finished; not empty.
         """
         if len(steps) == 1:
-            obs, reward, terminated, truncated, info, *_ = steps[0]
-            return StepResult(1, obs, reward, terminated, truncated, {0: info} if any(info) else {}, None)
-        new_obs, rewards, terminateds, truncateds, infos, *_ = zip(*steps, strict=True)
-        spoken = {place: said for place, said in enumerate(infos) if any(said)}
-        leaves = [join_blocks(name, own) for name, own in zip(self._new_names, zip(*new_obs, strict=True), strict=True)]
-        return StepResult(len(steps), leaves, *join_outcomes(rewards, terminateds, truncateds), spoken, None)
+            obs, reward, terminated, truncated, info, resets, *_ = steps[0]
+            autoreset = None if resets is None else resets.nonzero()[0]
+            return StepResult(1, obs, reward, terminated, truncated, {0: info} if info else {}, autoreset)
+        new_obs, rewards, terminateds, truncateds, infos, masks, *_ = zip(*steps, strict=True)
+        spoken = {place: said for place, said in enumerate(infos) if said}
+        leaves = [join_steps(name, own) for name, own in zip(self._new_names, zip(*new_obs, strict=True), strict=True)]
+        outcomes = join_outcomes(rewards, terminateds, truncateds)
+        return StepResult(len(steps), leaves, *outcomes, spoken, self._autoreset_rows(masks))
+
+    def _autoreset_rows(self, masks: Sequence[Flags | None]) -> Rows | None:
+        """Find the rows of several steps in which an environment was reset; None for none."""
+        if {*map(type, masks)} == _NONE_TYPES:
+            return None
+        none = np.zeros(self.num_envs, np.bool_)
+        rows: Rows = join_alike("autoreset", [none if mask is None else mask for mask in masks]).nonzero()[0]
+        return rows
 
     def _parts(self) -> list[Any]:
         """Return the objects that are stepped, which have the state."""

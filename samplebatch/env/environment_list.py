@@ -10,7 +10,7 @@ from typing import Any
 from numpy import count_nonzero
 
 from samplebatch import names
-from samplebatch.column.exact import Refuse, exact_flags, exact_floats
+from samplebatch.column.exact import Refuse, exact_outcomes
 from samplebatch.env.base import Environments, Flags, Floats
 from samplebatch.env.infos import Infos
 from samplebatch.env.seeds import seeds_of_reset
@@ -18,15 +18,15 @@ from samplebatch.env.spaces import Leaf, SpaceLayout, column_names, put
 from samplebatch.errors import EnvironmentSpecError, require
 
 Info = dict[str, Any]
-StepParts = tuple[list[Leaf], Floats, Flags, Flags, list[Info]]
-"""New observations by leaf, rewards, flags, and infos, none where no environment says anything."""
+StepParts = tuple[list[Leaf], Floats, Flags, Flags, list[Info], Flags | None]
+"""New observations by leaf, rewards, flags, infos, none where no environment says anything, and autoreset steps."""
 
 
 class EnvironmentList(Environments):
     """One or many single Gymnasium environments, stepped one after the other by a collector or a worker.
 
-    An environment whose episode ended is reset at once. Values of a step are converted together, and exactly; the
-    environments may write to their own arrays and infos again.
+    An environment whose episode ended is reset at once, or by the next step if the adapter `resets_later`. Values of a
+    step are converted together, and exactly; the environments may write to their own arrays and infos again.
 
     Parameters
     ----------
@@ -94,20 +94,29 @@ class EnvironmentList(Environments):
         EnvironmentSpecError
             If a value would change in its column; names the column, the environment and the step.
         """
-        returned = self._step_each(self.actions.nest_each(actions, self.num_envs))
+        rows = actions[0] if self.actions.plain else self.actions.nest_each(actions, self.num_envs)
+        resets = self._resets
+        if resets is None:
+            returned = [env.step(action) for env, action in zip(self._envs, rows, strict=True)]
+        else:
+            asked = zip(resets.tolist(), self._envs, rows, strict=True)
+            returned = [self._begin(env) if due else own.step(action) for env, (due, own, action) in enumerate(asked)]
         self.made += 1
         refuse = self.refuse
         obs, rewards, terminateds, truncateds, infos = take_apart("step", returned, 5, refuse)
-        return (
-            self.observations.flatten_each(obs, names.OBS, refuse),
-            exact_floats(names.REWARDS, rewards, refuse),
-            exact_flags(names.TERMINATEDS, terminateds, refuse),
-            exact_flags(names.TRUNCATEDS, truncateds, refuse),
-            _copy_infos(infos, refuse) if any(infos) else [],
-        )
+        leaves = self.observations.flatten_each(obs, names.OBS, refuse)
+        outcomes = exact_outcomes(rewards, terminateds, truncateds, refuse)
+        said = _copy_infos(infos, refuse) if any(infos) else []
+        if self.resets_later:
+            self._note_ends(*outcomes[1:])
+        return leaves, *outcomes, said, resets
 
-    def _step_each(self, actions: Iterable[Any]) -> list[Any]:
-        return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
+    def _begin(self, env: int) -> tuple[Any, ...]:
+        """Reset an environment in an autoreset step: it is paid nothing there."""
+        self._resetting = True
+        (obs,), (info,) = take_apart("reset", [self._envs[env].reset()], 2, self.refusing(env))
+        self._resetting = False
+        return obs, 0.0, False, False, info
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
         """Reset environments at the ends of episodes, and return all next observations; see `Environments.next_obs`.
@@ -119,7 +128,9 @@ class EnvironmentList(Environments):
         EnvironmentSpecError
             If the observation of a reset does not fit its space.
         """
-        new_obs, _, terminateds, truncateds, said = step
+        new_obs, _, terminateds, truncateds, said, _ = step
+        if self.resets_later:
+            return new_obs, said
         done = terminateds | truncateds
         if not count_nonzero(done):
             return new_obs, said

@@ -17,24 +17,22 @@ disabled      nothing                                               the environm
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from samplebatch import names
 from samplebatch.column.exact import BOOL, FLOAT, Refuse, exact_rows, nearest_rows
-from samplebatch.env.base import Environments, StepResult, join_outcomes, refuse_mask
+from samplebatch.env.base import Environments, StepResult, refuse_mask
 from samplebatch.env.infos import Infos, Rows, copy_infos, drop_finals, replace_infos, restore_finals, says_more
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names, put
-from samplebatch.env.stacking import join_alike, join_blocks
+from samplebatch.env.stacking import join_blocks
 from samplebatch.env.sync_vector import NextStepSyncEnvironments, SyncEnvironments, is_plain_sync
 from samplebatch.env.tensors import actions_to_device, check_tensor, infos_to_host, is_tensor, own_tensor, to_host
 from samplebatch.errors import EnvironmentSpecError, require
 
 _count = np.count_nonzero
-_dtype_of = attrgetter("dtype")
 
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")
 """Names of the last observations among infos, in Gymnasium 1.0 and before."""
@@ -131,53 +129,27 @@ class VectorEnvironments(Environments):
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
         """Step every environment; see `Environments.step_raw`."""
         if not self._raw:
-            return self._step_exactly(actions)
+            return (*self._step_exactly(actions), None)
         step = self.env.step(actions[0])
         self.made += 1
-        obs, rewards, terminateds, truncateds, _ = step
+        obs, rewards, terminateds, truncateds, infos = step
         try:
             if (
                 obs.dtype, obs.shape, rewards.dtype, rewards.shape,
                 terminateds.dtype, terminateds.shape, truncateds.dtype, truncateds.shape,
             ) == self._usual:  # fmt: skip
-                return step
+                return (obs,), rewards, terminateds, truncateds, infos, None
         except AttributeError:
             # One is no array.
             pass
-        leaves, *outcome = self._convert(*step)
-        return (leaves[0], *outcome)
-
-    def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations to act on; see `Environments.next_obs`."""
-        obs, infos = step[0], step[4]
-        return (obs,) if self._raw else obs, self._choose_infos(infos) if infos else infos
-
-    def _choose_infos(self, infos: Infos) -> Infos:
-        """Return the infos of a step that a policy is told in the next one."""
-        return infos
-
-    def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
-        """Bring raw steps into one form; see `Environments.finish_chunk`."""
-        if len(steps) == 1:
-            obs, reward, terminated, truncated, info = steps[0]
-            leaves = (obs,) if self._raw else obs
-            return StepResult(1, leaves, reward, terminated, truncated, {0: info} if info else {}, None)
-        seen, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
-        spoken = {place: said for place, said in enumerate(infos) if said} if any(infos) else {}
-        if self._raw and [*map(_dtype_of, seen)].count(self._obs_dtype) == len(seen):
-            leaves = [join_alike(names.NEXT_OBS, seen)]
-        else:
-            by_leaf: Iterable[Any] = [seen] if self._raw else zip(*seen, strict=True)
-            leaves = [join_blocks(name, own) for name, own in zip(self._new_names, by_leaf, strict=True)]
-        return StepResult(len(steps), leaves, *join_outcomes(rewards, terminateds, truncateds), spoken, None)
+        return (*self._convert(*step), None)
 
 
 class NextStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the step after its episode ended."""
 
     resets_later = True
-    _kept = ("made", "_raw", "_device", "_resetting")
-    _resetting: Rows | None = None
+    _kept = ("made", "_raw", "_device", "_resets", "to_reset")
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -189,11 +161,18 @@ class NextStepEnvironments(VectorEnvironments):
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
         if not self._resets_again:
-            self._resetting = None
+            self._forget_ends()
         return super().reset(seeds=seeds, **given)
 
+    def step_raw(self, actions: Sequence[Leaf]) -> Any:
+        """Step or reset every environment; see `Environments.step_raw`."""
+        resets = self._resets
+        obs, rewards, terminateds, truncateds, infos, _ = super().step_raw(actions)
+        self._note_ends(terminateds, truncateds)
+        return obs, rewards, terminateds, truncateds, infos, resets
+
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
-        """Find the autoreset steps; see `Environments.finish_chunk`.
+        """Bring raw steps into one form; see `Environments.finish_chunk`.
 
         Raises
         ------
@@ -203,22 +182,7 @@ class NextStepEnvironments(VectorEnvironments):
         result = super().finish_chunk(steps)
         for said in result.infos.values():
             _refuse_finals(said)
-        ends = result.ends()
-        if self._resetting is None and not _count(ends):
-            return result
-        # Shifted by one step: an environment is reset in the step after the one that ended its episode.
-        resets = np.zeros((len(steps) + 1, self.num_envs), np.bool_)
-        if self._resetting is not None:
-            resets[0, self._resetting] = True
-        resets[1:] = ends
-        if (ends & resets[:-1]).any():
-            # An environment says of its reset, too, that the episode is over.
-            for place, over in enumerate(ends):
-                resets[place + 1] = over & ~resets[place]
-        last = resets[-1].nonzero()[0]
-        self._resetting = last if len(last) else None
-        rows = resets[:-1].ravel().nonzero()[0]
-        return result._replace(autoreset=rows) if len(rows) else result
+        return result
 
 
 def _refuse_finals(infos: Any) -> None:
@@ -234,8 +198,10 @@ def _refuse_finals(infos: Any) -> None:
 class SameStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the very step in which its episode ended."""
 
-    def _choose_infos(self, infos: Any) -> Infos:
-        return drop_finals(infos)
+    def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
+        """Return the observations to act on, and the infos without those of last steps; see `Environments.next_obs`."""
+        infos = step[4]
+        return step[0], drop_finals(infos) if infos else infos
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Find the last observations of episodes, and their infos; see `Environments.finish_chunk`.
@@ -295,18 +261,14 @@ class DisabledEnvironments(VectorEnvironments):
         obs, rewards, terminateds, truncateds, infos = self._step_exactly(actions)
         done = terminateds | truncateds
         if not _count(done):
-            return obs, rewards, terminateds, truncateds, infos, obs, infos
+            return obs, rewards, terminateds, truncateds, infos, None, obs, infos
         begun, said = self.env.reset(options={"reset_mask": done})
         said = replace_infos(infos, said, done.nonzero()[0], self.num_envs)
-        return obs, rewards, terminateds, truncateds, infos, self._own(begun), said
+        return obs, rewards, terminateds, truncateds, infos, None, self._own(begun), said
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
         """Return the observations to act on; see `Environments.next_obs`."""
-        return Environments.next_obs(self, step)
-
-    def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
-        """Bring raw steps into one form; see `Environments.finish_chunk`."""
-        return Environments.finish_chunk(self, steps)
+        return step[6], step[7]
 
 
 def check_shared(observations: SpaceLayout) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from samplebatch.batch.tree import Structure
 from samplebatch.column.exact import Refuse, exact_rows
 from samplebatch.errors import require
 
-_ndarray = np.ndarray
+_ARRAYS = frozenset({np.ndarray})
+_shape_of = attrgetter("shape")
 _concatenate = np.concatenate
 
 Leaf = npt.NDArray[Any]
@@ -187,10 +189,13 @@ class SpaceLayout:
         samplebatch.errors.EnvironmentSpecError: column 'obs.arm' must have a value, got none from environment 1
         """
         if self.plain and self._form:
-            dtype, shape = self._space.dtype, self._form
-            fits = [v for v in values if type(v) is _ndarray and v.dtype is dtype and v.shape == shape]
-            if len(fits) == len(values):
-                return [_concatenate(fits).reshape(len(fits), *shape)]
+            count, shape = len(values), self._form
+            if _ARRAYS.issuperset(map(type, values)) and [*map(_shape_of, values)].count(shape) == count:
+                try:
+                    # Refused unless all have the dtype.
+                    return [_concatenate(values, dtype=self._space.dtype, casting="no").reshape(count, *shape)]
+                except TypeError:
+                    pass
         found: list[Leaf] = []
         # Arrays that are stacked from a list are never those of an environment.
         self._gather_each(self._space, list(values), top, found, refuse)

@@ -23,6 +23,7 @@ _SCALARS = (bool, int, float, np.generic)
 _ndarray = np.ndarray
 _ARRAYS = frozenset({np.ndarray})
 _shape_of = attrgetter("shape")
+_dtype_of = attrgetter("dtype")
 _concatenate = np.concatenate
 
 _MAX_SMALL_NBYTES = 1024
@@ -121,7 +122,7 @@ def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
     [1.0, 2.0, 0.5]
     """
     first = blocks[0]
-    if is_tensor(first):
+    if type(first) is not _ndarray and is_tensor(first):
         return _join_tensors(name, blocks)
     rows = sum(map(len, blocks))
     if first.dtype.char not in _NUMBERS:
@@ -149,6 +150,19 @@ def join_alike(name: str, blocks: Sequence[Leaf]) -> Leaf:
     except TypeError:
         # One is not in C order.
         return join_blocks(name, blocks)
+
+
+def join_steps(name: str, blocks: Sequence[Leaf]) -> Leaf:
+    """Lay the rows of several steps, blocks of one shape each, one under the other; see `join_blocks`.
+
+    >>> join_steps("obs", [np.array([1, 2]), np.array([3, 4])])
+    array([1, 2, 3, 4])
+    """
+    first = blocks[0]
+    numbers = type(first) is _ndarray and first.dtype.char in _NUMBERS
+    if numbers and [*map(_dtype_of, blocks)].count(first.dtype) == len(blocks):
+        return join_alike(name, blocks)
+    return join_blocks(name, blocks)
 
 
 def _join_tensors(name: str, blocks: Sequence[Any]) -> Leaf:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -293,8 +294,8 @@ def own_policy(policy: Any) -> Any:
     return policy.policy if isinstance(policy, PolicyAdapter) else wrap_peer(policy_of(policy))
 
 
-class EvaluationMode:
-    """Torch's evaluation mode of policies that are told of training steps, for collectors to enter while they collect.
+def evaluation_mode(policy: Any) -> AbstractContextManager[None]:
+    """Make a context of torch's evaluation mode for policies that are told of training steps; for each collection.
 
     Those are policies with a flag `is_within_training_step`, as Tianshou's have it: dropout and batch normalisation go
     by the mode, exploration by the flag. Any other module collects in the mode that it is in.
@@ -304,18 +305,23 @@ class EvaluationMode:
     policy
         A policy, or a mapping of policies.
     """
+    policies = policy.values() if isinstance(policy, Mapping) else (policy,)
+    # Found once: a loop that collects step by step enters the mode for each.
+    told = [own for own in map(own_policy, policies) if hasattr(own, _TOLD) and is_module(own)]
+    return _EvaluationMode(told) if told else nullcontext()
 
-    def __init__(self, policy: Any) -> None:
-        policies = policy.values() if isinstance(policy, Mapping) else (policy,)
-        # Found once: a loop that collects step by step enters the mode for each.
-        self._told = [own for own in map(own_policy, policies) if hasattr(own, _TOLD) and is_module(own)]
+
+class _EvaluationMode(AbstractContextManager[None]):
+    """Torch's evaluation mode of modules, for collectors to enter while they collect."""
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._modules = modules
         self._switched: list[Any] = []
 
     def __enter__(self) -> None:
-        if self._told:
-            self._switched = [own for own in self._told if own.training]
-            for own in self._switched:
-                own.eval()
+        self._switched = [own for own in self._modules if own.training]
+        for own in self._switched:
+            own.eval()
 
     def __exit__(self, *_: object) -> None:
         for own in self._switched:

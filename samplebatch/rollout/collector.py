@@ -20,7 +20,7 @@ from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.actor import ActionMap, Actor, ActResult
-from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode, is_space
+from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_space
 from samplebatch.policy.peers import policy_of
 from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
@@ -34,11 +34,9 @@ from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
 
-_MAX_CHUNK = 256
+_MAX_CHUNK = 512
 _MAX_CHUNK_NBYTES = 1 << 25
 """Steps of all environments, and bytes of observations, in a chunk: they are recorded together."""
-
-_count = np.count_nonzero
 
 
 class Collector(Resumable):
@@ -127,8 +125,8 @@ class Collector(Resumable):
     """
 
     _kept: ClassVar[Sequence[str]] = (
-        "_obs", "_infos", "_state", "_unroll_id", "_seeds", "_env_seeds", "_to_reset", "collect_step",
-        "collect_episode", "collect_time",
+        "_obs", "_infos", "_state", "_unroll_id", "_seeds", "_env_seeds", "collect_step", "collect_episode",
+        "collect_time",
     )  # fmt: skip
 
     def __init__(
@@ -152,7 +150,7 @@ class Collector(Resumable):
         self._environments = environments = as_environments(env, num_envs, env_kwargs)
         self.env = env if hasattr(env, "step") and not isinstance(env, type) else environments.env
         self.policy, self.buffer = policy_of(policy), buffer
-        self._evaluation_mode = EvaluationMode(self.policy)
+        self._evaluation_mode = evaluation_mode(self.policy)
         self.num_envs = environments.num_envs
         self._remote = as_remote(buffer)
         check_buffer(buffer, self.num_envs)
@@ -195,7 +193,6 @@ class Collector(Resumable):
         self._closed = False
         self.count_steps: Callable[[int], None] | None = None
         self.constants: dict[str, int] = {}
-        self._to_reset = 0
         self.reset_stat()
 
     def __enter__(self) -> Self:
@@ -254,7 +251,6 @@ class Collector(Resumable):
         # Later resets go on with the environments' generators: no two episodes shall be alike.
         self._seeds = None
         self._state = None
-        self._to_reset = 0
         return self._environments.observations.nest(self._obs), self._infos
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
@@ -357,29 +353,30 @@ class Collector(Resumable):
     def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
         recorder = self._recorder
         while recorder.recorded < wanted:
-            left = -((recorder.recorded - wanted) // self.num_envs)
-            self._collect_chunk(left, None, random=random, render=render)
+            self._collect_chunk(wanted - recorder.recorded, None, random=random, render=render)
 
     def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
         quota = EpisodeQuota(self.num_envs, wanted)
         while quota.left:
-            self._collect_chunk(_MAX_CHUNK, quota, random=random, render=render)
+            self._collect_chunk(_MAX_CHUNK * self.num_envs, quota, random=random, render=render)
         if self.num_envs > 1:
             # They are in the middle of episodes that do not count.
             self._obs = None
 
-    def _collect_chunk(self, limit: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
-        """Step all environments, at most so often and as long as there are episodes to finish, and record the steps."""
-        if render is not None or self._state is not None or self._recorder.looks_at_each_step:
-            # A state may have to begin afresh after any step.
-            limit = 1
-        elif limit > 1:
+    def _collect_chunk(self, wanted: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
+        """Step all environments until there are so many steps, or all episodes have ended, and record a chunk of them.
+
+        A chunk may be full before.
+        """
+        limit, rows = 1, self.num_envs
+        # A state may have to begin afresh after any step.
+        if wanted > rows and render is None and self._state is None and not self._recorder.looks_at_each_step:
             obs_nbytes = sum([leaf.nbytes for leaf in self._obs or ()])
-            limit = min(limit, _MAX_CHUNK, max(1, _MAX_CHUNK_NBYTES // (2 * obs_nbytes + 1)))
+            limit = min(_MAX_CHUNK, max(1, _MAX_CHUNK_NBYTES // (2 * obs_nbytes + 1)))
         columns: list[Columns] = []
         steps: list[Any] = []
         result: ActResult | None = None
-        environments, actor, rows = self._environments, self._actor, self.num_envs
+        environments, actor = self._environments, self._actor
         takes_infos = actor.takes_batch
         try:
             for _ in range(limit):
@@ -388,13 +385,17 @@ class Collector(Resumable):
                 else:
                     infos = self._batch_of_infos() if takes_infos else None
                     result = actor.act(self._obs or (), infos, self._state, rows)
+                made = rows - environments.to_reset
                 step = environments.step_raw(result.actions)
                 columns.append(result.columns)
                 steps.append(step)
                 self._obs, self._infos = environments.next_obs(step)
                 if self.count_steps is not None:
-                    self._count_made(step[2], step[3])
-                if result.state is not None or (quota is not None and quota.is_spent_by(step[2], step[3])):
+                    self.count_steps(made)
+                wanted -= made
+                if wanted <= 0 or result.state is not None:
+                    break
+                if quota is not None and quota.is_spent_by(step[2], step[3]):
                     break
         finally:
             # Steps that were made are recorded, even if the policy or an environment has failed by now.
@@ -428,13 +429,6 @@ class Collector(Resumable):
                     begun[rows[rows >= 0]] = True
             state = policy_state.zero_rows(state, begun.nonzero()[0]) if begun.any() else state
         self._state = state
-
-    def _count_made(self, terminateds: Any, truncateds: Any) -> None:
-        """Count the steps that were just made; where an environment was reset instead, there is none."""
-        if self.count_steps is not None:
-            self.count_steps(self.num_envs - self._to_reset)
-        # Of these, the next step is a reset; that itself ends nothing.
-        self._to_reset = int(_count(terminateds | truncateds)) if self._environments.resets_later else 0
 
     def _batch_of_infos(self) -> Batch:
         """Make the infos that the policy is told."""

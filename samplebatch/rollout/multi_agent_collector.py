@@ -21,7 +21,7 @@ from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_n
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
-from samplebatch.policy.as_policy import CollectorPolicy, EvaluationMode
+from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
 from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
@@ -157,7 +157,7 @@ class MultiAgentCollector(Resumable):
         self.policy, self.buffer = policy, cast(Any, buffer)
         self._remote = as_remote(buffer)
         check_buffer(buffer, self.num_envs, several=True)
-        self._evaluation_mode = EvaluationMode(policy)
+        self._evaluation_mode = evaluation_mode(policy)
         self._noise = check_options("exploration_noise", exploration_noise, policy)
         self._map_action = check_options("map_action", map_action, policy)
         self._open = OpenReturns()

@@ -99,6 +99,28 @@ def test_the_final_observation_of_a_truncated_episode_is_kept(mode: str) -> None
     assert not batch["terminateds"].any()
 
 
+class SaysItTwice(gymnasium.vector.VectorWrapper):
+    """Says of the reset, too, that the episode is over."""
+
+    over: Any = False
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, terminateds, truncateds, infos = super().step(actions)
+        before, self.over = self.over, terminateds | truncateds
+        return obs, rewards, terminateds | before, truncateds, infos
+
+
+@pytest.mark.parametrize("wanted", [1, 4, 20, 61])
+def test_a_reset_that_is_said_to_end_an_episode_ends_none(wanted: int) -> None:
+    lengths = [2, 3, 1]
+    collector = Collector(stay, SaysItTwice(ladders(lengths)))
+    for _ in range(3):
+        batch = collector.collect(n_step=wanted).batch
+        assert wanted <= len(batch) < wanted + 3
+        check_trajectories(batch)
+        assert batch["terminateds"].tolist() == (batch["t"] + 1 == np.array(lengths)[batch["env_id"]]).tolist()
+
+
 def without_ids(batch: SampleBatch) -> dict[str, Any]:
     return {name: batch[name].tolist() for name in COLUMNS if name != "eps_id"}
 
