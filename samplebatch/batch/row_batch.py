@@ -14,7 +14,7 @@ from samplebatch.arguments import whole
 from samplebatch.batch import bulk
 from samplebatch.batch.column_map import ColumnMap, check_length, counted_column
 from samplebatch.batch.flags import DEFAULT, Flags
-from samplebatch.batch.tree import unflatten
+from samplebatch.batch.tree import Structure, unflatten
 from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column, Indices
 from samplebatch.column.row_keys import resolve
@@ -29,6 +29,15 @@ class RowBatch(ColumnMap):
     """Steps in the batch; padding is not counted."""
     _has_sequences = False
     """Whether the steps form sequences; then `SequenceBatch` cuts and gathers them."""
+
+    @classmethod
+    def _of_steps(cls, columns: dict[str, Column], nested: dict[str, Structure], count: int) -> Self:
+        """Make a batch of built columns that are known to have a row for each of `count` steps, and no sequences."""
+        new = cls.__new__(cls)
+        new._columns, new.count = columns, count
+        if nested:
+            new._nested = nested
+        return new
 
     def _with(self, columns: dict[str, Column], flags: Flags | None = None) -> Self:
         """Make a batch of other columns with this one's structure and flags; the caller sets `count`."""

@@ -78,7 +78,8 @@ def as_column(values: Any, name: str) -> Column:
     >>> as_column([{}, None], "infos").kind
     'object'
     """
-    if is_plain(values):
+    if type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim:
+        # `is_plain`, without a call.
         return TensorColumn(values)
     if isinstance(values, Column):
         return values

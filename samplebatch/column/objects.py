@@ -70,7 +70,7 @@ class ObjectColumn(Column):
         >>> column.is_bare, column.values, column.is_bare
         (True, array([{}, {}], dtype=object), False)
         """
-        column = cls(np.empty(0, object))
+        column = cls.__new__(cls)
         column._values, column._length = None, rows
         return column
 

@@ -19,23 +19,38 @@ _count = np.count_nonzero
 
 
 class CountedSteps(NamedTuple):
-    """Steps with their episodes, which `EpisodeCount` returns to recorders.
+    """Steps counted by episode, which `EpisodeCount` returns to recorders.
 
     Attributes
     ----------
-    eps_id, t
-        The episode of each step, and the steps before it in it; shape (k,). Not to be written to.
     ended
-        Environments whose episodes ended, in order of time, shape (e,); perhaps None for none.
+        Environments whose episodes ended, in order of time, shape (e,); None for none.
     returns, lens
         Rewards and steps of each of these episodes, shape (e,).
+    eps_id, t
+        The episode of each run of steps, and the steps before its first in it; shape (r,). A run is the steps of one
+        environment in one episode.
+    lengths, order
+        The length of each run, shape (r,), and the steps in order of runs, shape (k,); None if each step is a run.
     """
 
-    eps_id: Ints
-    t: Ints
-    ended: Ints | None
+    ended: Rows | None
     returns: Floats
     lens: Ints
+    eps_id: Ints
+    t: Ints
+    lengths: Ints | None = None
+    order: Rows | None = None
+
+    def number(self) -> tuple[Ints, Ints]:
+        """Return the episode of each step, and the steps before it in it, shape (k,) each; not to be written to."""
+        if self.lengths is None or self.order is None:
+            return self.eps_id, self.t
+        eps_id, t = np.empty((2, len(self.order)), np.int64)
+        eps_id[self.order] = self.eps_id.repeat(self.lengths)
+        starts = self.lengths.cumsum() - self.lengths
+        t[self.order] = np.arange(len(t)) - (starts - self.t).repeat(self.lengths)
+        return eps_id, t
 
 
 _NO_RETURNS: Floats = np.empty(0)
@@ -50,18 +65,24 @@ class EpisodeCount:
     num_envs
         How many environments there are.
 
+    Attributes
+    ----------
+    ended
+        Returns and lengths of the episodes that ended; recorders empty it.
+
     Examples
     --------
     >>> count = EpisodeCount(2)
     >>> done = np.array([False, True, False, False])
-    >>> counted = count.add(np.array([0, 1, 0, 1]), done, np.array([1.0, 2.0, 4.0, 8.0]))
-    >>> counted.t, counted.returns
-    (array([0, 0, 1, 0]), array([2.]))
-    >>> count.add_step(np.array([True, False]), np.array([16.0, 32.0])).returns
+    >>> counted = count.add(done, np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 1]), steps=2)
+    >>> counted.returns, counted.number()[1]
+    (array([2.]), array([0, 0, 1, 0]))
+    >>> count.add(np.array([True, False]), np.array([16.0, 32.0])).returns
     array([21.])
     """
 
     def __init__(self, num_envs: int) -> None:
+        self.ended: list[tuple[Floats, Ints]] = []
         self._t: Ints = np.zeros(num_envs, np.int64)
         self._returns: Floats = np.zeros(num_envs)
         self._eps_id = episode_ids(num_envs)
@@ -74,15 +95,31 @@ class EpisodeCount:
         self._eps_id = episode_ids(count)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes under way, for `load_state_dict`."""
-        return {"t": self._t.copy(), "returns": self._returns.copy(), "eps_id": self._eps_id.copy()}
+        """Return the episodes under way and those that ended, for `load_state_dict`."""
+        under_way = {"t": self._t.copy(), "returns": self._returns.copy(), "eps_id": self._eps_id.copy()}
+        return {**under_way, "ended": list(self.ended)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the episodes of another count of as many environments."""
         self._t, self._returns, self._eps_id = (state[name].copy() for name in ("t", "returns", "eps_id"))
+        self.ended = list(state["ended"])
 
-    def add_step(self, done: Flags, rewards: Floats, envs: Rows | None = None) -> CountedSteps:
-        """Count one step of every environment, in their order, or of k of them, none twice; see `add`."""
+    def add(self, done: Flags, rewards: Floats, envs: Rows | None = None, steps: int = 1) -> CountedSteps:
+        """Count steps, which are given in order of time.
+
+        Parameters
+        ----------
+        done
+            Whether an episode ended with each, shape (k,).
+        rewards
+            The rewards, shape (k,).
+        envs
+            The environment that made each step, shape (k,); None for all of them in their order.
+        steps
+            The most steps of one environment; more than one are given with their `envs`.
+        """
+        if envs is not None and steps > 1:
+            return self._add_runs(done, rewards, envs)
         # Arrays that were returned stay as they are.
         if envs is None:
             eps_id, t = self._eps_id, self._t
@@ -93,42 +130,30 @@ class EpisodeCount:
             self._t[envs] = t + 1
             self._returns[envs] += rewards
         if not _count(done):
-            return CountedSteps(eps_id, t, None, _NO_RETURNS, _NO_LENS)
+            return CountedSteps(None, _NO_RETURNS, _NO_LENS, eps_id, t)
         ended = done.nonzero()[0] if envs is None else envs[done]
-        counted = CountedSteps(eps_id, t, ended, self._returns[ended], self._t[ended])
+        counted = CountedSteps(ended, self._returns[ended], self._t[ended], eps_id, t)
+        self.ended.append((counted.returns, counted.lens))
         self._t[ended] = 0
         self._returns[ended] = 0.0
         self._eps_id = self._eps_id.copy()
         self._eps_id[ended] = episode_ids(len(ended))
         return counted
 
-    def add(self, env_id: Ints, done: Flags, rewards: Floats) -> CountedSteps:
-        """Count steps, which are given in order of time.
-
-        Parameters
-        ----------
-        env_id
-            The environment that made each step, shape (k,).
-        done
-            Whether its episode ended with it, shape (k,).
-        rewards
-            Its reward, shape (k,).
-        """
-        if not len(env_id):
-            return CountedSteps(env_id, env_id, None, _NO_RETURNS, _NO_LENS)
-        order = by_stream(env_id)
+    def _add_runs(self, done: Flags, rewards: Floats, envs: Rows) -> CountedSteps:
+        """Count several steps of an environment, run by run."""
+        order = by_stream(envs)
         count = len(order)
-        env_id, done = env_id[order], done[order]
-        # A run is the steps of one environment in one episode.
+        envs, done = envs[order], done[order]
         new_env = np.empty(count, np.bool_)
         new_env[0] = True
-        np.not_equal(env_id[1:], env_id[:-1], out=new_env[1:])
+        np.not_equal(envs[1:], envs[:-1], out=new_env[1:])
         begins = new_env.copy()
         begins[1:] |= done[:-1]
         starts = begins.nonzero()[0]
         stops = np.append(starts[1:], count)
         lengths = stops - starts
-        env_of, first = env_id[starts], new_env[starts]
+        env_of, first = envs[starts], new_env[starts]
         before = np.where(first, self._t[env_of], 0)
         lens = before + lengths
         returns = np.add.reduceat(rewards[order], starts) + np.where(first, self._returns[env_of], 0.0)
@@ -142,12 +167,13 @@ class EpisodeCount:
         self._t[env_newest] = lens[newest] * goes_on
         self._returns[env_newest] = np.where(goes_on, returns[newest], 0.0)
         self._eps_id[env_newest] = np.where(goes_on, ids[newest], episode_ids(len(env_newest)))
-
-        eps_id, t = np.empty(count, np.int64), np.empty(count, np.int64)
-        eps_id[order] = ids.repeat(lengths)
-        t[order] = np.arange(count) - (starts - before).repeat(lengths)
-        by_time = order[stops[over] - 1].argsort()
-        return CountedSteps(eps_id, t, env_of[over][by_time], returns[over][by_time], lens[over][by_time])
+        if not _count(over):
+            return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, before, lengths, order)
+        ended = over.nonzero()[0]
+        # In order of time.
+        ended = ended[order[stops[ended] - 1].argsort()]
+        self.ended.append((returns[ended], lens[ended]))
+        return CountedSteps(env_of[ended], returns[ended], lens[ended], ids, before, lengths, order)
 
 
 def episode_ids(count: int) -> Ints:

@@ -34,6 +34,7 @@ Block = Leaf | NestedRows | Sequence[Any]
 
 _FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 _ndarray = np.ndarray
+_concatenate = np.concatenate
 
 
 class _EMPTY:
@@ -115,7 +116,9 @@ class Recorder:
         rows = self._policies.get(policy_id)
         if rows is None:
             rows = self._policies[policy_id] = _PolicyRows(columns)
-        rows.append(rows.fit(columns), streams, t, infos if self._has_infos else None)
+        else:
+            columns = rows.fit(columns)
+        rows.append(columns, streams, t, infos if self._has_infos else None)
 
     def append_together(self, steps: Sequence[Step]) -> None:
         """Write rows of several policies, each as `append` does.
@@ -142,7 +145,10 @@ class Recorder:
             Further columns, of one number each.
         """
         policies, self._policies = self._policies, {}
-        return {policy_id: rows.gather(constants or {}, infos=self._has_infos) for policy_id, rows in policies.items()}
+        batches: dict[PolicyID, SampleBatch] = {}
+        for policy_id, rows in policies.items():
+            batches[policy_id] = rows.gather(constants or {}, infos=self._has_infos)
+        return batches
 
     def state_dict(self) -> dict[PolicyID, Any]:
         """Return the rows that have not been taken, for `load_state_dict`."""
@@ -216,15 +222,18 @@ class _PolicyRows:
                     return fitted
         elif _is_alike(block, first):
             return block
-        joined = _join_any(name, [*blocks, block])
+        join = _join_nested if NestedRows in {type(first), type(block)} else join_blocks
+        joined = join(name, [*blocks, block])
         count = _count_rows(joined) - _count_rows(block)
         blocks[:] = [rows_of_block(joined, slice(count))]
         return rows_of_block(joined, slice(count, None))
 
     def gather(self, constants: Mapping[str, int], *, infos: bool) -> SampleBatch:
         """Make a batch in which the rows of each stream lie together."""
-        streams = Streams(*map(np.concatenate, zip(*self._streams, strict=True)))
-        order = _stream_order(streams)
+        streams = Streams(*map(_concatenate, zip(*self._streams, strict=True)))
+        stream = streams.env_id * (int(streams.agent_index.max()) + 1) + streams.agent_index
+        # Rows may lie stream by stream already.
+        order = None if (stream[1:] >= stream[:-1]).all() else by_stream(stream)
         columns: dict[str, Column] = {}
         nested: dict[str, Structure] = {}
         for name in filter(self._blocks.__contains__, _FIRST):
@@ -234,14 +243,13 @@ class _PolicyRows:
         for name in self._blocks:
             if name not in _FIRST and name != names.EPS_DONE:
                 self._join(name, order, columns, nested)
-        for name, values in zip(streams._fields, streams, strict=True):
-            columns[name] = TensorColumn(_in_order(values, order))
-        columns[names.T] = TensorColumn(_in_order(np.concatenate(self._t), order))
+        for name, values in (*streams._asdict().items(), (names.T, _concatenate(self._t))):
+            columns[name] = TensorColumn(values if order is None else _take(values, order))
         if names.EPS_DONE in self._blocks:
             self._join(names.EPS_DONE, order, columns, nested)
         for name, value in constants.items():
-            columns[name] = TensorColumn(np.full(len(streams.env_id), value))
-        return SampleBatch._of(columns, nested)
+            columns[name] = TensorColumn(np.full(len(stream), value))
+        return SampleBatch._of_steps(columns, nested, len(stream))
 
     def _join(self, name: str, order: Rows | None, columns: dict[str, Column], nested: dict[str, Structure]) -> None:
         """Join the blocks of a column, or of the leaves of a nested one, in stream order."""
@@ -251,8 +259,10 @@ class _PolicyRows:
         elif len(blocks) == 1 and order is not None:
             # The gather copies it.
             joined = blocks[0]
+        elif type(blocks[0]) is NestedRows:
+            joined = _join_nested(name, blocks)
         else:
-            joined = _join_any(name, blocks)
+            joined = join_blocks(name, blocks)
         if isinstance(joined, NestedRows):
             nested[name] = joined.structure
             parts = [*zip(leaf_names(name, joined.structure), joined.leaves, strict=True)]
@@ -265,7 +275,7 @@ class _PolicyRows:
             if folders:
                 tree[folders[-1]] = None
         for leaf, values in parts:
-            columns[leaf] = as_column(_in_order(values, order), leaf)
+            columns[leaf] = as_column(values if order is None else _take(values, order), leaf)
 
     def _join_infos(self, order: Rows | None) -> ObjectColumn:
         infos = self._infos
@@ -278,16 +288,14 @@ class _PolicyRows:
         return ObjectColumn(joined if order is None else joined[order])
 
 
-def _join_any(name: str, blocks: Sequence[Any]) -> Leaf | NestedRows:
-    """Join blocks of one kind."""
+def _join_nested(name: str, blocks: Sequence[Any]) -> NestedRows:
+    """Join blocks of a nested column, leaf by leaf."""
     first = blocks[0]
-    if NestedRows in {*map(type, blocks)}:
-        if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
-            raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
-        paths = leaf_names(name, first.structure)
-        leaves = zip(*[block.leaves for block in blocks], strict=True)
-        return NestedRows(first.structure, [join_blocks(path, own) for path, own in zip(paths, leaves, strict=True)])
-    return join_blocks(name, blocks)
+    if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
+        raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
+    paths = leaf_names(name, first.structure)
+    leaves = zip(*[block.leaves for block in blocks], strict=True)
+    return NestedRows(first.structure, [join_blocks(path, own) for path, own in zip(paths, leaves, strict=True)])
 
 
 def _is_alike(block: Any, first: Any) -> bool:
@@ -309,18 +317,9 @@ def _join_values(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
     return np.array(values, _DTYPES[name]) if name in _DTYPES else stack_rows(name, values)
 
 
-def _stream_order(streams: Streams) -> Rows | None:
-    """Return the rows' order stream by stream; None if they lie so already."""
-    stream = streams.env_id * (int(streams.agent_index.max()) + 1) + streams.agent_index
-    if (stream[1:] >= stream[:-1]).all():
-        return None
-    return by_stream(stream)
-
-
-def _in_order(values: Leaf, order: Rows | None) -> Leaf:
-    if order is None:
-        return values
-    if is_tensor(values) or values.dtype.hasobject:
+def _take(values: Leaf, order: Rows) -> Leaf:
+    """Take all rows in another order."""
+    if type(values) is not _ndarray or values.dtype.hasobject:
         return values[order]
     # Out of bounds cannot happen here; NumPy gathers by way of a copy if it must check.
     return values.take(order, 0, memory.empty((len(order), *values.shape[1:]), values.dtype), "clip")

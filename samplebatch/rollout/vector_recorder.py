@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.base import OUTCOMES, StepResult
 from samplebatch.env.infos import Infos, Rows, batch_of_steps, infos_to_rows
 from samplebatch.env.spaces import Columns, SpaceLayout, column_names
-from samplebatch.env.stacking import NestedRows, join_blocks, take_rows
+from samplebatch.env.stacking import NestedRows, join_blocks, join_steps, take_rows
 from samplebatch.env.tensors import is_tensor, to_host, to_tensor
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.names import TO_FLAT, TO_NESTED
@@ -31,6 +32,7 @@ StepHook = Callable[[Batch, Batch], Any]
 `hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
 
 _EMPTY: dict[str, Any] = {}
+_ndarray = np.ndarray
 
 
 class VectorRecorder:
@@ -74,6 +76,7 @@ class VectorRecorder:
         self._all_rings = None if getattr(buffer, "buffer_num", 0) == len(env_ids) else list(range(len(env_ids)))
         self._on_step, self._on_episode = on_step, on_episode
         self._actions = actions
+        self._obs_names = frozenset(column_names(names.OBS, observations))
         self._new_names = column_names(names.NEXT_OBS, observations)
         self._outcome_names = (*self._new_names, *OUTCOMES)
         self._layouts = {
@@ -86,7 +89,6 @@ class VectorRecorder:
         self._episodes = EpisodeCount(len(env_ids))
         self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
         self.recorded = 0
-        self._ended: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]] = []
 
     def record_chunk(
         self,
@@ -127,7 +129,11 @@ class VectorRecorder:
             if own.keys() != keys:
                 odd = next(iter(own.keys() ^ keys))
                 raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
-        data = {name: join_blocks(name, [own[name] for own in columns]) for name in known}
+        data = {}
+        for name in known:
+            # Adapters give all observations in one shape.
+            join = join_steps if name in self._obs_names else join_blocks
+            data[name] = join(name, [*map(itemgetter(name), columns)])
         data.update(outcomes)
         self.record(data, result.infos, steps=result.steps, drop=drop, act=act)
 
@@ -176,7 +182,7 @@ class VectorRecorder:
         self.recorded += every if envs is None else len(envs)
         decided = None if self._on_step is None else act
         if self._buffer is None and decided is None:
-            self._keep(columns, _info_rows(infos, steps, count, kept), envs, steps)
+            self._keep(columns, _info_rows(infos, steps, count, kept) if infos else None, envs, steps)
             return
         if self._buffer is not None and is_tensor(columns[self._new_names[0]]):
             columns = {name: to_host(column) for name, column in columns.items()}
@@ -184,10 +190,11 @@ class VectorRecorder:
         if self._on_step is not None and decided is not None:
             self._on_step(_decision(decided, self._actions, kept), transitions)
         if self._buffer is None:
-            self._keep(to_columns(transitions), _info_rows(infos, steps, count, kept), envs, steps)
+            self._keep(to_columns(transitions), _info_rows(infos, steps, count, kept) if infos else None, envs, steps)
             return
         added = self._buffer.add(transitions, buffer_ids=self._all_rings if envs is None else envs)
-        counted = self._count(columns, envs, steps)
+        ends, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
+        counted = self._episodes.add(ends, rewards, envs, steps)
         if self._on_episode is not None and counted.ended is not None:
             self._call_on_ended(self._on_episode, added, envs, counted)
 
@@ -198,9 +205,10 @@ class VectorRecorder:
 
     def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows | None, steps: int) -> None:
         """Record rows for a batch."""
-        counted = self._count(columns, envs, steps)
+        ends, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
+        counted = self._episodes.add(ends, rewards, envs, steps)
         seen: Any = columns[self._new_names[0]]
-        if is_tensor(seen):
+        if type(seen) is not _ndarray and is_tensor(seen):
             columns = {name: to_tensor(column, seen.device) for name, column in columns.items()}
         blocks: dict[str, Block] = dict(columns)
         for top, layout in self._layouts.items():
@@ -210,19 +218,8 @@ class VectorRecorder:
         env_id, agent_index = self._env_ids, self._agent_index
         if envs is not None:
             env_id, agent_index = env_id[envs], np.zeros(len(envs), np.int64)
-        streams = Streams(counted.eps_id, env_id, agent_index)
-        self._recorder.append(names.DEFAULT_POLICY_ID, blocks, streams, counted.t, infos)
-
-    def _count(self, columns: Columns, envs: Rows | None, steps: int) -> CountedSteps:
-        """Count rows by episode."""
-        done, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
-        if envs is None or steps == 1:
-            counted = self._episodes.add_step(done, rewards, envs)
-        else:
-            counted = self._episodes.add(envs, done, rewards)
-        if counted.ended is not None:
-            self._ended.append((counted.returns, counted.lens))
-        return counted
+        eps_id, t = counted.number()
+        self._recorder.append(names.DEFAULT_POLICY_ID, blocks, Streams(eps_id, env_id, agent_index), t, infos)
 
     def _call_on_ended(self, hook: EpisodeHook, added: Any, envs: Rows | None, counted: CountedSteps) -> None:
         """Call the episode hook on episodes that ended in the buffer with the added rows, of one step."""
@@ -251,14 +248,13 @@ class VectorRecorder:
             "episodes": self._episodes.state_dict(),
             "rows": self._recorder.state_dict(),
             "recorded": self.recorded,
-            "ended": list(self._ended),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a recorder of as many environments was."""
         self._episodes.load_state_dict(state["episodes"])
         self._recorder.load_state_dict(state["rows"])
-        self.recorded, self._ended = state["recorded"], list(state["ended"])
+        self.recorded = state["recorded"]
 
     def take(
         self, constants: Mapping[str, int]
@@ -270,7 +266,7 @@ class VectorRecorder:
         constants
             Further columns, of one number each.
         """
-        ended, self._ended, self.recorded = self._ended, [], 0
+        ended, self._episodes.ended, self.recorded = self._episodes.ended, [], 0
         returns, lens = np.empty(0), np.empty(0, np.int64)
         if ended:
             returns, lens = map(np.concatenate, zip(*ended, strict=True))
@@ -283,10 +279,8 @@ class VectorRecorder:
         return batch, returns, lens
 
 
-def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> list[Any] | None:
-    """List the infos of rows; None if all are empty."""
-    if not infos:
-        return None
+def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> list[Any]:
+    """List the infos of rows."""
     rows: list[Any] = [_EMPTY] * (steps * count)
     for step, said in infos.items():
         rows[step * count : (step + 1) * count] = infos_to_rows(said, count)

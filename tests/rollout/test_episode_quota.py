@@ -112,15 +112,16 @@ def test_steps_of_all_environments_are_counted_as_steps_of_some(ends: list[list[
     episodes: dict[int, int] = {}
     for step, over in enumerate(ends):
         done, rewards = np.array(over), np.arange(3.0) + 10 * step
-        one, other = together.add_step(done, rewards), by_row.add(np.arange(3), done, rewards)
+        one, other = together.add(done, rewards), by_row.add(done, rewards, np.arange(3), steps=2)
+        (ids, t), (other_ids, other_t) = one.number(), other.number()
         # Ids are random: the same episode has the same two of them in every step.
-        pairs = zip(one.eps_id.tolist(), other.eps_id.tolist(), strict=True)
+        pairs = zip(ids.tolist(), other_ids.tolist(), strict=True)
         assert all(episodes.setdefault(mine, its) == its for mine, its in pairs)
-        assert one.t.tolist() == other.t.tolist()
+        assert t.tolist() == other_t.tolist()
         assert one.returns.tolist() == other.returns.tolist()
-        assert one.lens.tolist() == other.lens.tolist() == [own + 1 for own in one.t[done].tolist()]
-        ended = [] if one.ended is None else one.ended.tolist()
-        assert ended == other.ended.tolist() == np.flatnonzero(done).tolist()
+        assert one.lens.tolist() == other.lens.tolist() == [own + 1 for own in t[done].tolist()]
+        ended, other_ended = ([] if own.ended is None else own.ended.tolist() for own in (one, other))
+        assert ended == other_ended == np.flatnonzero(done).tolist()
         if step == switch:
             # Either goes on where the other way of counting left off.
             together, by_row = by_row, together
