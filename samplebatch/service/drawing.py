@@ -31,6 +31,8 @@ _UPDATES: Final = pa.schema(
         pa.field(names.GENERATION, pa.int64(), nullable=False),
     ]
 )
+_LARGE_NBYTES: Final = 1 << 16
+"""Bytes of a record batch from which one more request is little beside it."""
 
 
 class SampleSession:
@@ -55,13 +57,13 @@ class SampleSession:
         self._link = link
         self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, inline=True, ahead=ahead > 0))
         self._samples = SampleReader()
-        self._parts: list[Bytes] = []
-        """Columns that came by themselves, of a sample that is not complete."""
         self._ahead = ahead
         self._asked = 0
         """Samples that were asked for and not handed out."""
         self._updates = 0
         """Updates that were sent and not answered."""
+        self._are_large = False
+        """Whether samples are sent by themselves, and not several in a message."""
         self._has_begun = False
         self._is_cancelled = False
         self._found: deque[Drawn | SampleBatchError] = deque()
@@ -90,8 +92,8 @@ class SampleSession:
         self._asked -= 1
         if isinstance(found, SampleBatchError):
             raise found
-        # Several in one request, which may come in one message.
-        if self._asked <= self._ahead // 2:
+        # Several small ones in one request, as they come in one message; large ones each come by themselves.
+        if self._asked <= (self._ahead - 1 if self._are_large else self._ahead // 2):
             # This one has come: that the connection is gone since, the next call tells.
             with suppress(SampleBatchError):
                 self._ask(self._ahead)
@@ -150,6 +152,30 @@ class SampleSession:
 
     def _read(self) -> list[Drawn] | dict[str, Any]:
         """Read an answer: one or several samples, or words about an update or an error."""
+        parts: list[Bytes] = []
+        rows, said = self._receive()
+        while rows is not None and rows.schema.metadata is None:
+            # A part of a sample; the last one brings what else it has.
+            parts.append(rows.column(0).to_numpy())
+            if said:
+                self._are_large = True
+                head, rest = cut_inline(said)
+                return [self._samples.read_parts(parts, rest, read_json(head, "an answer"))]
+            rows, said = self._receive()
+        if rows is not None:
+            self._are_large = rows.nbytes >= _LARGE_NBYTES
+            told = read_json(said, "an answer")
+            return [unpack(with_batch_text(rows, told.get("batch")), told)]
+        head, streams = cut_inline(said)
+        told = read_json(head, "an answer")
+        if "error" in told or "updated" in told:
+            return told
+        self._are_large = "at" in told
+        found = [take(told["at"])] if "at" in told else split_inline(streams, told.get("streams"))
+        return [self._samples.read(stream, told) for stream in found]
+
+    def _receive(self) -> tuple[pa.RecordBatch | None, Any]:
+        """Receive a message: its rows, if it has any, and its metadata."""
         try:
             with self._link.errors():
                 chunk = self._reader.read_chunk()
@@ -159,28 +185,7 @@ class SampleSession:
             if isinstance(error, LostError):
                 raise
             raise LostError("the service has ended the session") from None
-        said = b"" if chunk.app_metadata is None else chunk.app_metadata
-        if chunk.data is not None:
-            return self._read_rows(chunk.data, said)
-        self._parts.clear()
-        head, streams = cut_inline(said)
-        told = read_json(head, "an answer")
-        if "error" in told or "updated" in told:
-            return told
-        found = [take(told["at"])] if "at" in told else split_inline(streams, told.get("streams"))
-        return [self._samples.read(stream, told) for stream in found]
-
-    def _read_rows(self, rows: pa.RecordBatch, said: Any) -> list[Drawn]:
-        """Read a sample that is a record batch; or parts of one, of which no sample is complete but with the last."""
-        if rows.schema.metadata is not None:
-            told = read_json(said, "an answer")
-            return [unpack(with_batch_text(rows, told.get("batch")), told)]
-        self._parts.append(rows.column(0).to_numpy())
-        if not said:
-            return []
-        head, rest = cut_inline(said)
-        parts, self._parts = self._parts, []
-        return [self._samples.read_parts(parts, rest, read_json(head, "an answer"))]
+        return chunk.data, b"" if chunk.app_metadata is None else chunk.app_metadata
 
     def _read_ahead(self) -> None:
         """Read answers until the session is closed, or the connection is gone."""

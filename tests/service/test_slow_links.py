@@ -59,6 +59,23 @@ def test_a_stream_has_several_samples_under_way_in_a_round_trip() -> None:
         stream.close()
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_as_many_large_samples_are_ahead_of_a_learner_that_computes_as_it_asked_for(shared: bool) -> None:
+    table = ReplayTable("replay", capacity=100)
+    frames = np.zeros((8, 300, 300), np.uint8)
+    table.insert(SampleBatch(obs=frames, actions=[0] * 8, rewards=np.zeros(8), terminateds=[False] * 7 + [True]))
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "replay", shared_memory=shared) as client:
+        stream = client.stream(4, prefetch=5)
+        end = time.monotonic() + 20
+        for number in range(12):
+            next(stream)
+            wanted = 4 * (number + 6)
+            while table.info()["sampled"] < wanted and time.monotonic() < end:
+                time.sleep(0.001)
+            assert table.info()["sampled"] == wanted
+        stream.close()
+
+
 def test_a_writer_has_several_fragments_under_way_in_a_round_trip() -> None:
     table = ReplayTable("replay", capacity=1000)
     with (
