@@ -281,7 +281,7 @@ def application() -> Typer:
         algorithm: str | None = typer.Argument(None, metavar="[ALGORITHM]", help="How to learn."),
         source: str | None = typer.Argument(None, metavar="[SOURCE]", help="Environment, or data, to learn from."),
         config: Path | None = typer.Option(
-            None, "--config", metavar="FILE", help="A TOML file with algorithm, source and settings."
+            None, "--config", metavar="FILE", help="A TOML file with algorithm, source and settings, a line each."
         ),
         assignments: list[str] = typer.Option(
             [], "--set", metavar="NAME=VALUE", help="A setting; repeat it. It goes before the file's."

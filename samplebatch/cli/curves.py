@@ -18,6 +18,8 @@ from samplebatch.learn.training_log import LearningCurve, learning_curves, newes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LOG = "log"
+"""Where the log lies in the folder of a run."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT = 60, 10
 _POINTS = 12

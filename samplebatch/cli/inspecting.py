@@ -7,7 +7,7 @@ from typing import Any
 
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import Line, describe
-from samplebatch.cli.curves import draw_curves, show_curves
+from samplebatch.cli.curves import LOG, draw_curves, show_curves
 from samplebatch.cli.destination import read_any
 from samplebatch.cli.display import console, say, show_columns, show_episodes
 from samplebatch.cli.report import check_picture, draw_episodes, write_html_report
@@ -18,11 +18,11 @@ from samplebatch.rollout.statistics import episode_statistics
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:
     """Print a file's columns and episodes, draw them and write a page about them, and return the exit status.
 
-    Of the log of a training, the learning curves are printed and drawn.
+    Of the log of a training, or the folder of its run, the learning curves are printed and drawn.
     """
     if plot is not None:
         check_picture(plot)
-    batch = read_any(file, allow_pickle=allow_pickle)
+    batch = read_any(file / LOG if (file / LOG).is_dir() else file, allow_pickle=allow_pickle)
     if is_log(batch):
         show_curves(batch)
     else:

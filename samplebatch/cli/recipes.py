@@ -207,6 +207,11 @@ def _check_continuous(act: Space, name: str) -> None:
         raise EnvironmentSpecError(f"{name} must be given continuous actions, got {act}")
 
 
+def _check_discrete(act: Space, name: str) -> None:
+    if not _is_discrete(act):
+        raise EnvironmentSpecError(f"{name} must be given discrete actions, got {act}")
+
+
 def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
     head = DiscreteActor if _is_discrete(act) else ContinuousActorProbabilistic
     return head(_body(obs, settings), act)
@@ -228,6 +233,7 @@ def _make_reinforce(obs: Space, act: Space, settings: Settings) -> Reinforce:
 
 
 def _make_dqn(obs: Space, act: Space, settings: Settings) -> DQN:
+    _check_discrete(act, "dqn")
     head = DuelingCritic if settings["is_dueling"] else DiscreteCritic
     policy = DiscreteQLearningPolicy(
         model=head(_body(obs, settings), act),
@@ -276,6 +282,7 @@ def _make_cloning(obs: Space, act: Space, settings: Settings) -> BehaviourClonin
 
 
 def _make_bcq(obs: Space, act: Space, settings: Settings) -> DiscreteBCQ:
+    _check_discrete(act, "bcq")
     policy = DiscreteBCQPolicy(
         model=DiscreteCritic(_body(obs, settings), act),
         imitator=DiscreteActor(_body(obs, settings), act),

@@ -20,7 +20,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.vector import VectorReplayBuffer
-from samplebatch.cli.curves import draw_curves, draw_text
+from samplebatch.cli.curves import LOG, draw_curves, draw_text
 from samplebatch.cli.display import console, say
 from samplebatch.cli.recipes import RECIPES, complete_settings, find_recipe, make_algorithm, trainer_arguments
 from samplebatch.cli.report import check_picture
@@ -37,7 +37,7 @@ from samplebatch.storage.saving import load
 from samplebatch.workers.workers import RolloutWorkers
 
 INTERRUPTED = 130
-_CONFIG, _LOG, _POLICY = "train.toml", "log", "policy.pt"
+_CONFIG, _LOG, _POLICY = "train.toml", LOG, "policy.pt"
 _POINTS = 1000
 """Points of a learning curve, about: figures in between are left out."""
 _OWN = ("algorithm", "source", "env", "seed", "workers")
@@ -103,9 +103,13 @@ def read_training(config: Path | None, flags: Mapping[str, Any], assignments: Se
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{str(path)!r} must be a TOML file: {error}") from error
+    for name, value in found.items():
+        if isinstance(value, dict):
+            raise FormatError(f"{str(path)!r} must have every setting as NAME = VALUE, got a table [{name}]")
+    return found
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from samplebatch.arguments import choice
+from samplebatch.arguments import choice, whole
 from samplebatch.batch.nested.node import values_of
 from samplebatch.errors import ArgumentError
 
@@ -105,6 +105,11 @@ class MLP(nn.Module):
     output_dim
         The width of the features.
 
+    Raises
+    ------
+    ArgumentError
+        If a width is no whole number from 1 on.
+
     Examples
     --------
     >>> body = MLP(spaces.Box(-1, 1, (3,)), [8, 8])
@@ -121,7 +126,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.flatten = Flatten(observation_space)
-        widths = [self.flatten.output_dim + extra_dim, *hidden_sizes]
+        widths = [self.flatten.output_dim + extra_dim, *(whole("hidden_sizes", size, 1) for size in hidden_sizes)]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), activation()]

@@ -110,7 +110,13 @@ class TorchOptimizerFactory(OptimizerFactory):
 
 
 class AdamOptimizerFactory(TorchOptimizerFactory):
-    """A maker of Adam optimizers (arXiv:1412.6980), in torch's fused form where the parameters allow it."""
+    """A maker of Adam optimizers (arXiv:1412.6980), in torch's fused form where the parameters allow it.
+
+    Raises
+    ------
+    ArgumentError
+        If `lr` is no number above 0.
+    """
 
     def __init__(
         self,
@@ -119,7 +125,7 @@ class AdamOptimizerFactory(TorchOptimizerFactory):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(torch.optim.Adam, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(torch.optim.Adam, lr=positive("lr", lr), betas=betas, eps=eps, weight_decay=weight_decay)
 
     def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         params = list(params)
@@ -131,7 +137,13 @@ class AdamOptimizerFactory(TorchOptimizerFactory):
 
 
 class RMSpropOptimizerFactory(TorchOptimizerFactory):
-    """A maker of RMSprop optimizers."""
+    """A maker of RMSprop optimizers.
+
+    Raises
+    ------
+    ArgumentError
+        If `lr` is no number above 0.
+    """
 
     def __init__(
         self,
@@ -144,7 +156,7 @@ class RMSpropOptimizerFactory(TorchOptimizerFactory):
     ) -> None:
         super().__init__(
             torch.optim.RMSprop,
-            lr=lr,
+            lr=positive("lr", lr),
             alpha=alpha,
             eps=eps,
             weight_decay=weight_decay,

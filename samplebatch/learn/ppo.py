@@ -87,7 +87,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         **options: Any,
     ) -> None:
         super().__init__(policy=policy, critic=critic, optim=optim, **options)
-        if dual_clip is not None and not dual_clip > 1.0:
+        if dual_clip is not None and not positive("dual_clip", dual_clip) > 1.0:
             raise ArgumentError(f"dual_clip must be a number above 1, got {dual_clip}")
         self.eps_clip, self.dual_clip, self.value_clip = positive("eps_clip", eps_clip), dual_clip, value_clip
         self.advantage_normalization, self.recompute_adv = advantage_normalization, recompute_advantage

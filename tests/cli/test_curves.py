@@ -42,6 +42,10 @@ def test_inspecting_a_log_draws_its_returns_and_lists_every_curve(log: Path) -> 
     assert loss.split() == ["update/loss", "8", "0", "-8", "0", "█▇▆▅▄▃▂▁"]
 
 
+def test_the_folder_of_a_run_stands_for_its_log(log: Path) -> None:
+    assert invoke("inspect", log.parent) == invoke("inspect", log)
+
+
 def test_a_log_is_drawn_as_a_picture_and_on_a_page(log: Path, tmp_path: Path) -> None:
     code, _ = invoke("inspect", log, "--plot", tmp_path / "curve.png", "--html", tmp_path / "page.html")
     assert code == 0

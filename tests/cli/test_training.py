@@ -185,6 +185,9 @@ def test_settings_are_printed_as_a_file_can_have_them() -> None:
         (["dqn", "CartPole-v1", "--set", "batch_size=0"], "batch_size must be a whole number from 1, got 0"),
         (["dqn"], "source must be given, as an argument or in the file"),
         (["sac", "CartPole-v1"], "sac must be given continuous actions, got Discrete(2)"),
+        (["dqn", "Pendulum-v1"], "dqn must be given discrete actions, got Box"),
+        (["ppo", "CartPole-v1", "--set", "lr=-1"], "lr must be a number above 0, got -1.0"),
+        (["--config", "tables.toml"], "'tables.toml' must have every setting as NAME = VALUE, got a table [settings]"),
         (["dqn", "Cartpole-v1"], "CartPole-v1"),
         (["dqn", "mpe2/simple_spread_v3"], "environment 'mpe2/simple_spread_v3' must be of one agent to be trained in"),
         (["bc", "nothing.arrow"], "No such file or folder to learn from: 'nothing.arrow'"),
@@ -195,6 +198,7 @@ def test_settings_are_printed_as_a_file_can_have_them() -> None:
 )
 def test_options_are_refused_in_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("a = = 1")
+    (tmp_path / "tables.toml").write_text('algorithm = "ppo"\n[settings]\nlr = 1.0')
     code, printed = invoke("train", *words)
     assert code == 2
     assert sentence in printed

@@ -161,6 +161,7 @@ def test_orthogonal_weights_have_their_gains() -> None:
     [
         (lambda: DiscreteActor(MLP(OBS), MEASURES), "must be a Discrete space for this head, got a Box"),
         (lambda: ContinuousActorProbabilistic(MLP(OBS), CHOICES), "must be a Box of one axis"),
+        (lambda: MLP(OBS, [8, 0]), "hidden_sizes must be a whole number from 1, got 0"),
         (lambda: ValueCritic(nn.Linear(3, 4)), "must say the width of its features as output_dim, got a Linear"),
     ],
 )

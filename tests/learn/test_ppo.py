@@ -133,6 +133,7 @@ def test_it_goes_on_bit_for_bit() -> None:
         ({"gae_lambda": -0.5}, "gae_lambda"),
         ({"max_batchsize": 0}, "max_batchsize"),
         ({"dual_clip": 1.0}, "dual_clip"),
+        ({"dual_clip": [2.0]}, "dual_clip must be a number above 0, got a list"),
         ({"eps_clip": 0.0}, "eps_clip"),
         ({"target_kl": -1.0}, "target_kl"),
         ({"sequence_length": 0}, "sequence_length"),
