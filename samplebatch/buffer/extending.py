@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,9 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.batch.concat import join
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import node
+from samplebatch.batch.nested.node import KINDS, NODE, node
 from samplebatch.batch.sample_batch import SampleBatch, require_flat
+from samplebatch.batch.tree import Structure
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.streams import Tail, find_streams, plain_value
 from samplebatch.buffer.writing import end_flags
@@ -37,13 +38,59 @@ def as_flat(batch: Any) -> SampleBatch[Any]:
     if hasattr(batch, "zero_padded"):
         return require_flat(batch)
     if isinstance(batch, Batch):
-        return batch.as_sample_batch("rllib")
+        return flatten_rows(batch, "rllib")
     if isinstance(batch, Mapping):
-        return Batch(batch).as_sample_batch("rllib")
+        return flatten_rows(Batch(batch), "rllib")
     if hasattr(batch, "__arrow_c_stream__"):
         return SampleBatch.from_arrow(batch)
     hint = "; add_from takes all steps of a dataset" if hasattr(batch, "iter_episodes") else ""
     raise ColumnTypeError(f"a buffer takes batches, mappings and tables of steps, got a {type(batch).__name__}{hint}")
+
+
+def flatten_rows(batch: Batch, words: Literal["kept", "rllib"] = "kept") -> SampleBatch:
+    """Flatten a nested batch, and keep names without values, as buffers do.
+
+    Parameters
+    ----------
+    batch
+        The nested batch.
+    words
+        Whose names the columns get, as `Batch.as_sample_batch` takes them.
+
+    Raises
+    ------
+    SampleBatchError
+        As `Batch.as_sample_batch` does.
+
+    Examples
+    --------
+    >>> flatten_rows(Batch(obs={"x": [1, 2], "y": {}}, info={})).as_batch()
+    Batch(
+        obs: Batch(
+                 x: array([1, 2]),
+                 y: Batch(),
+             ),
+        info: Batch(),
+    )
+    """
+    rows = batch.as_sample_batch(words)
+    nested = {
+        names.TO_FLAT.get(name, name) if words == "rllib" else name: _structure_of(value)
+        for name, value in batch.__dict__.items()
+        if KINDS[type(value)] == NODE
+    }
+    # Not into the dict that is there, which batches without nested columns share.
+    rows._nested = {**rows._nested, **nested}
+    return rows
+
+
+def _structure_of(batch: Batch) -> dict[str, Structure]:
+    """Describe a nested batch; names without values are empty dicts."""
+    return {
+        name: _structure_of(value) if KINDS[type(value)] == NODE else None
+        for name, value in batch.__dict__.items()
+        if value is not None
+    }
 
 
 def steps_of(batch: Any) -> tuple[dict[str, Any], int]:

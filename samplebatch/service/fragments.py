@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +12,9 @@ from samplebatch import names
 from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, NODE, node
+from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.tree import Structure
-from samplebatch.buffer.extending import as_flat
+from samplebatch.buffer.extending import as_flat, flatten_rows
 from samplebatch.buffer.writing import convert_step, drop_empty, step_values
 from samplebatch.env.infos import batch_of
 from samplebatch.errors import ArgumentError, ColumnLengthError
@@ -110,47 +109,6 @@ def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns:
     if ids is not None:
         rows[names.ENV_ID] = np.asarray(ids, np.int64)
     return rows
-
-
-def flatten_rows(batch: Batch, words: Literal["kept", "rllib"] = "kept") -> SampleBatch:
-    """Flatten a nested batch, and keep names without values within others, as buffers do.
-
-    Parameters
-    ----------
-    batch
-        The nested batch.
-    words
-        Whose names the columns get, as `Batch.as_sample_batch` takes them.
-
-    Raises
-    ------
-    SampleBatchError
-        As `Batch.as_sample_batch` does.
-
-    Examples
-    --------
-    >>> flatten_rows(Batch(obs={"x": [1, 2], "y": {}}, info={})).as_batch()
-    Batch(
-        obs: Batch(
-                 x: array([1, 2]),
-                 y: Batch(),
-             ),
-    )
-    """
-    rows = batch.as_sample_batch(words)
-    for name, value in batch.__dict__.items():
-        if KINDS[type(value)] == NODE and (structure := _structure_of(value)):
-            rows._nested[names.TO_FLAT.get(name, name) if words == "rllib" else name] = structure
-    return rows
-
-
-def _structure_of(batch: Batch) -> dict[str, Structure]:
-    """Describe a nested batch; names without values are empty dicts."""
-    return {
-        name: _structure_of(value) if KINDS[type(value)] == NODE else None
-        for name, value in batch.__dict__.items()
-        if value is not None
-    }
 
 
 def as_record_batch(table: pa.Table) -> pa.RecordBatch:

@@ -21,8 +21,9 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.extending import flatten_rows
 from samplebatch.errors import FormatError
-from samplebatch.service.fragments import as_record_batch, flatten_rows
+from samplebatch.service.fragments import as_record_batch
 from samplebatch.service.items import Sample
 from samplebatch.service.protocol import SAMPLE_KEY
 

@@ -87,6 +87,20 @@ def test_batches_of_rllib_are_taken() -> None:
     assert {policy: len(own) for policy, own in several.buffers.items()} == {"default_policy": 3, 0: 3}
 
 
+@pytest.mark.parametrize("form", [dict, Batch])
+def test_names_without_values_are_kept(form: Any) -> None:
+    flags = {"terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)}
+    empty = {"info": {"env": {}}, "extra": {}, "policy": {"hidden": np.ones((2, 3)), "mask": {}}}
+    given = form({"obs": np.arange(2), "act": np.arange(2), "rew": np.zeros(2), **flags, **empty})
+    extended, added = ReplayBuffer(4), ReplayBuffer(4)
+    extended.extend(given)
+    added.add(Batch(given), buffer_ids=[0, 0])
+    for buffer in (extended, added):
+        assert buffer[:].info == Batch(env=Batch())
+        assert buffer[:].extra == Batch()
+        assert list(buffer[:].policy.keys()) == ["hidden", "mask"]
+
+
 def test_streams_go_in_one_after_the_other() -> None:
     mixed = join([steps(5, range(3)), steps(6, range(3), done=True)]).take([3, 0, 4, 1, 5, 2])
     buffer = ReplayBuffer(8)

@@ -230,3 +230,15 @@ def test_names_without_values_are_those_of_a_local_buffer(fragment_steps: int) -
             if samples:
                 assert repr(client.sample(4)) == repr(local.sample(4))
         assert repr(client.sample(64)) == repr(local.sample(64))
+
+
+def test_names_without_values_of_a_batch_are_those_of_a_local_buffer() -> None:
+    local = ReplayBuffer(120, random_seed=3)
+    flags = {"terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)}
+    rows = Batch(
+        obs={"a": np.ones(2), "b": Batch()}, act=np.zeros(2), rew=np.ones(2), extra={}, info={"e": {}}, **flags
+    )
+    with serving(steps=1) as (_, client):
+        for buffer in (local, client):
+            buffer.extend(rows)
+        assert repr(client.sample(4)) == repr(local.sample(4))
