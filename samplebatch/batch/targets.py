@@ -166,6 +166,16 @@ class ArrayTarget:
         return self.from_array(np.asarray(value)) if kind in (ARRAY, NUMBER) else value
 
 
+def _make_tensors(floats: torch.dtype | None) -> Callable[[npt.NDArray[Any]], torch.Tensor]:
+    """Return a function that makes a tensor over an array's memory; of floats in a dtype, if there is one."""
+    import torch
+
+    if floats is None:
+        return torch.from_numpy
+    from_numpy = torch.from_numpy
+    return lambda array: from_numpy(array).to(dtype=floats) if array.dtype.kind == "f" else from_numpy(array)
+
+
 class TorchTarget:
     """Target of a conversion to torch: the dtype and device of every tensor; None leaves either as it is.
 
@@ -221,9 +231,9 @@ class TorchTarget:
         self.keep_objects = keep_objects
         self.used_on = used_on
         on_host = self.device is None or self.device.type == "cpu"
-        moves = not on_host or pin_memory or self._dtype is not None or self._floats is not None
-        self.direct = None if moves else torch.from_numpy
-        """Makes a tensor of a plain array, where that is all there is to do."""
+        moves = not on_host or pin_memory or self._dtype is not None
+        self.direct = None if moves else _make_tensors(self._floats)
+        """Makes a tensor of a plain array that stays on the host."""
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
         """Return an array as a tensor: over the same memory if it is writable and laid out for torch.

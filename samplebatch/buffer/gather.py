@@ -232,7 +232,7 @@ def check_window(table: Table, n_step: int | None, gamma: float) -> None:
 
 
 def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
-    """Compute the columns of n-step rows: `returns`, `discount` and `obs_next`.
+    """Compute the columns that n-step rows have beside those of their first steps, or in the place of them.
 
     A window ends early with its episode, however that ended, and with the newest step of the ring.
 
@@ -251,7 +251,7 @@ def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: i
     -------
     dict
         `returns`, the discounted sum of the rewards, of their shape; `discount`, gamma to the number of steps, 0 where
-        the last one is terminated, shape (n,); `obs_next`, the observation after the last step.
+        the last one is terminated, shape (n,); for windows of several steps `obs_next`, the observation after the last.
 
     Raises
     ------
@@ -259,6 +259,10 @@ def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: i
         As `check_window` does.
     """
     rings, tree = table.rings, table.columns.tree
+    if n_step == 1:
+        # The rewards of the rows themselves, and their own next observations.
+        terminated = tree["terminated"].values[slots]
+        return {"returns": tree["rew"].values[slots].astype(np.float64), "discount": np.where(terminated, 0.0, gamma)}
     flags = tree["terminated"].values, table.done
     found = nstep_of_rings(tree["rew"].values, *flags, rings.edges, rings.last_index, slots, n_step, gamma)
     obs_next = column_at(table, "obs_next", found.last, stack)

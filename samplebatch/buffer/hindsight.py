@@ -102,8 +102,11 @@ def relabel(
                 f"{column.dtype}; add both in the wider dtype"
             )
         column[chosen] = fitting[:, None] if stack > 1 else fitting
-    if n_step is None:
-        rows.rew[chosen] = _rewards(compute_reward_fn, achieved_after(table, own), goals, rows.rew.shape[1:])
+    if n_step is None or n_step == 1:
+        rewards = _rewards(compute_reward_fn, achieved_after(table, own), goals, rows.rew.shape[1:])
+        rows.rew[chosen] = rewards
+        if n_step == 1:
+            rows.returns[chosen] = rewards
         return rows
     ahead = steps_after(table.rings, table.done, own, n_step - 1)
     counts = np.arange(int(ahead.max(initial=0)) + 1) <= ahead[:, None]
