@@ -102,11 +102,10 @@ class DiscreteQLearningPolicy(Policy):
         if self.is_within_training_step:
             eps = self.eps_training(int(self._steps)) if callable(self.eps_training) else self.eps_training
             self._steps += len(act)
-        if eps:
+        if eps and (chosen := torch.rand(len(act)).numpy() < eps).any():
             _, mask = self.observations(batch)
             chances = torch.ones(len(act), self.action_count) if mask is None else mask.cpu().float()
-            chosen = torch.rand(len(act)) < eps
-            act[chosen.numpy()] = torch.multinomial(chances, 1)[chosen, 0].numpy()
+            act[chosen] = torch.multinomial(chances, 1).numpy()[chosen, 0]
         return act
 
     def note_steps(self, steps: int) -> None:
@@ -180,13 +179,13 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
         if self.target_update_freq and self.updates % self.target_update_freq == 0:
             self._update_lagged_network_weights()
         values = self.policy(batch).logits.gather(-1, batch.act[:, None].long())[:, 0]
-        error = batch.returns - values
-        if self.huber_loss_delta is None:
-            losses = error.square()
+        weight, delta = batch.get("weight"), self.huber_loss_delta
+        reduction = "mean" if weight is None else "none"
+        if delta is None:
+            losses = nn.functional.mse_loss(values, batch.returns, reduction=reduction)
         else:
-            losses = nn.functional.huber_loss(values, batch.returns, reduction="none", delta=self.huber_loss_delta)
-        weight = batch.get("weight")
-        loss = (losses if weight is None else losses * weight).mean()
+            losses = nn.functional.huber_loss(values, batch.returns, reduction=reduction, delta=delta)
+        loss = losses if weight is None else (losses * weight).mean()
         self.optim.step(loss)
-        batch.weight = error.detach().abs()
+        batch.weight = (batch.returns - values.detach()).abs()
         return SimpleLossTrainingStats(loss=loss.item())

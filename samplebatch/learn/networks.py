@@ -77,12 +77,21 @@ class Flatten(nn.Module):
         super().__init__()
         self.space = space
         self.output_dim = int(spaces.flatdim(space))
-        self._is_flat = isinstance(space, spaces.Box) and len(space.shape) == 1
+        self._is_flat = _is_row(space)
+        self._rows: tuple[str, ...] = ()
+        """The parts of dicts that are rows all."""
+        if isinstance(space, spaces.Dict) and all(map(_is_row, space.spaces.values())):
+            self._rows = tuple(space.spaces)
 
     def forward(self, obs: Any) -> torch.Tensor:
         """Flatten observations behind the axes of rows and steps."""
         if self._is_flat and obs.is_floating_point():
             return cast(torch.Tensor, obs)
+        if self._rows:
+            held = values_of(obs) or obs
+            parts = [held[name] for name in self._rows]
+            if all(part.is_floating_point() for part in parts):
+                return torch.cat(parts, -1)
         return _flatten(self.space, obs)
 
 
@@ -263,6 +272,10 @@ class Recurrent(nn.Module):
         parts = after if lstm else (after,)
         kept = {name: part[0] for name, part in zip(("h", "c"), parts, strict=False)}
         return features[:, 0] if rows.ndim == 2 else features, kept
+
+
+def _is_row(space: Space) -> bool:
+    return isinstance(space, spaces.Box) and len(space.shape) == 1
 
 
 def _flatten(space: Space, obs: Any) -> torch.Tensor:
