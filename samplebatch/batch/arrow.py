@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import NoneType
 from typing import Any
 
@@ -60,8 +60,11 @@ def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Fl
             lists.append(name)
         fields.append(field)
         arrays.append(array)
-    about = {"type": "SampleBatch", "version": _VERSION, **_describe(nested, flags), "lists": lists}
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, _metadata(about)))
+    if flags is DEFAULT and not nested and not lists:
+        metadata = _PLAIN
+    else:
+        metadata = _metadata({"type": "SampleBatch", "version": _VERSION, **_describe(nested, flags), "lists": lists})
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata))
 
 
 def from_table(
@@ -225,12 +228,19 @@ def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
 
 
 def _describe(nested: dict[str, Structure], flags: Flags) -> dict[str, Any]:
-    return {"nested": nested, "flags": asdict(flags)}
+    return {"nested": nested, "flags": {name: getattr(flags, name) for name in Flags.__slots__}}
+
+
+_encode = json.JSONEncoder(default=np.generic.item).encode
+"""Writes JSON, of NumPy's numbers, too, which flags may be."""
 
 
 def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
-    # Flags may be NumPy's numbers.
-    return {METADATA_KEY: json.dumps(about, default=np.generic.item).encode()}
+    return {METADATA_KEY: _encode(about).encode()}
+
+
+_PLAIN = _metadata({"type": "SampleBatch", "version": _VERSION, **_describe({}, DEFAULT), "lists": []})
+"""Metadata of a batch without nested columns, sequences and flags, as most are."""
 
 
 class TableReader:

@@ -131,15 +131,38 @@ def add_checksums(file: BinaryIO, form: Format, known: Mapping[int, int] = Mappi
     """
     file.flush()
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-        body_nbytes = len(data) - form.footer_nbytes(data)
-        # Those with bytes of the footer, which moves behind the checksums, have others then.
-        known = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
-        with data[:body_nbytes] as body:
-            blocks = np.array(block_checksums(body, known), "<u4").tobytes()
-        footer = bytes(data[body_nbytes:])
-    fields = _FIELDS.pack(body_nbytes, checksum(footer))
+        body_nbytes, ending = _sum(data, form, known)
     file.seek(body_nbytes)
-    file.write(blocks + fields + _END.pack(zlib.crc32(blocks + fields), _MAGIC) + footer)
+    file.write(ending)
+
+
+def write_summed(file: BinaryIO, data: memoryview, form: Format) -> None:
+    """Write all bytes of a file from memory, with their checksums.
+
+    Parameters
+    ----------
+    file
+        The file, open for writing and empty.
+    data
+        All that stands in it without checksums.
+    form
+        Its format.
+    """
+    body_nbytes, ending = _sum(data, form, {})
+    file.write(data[:body_nbytes])
+    file.write(ending)
+
+
+def _sum(data: memoryview, form: Format, known: Mapping[int, int]) -> tuple[int, bytes]:
+    """Return the bytes in the body of a whole file, and all that belongs behind it: checksums, trailer and footer."""
+    body_nbytes = len(data) - form.footer_nbytes(data)
+    # Those with bytes of the footer, which moves behind the checksums, have others then.
+    known = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
+    with data[:body_nbytes] as body:
+        blocks = np.array(block_checksums(body, known), "<u4").tobytes()
+    footer = bytes(data[body_nbytes:])
+    fields = _FIELDS.pack(body_nbytes, checksum(footer))
+    return body_nbytes, blocks + fields + _END.pack(zlib.crc32(blocks + fields), _MAGIC) + footer
 
 
 def checksums_in(data: memoryview, form: Format, name: str) -> FileChecksums | None:

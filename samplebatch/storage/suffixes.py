@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -31,6 +30,10 @@ _OTHERS = frozenset(
 """Endings of other formats, which no file of ours may have."""
 
 
+def _suffix_of(path: str | os.PathLike[str]) -> str:
+    return os.path.splitext(os.fspath(path).rstrip(os.sep))[1].lower()
+
+
 def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
     """Check that the ending of a file's name does not stand for another format than the one to be written.
 
@@ -45,7 +48,7 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
     Traceback (most recent call last):
     samplebatch.errors.FormatError: 'steps.csv' must end as Arrow files do ('.arrow', '.feather', '.ipc'), got '.csv'
     """
-    suffix = Path(path).suffix.lower()
+    suffix = _suffix_of(path)
     if suffix in _OTHERS or SUFFIXES.get(suffix, form) != form:
         own = ", ".join(repr(known) for known, other in SUFFIXES.items() if other == form)
         raise FormatError(f"{os.fspath(path)!r} must end as {form} files do ({own}), got {suffix!r}")
@@ -59,8 +62,8 @@ def form_to_write(path: str | os.PathLike[str]) -> Form | None:
     FormatError
         If no format has that ending.
     """
-    suffix = Path(path).suffix.lower()
-    if not suffix or Path(path).is_dir():
+    suffix = _suffix_of(path)
+    if not suffix or os.path.isdir(path):
         return None
     form = SUFFIXES.get(suffix)
     if form is None:
@@ -95,7 +98,7 @@ def form_of_bytes(data: pa.Buffer, path: str | os.PathLike[str]) -> Form:
     for magic, form in _MAGIC.items():
         if start.startswith(magic) or (end.endswith(magic) and form != "HDF5"):
             return form
-    named = SUFFIXES.get(Path(path).suffix.lower())
+    named = SUFFIXES.get(_suffix_of(path))
     if named is None:
         raise FormatError(
             f"{os.fspath(path)!r} must be an Arrow, Parquet or HDF5 file, and its first bytes are of none of them"

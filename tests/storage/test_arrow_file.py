@@ -18,6 +18,7 @@ import pytest
 from samplebatch import MultiAgentBatch, SampleBatch, load, read_arrow, write_arrow
 from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
 from samplebatch.storage.arrow_file import arrow_writer, check_writable, open_arrow
+from samplebatch.storage.batch_table import to_table
 
 
 def steps(n: int = 6) -> SampleBatch:
@@ -247,7 +248,8 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert read_arrow(tmp_path / "real.arrow")["a"].tolist() == [1]
 
 
-def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nbytes", [100, 1 << 20])
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path, nbytes: int) -> None:
     path = tmp_path / "x.arrow"
     write_arrow(SampleBatch(a=[1]), path)
 
@@ -257,6 +259,7 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
             class Torn:
                 schema = table.schema
+                get_total_buffer_size = staticmethod(lambda: nbytes)
 
             return Torn()
 
@@ -264,6 +267,18 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_arrow(Failing(a=[2]), path)
     assert os.listdir(tmp_path) == ["x.arrow"]
     assert read_arrow(path)["a"].tolist() == [1]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_small_file_is_written_at_once_with_the_bytes_of_one_that_is_streamed(
+    tmp_path: Path, compression: str
+) -> None:
+    batch = SampleBatch(obs=np.arange(600.0).reshape(100, 6), done=np.arange(100) % 9 == 8, who=["left", "right"] * 50)
+    write_arrow(batch, tmp_path / "small.arrow", compression=compression)
+    with arrow_writer(tmp_path / "streamed.arrow", to_table(batch).schema, compression) as writer:
+        writer.write_table(to_table(batch))
+    assert (tmp_path / "small.arrow").read_bytes() == (tmp_path / "streamed.arrow").read_bytes()
+    assert load(tmp_path / "small.arrow", verify=True) == batch
 
 
 WRITER = """
