@@ -53,10 +53,14 @@ def resolve(key: Any, n: int) -> Resolved:
             raise RowIndexError(f"a mask must have {n} entries, one for each row, got {len(indices)}")
         return np.flatnonzero(indices)
     rows = indices.astype(np.intp)
-    outside = (indices < -n) | (indices >= n)
-    if outside.any():
+    if not rows.size:
+        return rows
+    lowest = indices.min()
+    if lowest < -n or indices.max() >= n:
+        outside = (indices < -n) | (indices >= n)
         raise _outside(indices[outside.argmax()], n)
-    rows[rows < 0] += n
+    if lowest < 0:
+        rows[rows < 0] += n
     return rows
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.column.recent import Recent
 from samplebatch.errors import FormatError, SampleBatchError
 from samplebatch.storage.thrift import Struct, ThriftReader
 
@@ -143,12 +144,19 @@ def _describing() -> Iterator[None]:
         raise FormatError(f"its description is not one of Parquet's: {error!r}") from error
 
 
+_MAX_KEPT_NBYTES = 1 << 16
+_descriptions = Recent[bytes, Struct](limit=64)
+"""Descriptions of the files that were opened last, by all their bytes: those of a dataset are opened in every epoch."""
+
+
 def _description(view: memoryview) -> Struct:
     """Read the description at the end of a file."""
     length = int.from_bytes(view[-_TAIL_NBYTES:][:4], "little")
     if length + _TAIL_NBYTES > len(view):
         raise FormatError("the description at its end is longer than the file")
-    return ThriftReader(view[len(view) - _TAIL_NBYTES - length : len(view) - _TAIL_NBYTES]).struct()
+    written = bytes(view[len(view) - _TAIL_NBYTES - length : len(view) - _TAIL_NBYTES])
+    reader = ThriftReader(written)
+    return _descriptions.get(written, reader.struct) if length <= _MAX_KEPT_NBYTES else reader.struct()
 
 
 def _width(element: Struct) -> int:

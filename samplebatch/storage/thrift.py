@@ -11,8 +11,10 @@ from typing import Any
 from samplebatch.errors import FormatError
 
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+_NUMBERS = frozenset((_I16, _I32, _I64))
 _MAX_DEPTH = 16
 
+Data = bytes | memoryview
 Struct = dict[int, Any]
 """Values of a struct by the numbers of their fields: int, bool, float, bytes, list, Struct; of a map, None."""
 
@@ -22,16 +24,16 @@ class ThriftReader:
 
     Examples
     --------
-    >>> reader = ThriftReader(memoryview(bytes([0x15, 0x06, 0x18, 1, 65, 0, 9])))
+    >>> reader = ThriftReader(bytes([0x15, 0x06, 0x18, 1, 65, 0, 9]))
     >>> reader.struct(), reader.place
     ({1: 3, 2: b'A'}, 6)
     """
 
-    def __init__(self, view: memoryview, place: int = 0) -> None:
-        self._view = view
+    def __init__(self, data: Data, place: int = 0) -> None:
+        self._data = data
         self.place = place
 
-    def struct(self, depth: int = 0) -> Struct:
+    def struct(self) -> Struct:
         """Read a struct.
 
         Raises
@@ -39,64 +41,92 @@ class ThriftReader:
         FormatError
             If there is none.
         """
-        if depth > _MAX_DEPTH:
-            raise FormatError("a description must be flat, it is deeper than any that Parquet has")
-        found: Struct = {}
-        field = 0
-        while (head := self._byte()) != 0:
-            field = field + (head >> 4) if head >> 4 else self._zigzag()
-            found[field] = self._value(head & 15, depth)
+        try:
+            found, self.place = _struct(self._data, self.place, 0)
+        except IndexError:
+            raise _cut_short() from None
         return found
 
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind in (_TRUE, _FALSE):
-            return kind == _TRUE
-        if kind == _BYTE:
-            return self._byte()
-        if kind in (_I16, _I32, _I64):
-            return self._zigzag()
-        if kind == _DOUBLE:
-            return struct.unpack("<d", self._bytes(8))[0]
-        if kind == _BINARY:
-            return bytes(self._bytes(self._varint()))
-        if kind in (_LIST, _SET):
-            return self._list(depth)
-        if kind == _STRUCT:
-            return self.struct(depth + 1)
-        raise FormatError(f"a description must have values of types that Parquet has, it has one of type {kind}")
 
-    def _list(self, depth: int) -> list[Any]:
-        head = self._byte()
-        count, kind = head >> 4, head & 15
-        if count == 15:
-            count = self._varint()
-        if count > len(self._view) - self.place:
-            raise FormatError("a description must end where its bytes do, it does not; it is cut short")
-        if kind in (_TRUE, _FALSE):
-            return [self._byte() == _TRUE for _ in range(count)]
-        return [self._value(kind, depth) for _ in range(count)]
+# Functions that hand the place on: a description has a thousand numbers, and an object that keeps the place costs
+# several times as much for each.
 
-    def _byte(self) -> int:
-        return self._bytes(1)[0]
 
-    def _bytes(self, count: int) -> memoryview:
-        found = self._view[self.place : self.place + count]
-        if len(found) < count:
-            raise FormatError("a description must end where its bytes do, it does not; it is cut short")
-        self.place += count
-        return found
+def _struct(data: Data, place: int, depth: int) -> tuple[Struct, int]:
+    if depth > _MAX_DEPTH:
+        raise FormatError("a description must be flat, it is deeper than any that Parquet has")
+    found: Struct = {}
+    field = 0
+    while head := data[place]:
+        if head >> 4:
+            field += head >> 4
+            place += 1
+        else:
+            number, place = _varint(data, place + 1)
+            field = _signed(number)
+        found[field], place = _value(data, place, head & 15, depth)
+    return found, place + 1
 
-    def _varint(self) -> int:
-        found = shift = 0
-        while True:
-            byte = self._byte()
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found
-            shift += 7
-            if shift > 63:
-                raise FormatError("a description must have numbers of 64 bits, it has a longer one")
 
-    def _zigzag(self) -> int:
-        found = self._varint()
-        return (found >> 1) ^ -(found & 1)
+def _value(data: Data, place: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in _NUMBERS:
+        number, place = _varint(data, place)
+        return (number >> 1) ^ -(number & 1), place
+    if kind == _BINARY:
+        count, place = _varint(data, place)
+        return bytes(_bytes(data, place, count)), place + count
+    if kind == _STRUCT:
+        return _struct(data, place, depth + 1)
+    if kind in (_LIST, _SET):
+        return _list(data, place, depth)
+    if kind in (_TRUE, _FALSE):
+        return kind == _TRUE, place
+    if kind == _BYTE:
+        return data[place], place + 1
+    if kind == _DOUBLE:
+        return struct.unpack("<d", _bytes(data, place, 8))[0], place + 8
+    raise FormatError(f"a description must have values of types that Parquet has, it has one of type {kind}")
+
+
+def _list(data: Data, place: int, depth: int) -> tuple[list[Any], int]:
+    count, kind = data[place] >> 4, data[place] & 15
+    place += 1
+    if count == 15:
+        count, place = _varint(data, place)
+    if count > len(data) - place:
+        raise _cut_short()
+    if kind in (_TRUE, _FALSE):
+        return [byte == _TRUE for byte in data[place : place + count]], place + count
+    found = []
+    for _ in range(count):
+        value, place = _value(data, place, kind, depth)
+        found.append(value)
+    return found, place
+
+
+def _bytes(data: Data, place: int, count: int) -> Data:
+    if count > len(data) - place:
+        raise _cut_short()
+    return data[place : place + count]
+
+
+def _varint(data: Data, place: int) -> tuple[int, int]:
+    found = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, place
+        shift += 7
+        if shift > 63:
+            raise FormatError("a description must have numbers of 64 bits, it has a longer one")
+
+
+def _signed(number: int) -> int:
+    """Undo the zigzag in which numbers of either sign are written."""
+    return (number >> 1) ^ -(number & 1)
+
+
+def _cut_short() -> FormatError:
+    return FormatError("a description must end where its bytes do, it does not; it is cut short")
