@@ -1,8 +1,12 @@
 """`storage.*`: experience on disk, beside what pyarrow does without us and what peers write.
 
-200,000 steps of a small environment: eight columns, of which observations have most of the bytes. Every contestant
-reads and writes through the page cache, with its own defaults; files lie in a folder of their own, that goes when the
-process ends. Bare pyarrow writes a file as we promise to, whole or not at all and on the disk, but for the checksums.
+200,000 steps of a small environment: eight columns, of which observations have most of the bytes; or the first 2,000,
+which RLlib can write in time. Every contestant reads and writes through the page cache, with its own defaults. Files
+lie in a folder of their own, that goes when the process ends.
+
+Ours and bare pyarrow write a file whole or not at all, and have it on the disk when they return; in the rows of `save`,
+peers wait for the disk as well, and in those `without waiting` they do not, as is their own way. Bare neither writes
+nor compares checksums. Random rows are gathered from what has been loaded; bare gathers into memory that is there.
 `python -m benchmarks.bench_storage` prints all rows and the bytes on disk.
 """
 
@@ -10,53 +14,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from benchmarks import storage_peers as peers
 from benchmarks.harness import Row, Way, row
-
-N = 200_000
-_PICKED = 4096
-
-
-@cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="samplebatch-storage-")
-
-
-def folder() -> Path:
-    """Return the folder of all files; it goes with the process."""
-    return Path(_temporary().name)
-
-
-def columns() -> dict[str, Any]:
-    """Make steps: floats that compress little, flags and counters that compress well."""
-    rng = np.random.default_rng(0)
-    t = np.arange(N)
-    return {
-        "obs": rng.normal(size=(N, 17)).astype("f4"),
-        "new_obs": rng.normal(size=(N, 17)).astype("f4"),
-        "actions": rng.normal(size=(N, 6)).astype("f4"),
-        "rewards": rng.normal(size=N),
-        "terminateds": t % 1000 == 999,
-        "truncateds": np.zeros(N, bool),
-        "eps_id": t // 1000,
-        "t": t % 1000,
-    }
-
-
-def _picked() -> Any:
-    return np.random.default_rng(1).integers(N, size=_PICKED)
-
+from benchmarks.stored import FIRST, N, columns, episode, files_at, first_columns, folder, picked, synced
 
 # Ours
 
@@ -75,7 +44,18 @@ def _ours_random(lib: Any, data: Any) -> Any:
 
     path = folder() / "ours.arrow"
     lib.SampleBatch(data).save(path)
-    return load(path), _picked()
+    return load(path), picked(len(data["t"]))
+
+
+def _ours_filtered(form: str) -> Callable[[Any, Any], Any]:
+    def setup(lib: Any, data: Any) -> Any:
+        from samplebatch import load
+
+        _, path = _ours(form)(lib, data)
+        wanted = [("eps_id", "==", episode(len(data["t"])))]
+        return lambda: load(path, filters=wanted)
+
+    return setup
 
 
 def _load(**options: Any) -> Callable[[Any], Any]:
@@ -171,135 +151,125 @@ def _bare_random(lib: Any, data: Any) -> Any:
         values = chunk.flatten() if nested else chunk
         array = values.to_numpy(zero_copy_only=False)
         views[name] = array.reshape(-1, chunk.type.list_size) if nested else array
-    return views, _picked()
+    rows = picked(len(data["t"]))
+    held = {name: (view, np.empty((len(rows), *view.shape[1:]), view.dtype)) for name, view in views.items()}
+
+    def gather() -> dict[str, Any]:
+        # Indices are within bounds: NumPy would gather into a hidden buffer before it looks.
+        return {name: view.take(rows, 0, out, "clip") for name, (view, out) in held.items()}
+
+    return gather
 
 
-# Peers
+def _bare_filtered(lib: Any, data: Any) -> Any:
+    from pyarrow import parquet
+
+    _, path = _bare("parquet")(lib, data)
+    wanted = [("eps_id", "==", episode(len(data["t"])))]
+    return lambda: parquet.read_table(path, page_checksum_verification=True, filters=wanted)
 
 
-def _tianshou_save(lib: Any, data: Any) -> Any:
-    import h5py
-    from tianshou.data.utils.converter import to_hdf5
-
-    path = folder() / "tianshou.hdf5"
-    batch = lib.Batch(**data)
-
-    def write() -> None:
-        with h5py.File(path, "w") as file:
-            to_hdf5(batch, file)
-
-    write()
-    return write, path
+def _rewards(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Sum the rewards, so that a mapped column is read."""
+    return lambda state: np.asarray(read(state)["rewards"]).sum()
 
 
-def _tianshou_load(state: Any) -> Any:
-    import h5py
-    from tianshou.data.utils.converter import from_hdf5
-
-    with h5py.File(state[1], "r") as file:
-        return from_hdf5(file)
-
-
-def _tianshou_column(state: Any) -> Any:
-    import h5py
-
-    with h5py.File(state[1], "r") as file:
-        return file["rewards"][:]
+_SAVE = {
+    "ours": Way(_ours("arrow"), lambda state: state[0].save(state[1])),
+    "bare": Way(_bare("arrow"), lambda state: _write_arrow(*state)),
+}
+_MANY_PEERS = {"tianshou": peers.tianshou_save, "tensordict": peers.tensordict_save, "minari": peers.minari_save}
+_PEERS = {**_MANY_PEERS, "rllib": peers.rllib_save}
 
 
-def _tensordict_save(lib: Any, data: Any) -> Any:
-    import torch
-    from tensordict import TensorDict
+def _saving(name: str, data: Callable[[], Any], writers: dict[str, Callable[[Any, Any], Any]]) -> list[Row]:
+    """Declare the rows in which peers wait for the disk, and do not."""
 
-    path = folder() / "tensordict"
-    held = TensorDict({name: torch.from_numpy(value) for name, value in data.items()}, [N])
-    held.memmap(str(path))
-    return lambda: held.memmap(str(path)), path, held
+    def waiting(wrap: Callable[[Any], Any]) -> dict[str, Way]:
+        return {who: Way(wrap(setup), lambda state: state[0]()) for who, setup in writers.items()}
 
-
-def _tensordict_load(state: Any) -> Any:
-    from tensordict import TensorDict
-
-    return TensorDict.load_memmap(str(state[1]))
-
-
-def _tensordict_random(lib: Any, data: Any) -> Any:
-    import torch
-
-    return _tensordict_load(_tensordict_save(lib, data)), torch.from_numpy(_picked())
-
-
-def _rllib_save(lib: Any, data: Any) -> Any:
-    from ray.rllib.offline.json_writer import _to_json
-
-    batch, path = lib.SampleBatch({name: value[:2000] for name, value in data.items()}), folder() / "rllib.json"
-
-    def write() -> None:
-        path.write_text(_to_json(batch, []))
-
-    write()
-    return write, path
-
-
-def _rllib_load(path: Path) -> Any:
-    from ray.rllib.offline.json_reader import from_json_data
-
-    return from_json_data(json.loads(path.read_text()), None)
-
-
-def _minari_save(lib: Any, data: Any) -> Any:
-    place = folder() / "minari"
-    os.environ["MINARI_DATASETS_PATH"] = str(place)
-    ends = np.flatnonzero(np.diff(data["eps_id"], append=-1)) + 1
-    episodes = [
-        lib.EpisodeBuffer(
-            observations=np.concatenate([data["obs"][start:stop], data["new_obs"][stop - 1 : stop]]),
-            actions=data["actions"][start:stop],
-            rewards=data["rewards"][start:stop].tolist(),
-            terminations=data["terminateds"][start:stop].tolist(),
-            truncations=data["truncateds"][start:stop].tolist(),
-        )
-        for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
+    return [
+        row(name, data, traffic=True, view=None, **_SAVE, **waiting(synced)),
+        row(
+            f"{name} without waiting", data, traffic=True, view=None, ours=_SAVE["ours"], **waiting(lambda setup: setup)
+        ),
     ]
 
-    def write() -> None:
-        shutil.rmtree(place / "steps", ignore_errors=True)
-        lib.write("steps/steps-v0", episodes, *(lib.box(data[name].shape[1]) for name in ("obs", "actions")))
 
-    write()
-    return write, place
+def _reading(kind: str, data: Callable[[], Any], *, with_rllib: bool) -> list[Row]:
+    """Declare the rows of loading, of one column, of random rows and of the rows of one episode."""
+    rllib = {
+        "load": Way(peers.rllib_save, peers.rllib_load),
+        "column": Way(peers.rllib_save, _rewards(peers.rllib_load)),
+        "rows": Way(peers.rllib_rows),
+        "filtered": Way(peers.rllib_filtered),
+    }
 
+    def theirs(work: str) -> dict[str, Way]:
+        return {"rllib": rllib[work]} if with_rllib else {}
 
-def _minari_load(lib: Any, data: Any) -> Any:
-    _minari_save(lib, data)
-    return lib
+    return [
+        row(
+            f"storage.load.{kind}",
+            data,
+            view=None,
+            ours=Way(_ours("arrow"), _load()),
+            bare=Way(_bare("arrow"), _map_arrow),
+            tianshou=Way(peers.tianshou_save, peers.tianshou_load),
+            tensordict=Way(peers.tensordict_save, peers.tensordict_load),
+            minari=Way(peers.minari_load),
+            **theirs("load"),
+        ),
+        row(
+            f"storage.one column of eight.{kind}",
+            data,
+            view=None,
+            ours=Way(_ours("arrow"), _rewards(_load(columns=["rewards"]))),
+            bare=Way(_bare("arrow"), _rewards(_map_arrow)),
+            tianshou=Way(peers.tianshou_save, lambda state: peers.tianshou_column(state).sum()),
+            tensordict=Way(peers.tensordict_save, _rewards(peers.tensordict_load)),
+            minari=Way(peers.minari_column, lambda read: read().sum()),
+            **theirs("column"),
+        ),
+        row(
+            f"storage.random rows.{kind}",
+            data,
+            traffic=True,
+            view=None,
+            ours=Way(_ours_random, lambda state: state[0].take(state[1])),
+            bare=Way(_bare_random),
+            tianshou=Way(peers.tianshou_rows),
+            tensordict=Way(peers.tensordict_rows),
+            minari=Way(peers.minari_rows),
+            **theirs("rows"),
+        ),
+        row(
+            f"storage.filtered.{kind}",
+            data,
+            traffic=True,
+            view=None,
+            ours=Way(_ours_filtered("arrow")),
+            tianshou=Way(peers.tianshou_filtered),
+            tensordict=Way(peers.tensordict_filtered),
+            minari=Way(peers.minari_filtered),
+            **theirs("filtered"),
+        ),
+    ]
 
-
-def _first_steps() -> dict[str, Any]:
-    return {name: value[:2000] for name, value in columns().items()}
-
-
-_FILTER = [("eps_id", "==", 77)]
 
 ROWS: list[Row] = [
-    row(
-        "storage.save.arrow",
-        columns,
-        traffic=True,
-        view=None,
-        ours=Way(_ours("arrow"), lambda state: state[0].save(state[1])),
-        bare=Way(_bare("arrow"), lambda state: _write_arrow(*state)),
-        tianshou=Way(_tianshou_save, lambda state: state[0]()),
-        tensordict=Way(_tensordict_save, lambda state: state[0]()),
-    ),
+    *_saving("storage.save.arrow", columns, _MANY_PEERS),
     row(
         "storage.save.arrow with checksums",
         columns,
         traffic=True,
         view=None,
-        ours=Way(_ours("arrow"), lambda state: state[0].save(state[1])),
+        ours=_SAVE["ours"],
         bare=Way(_bare("arrow"), lambda state: _write_arrow_with_crc(*state)),
     ),
+    *_reading("arrow", columns, with_rllib=False),
+    *_saving("storage.save.2000 steps", first_columns, _PEERS),
+    *_reading("2000 steps", first_columns, with_rllib=True),
     row(
         "storage.save.parquet",
         columns,
@@ -307,35 +277,6 @@ ROWS: list[Row] = [
         view=None,
         ours=Way(_ours("parquet"), lambda state: state[0].save(state[1])),
         bare=Way(_bare("parquet"), lambda state: _write_parquet(*state)),
-    ),
-    row(
-        "storage.save.2000 steps",
-        _first_steps,
-        traffic=True,
-        view=None,
-        ours=Way(_ours("arrow"), lambda state: state[0].save(state[1])),
-        bare=Way(_bare("arrow"), lambda state: _write_arrow(*state)),
-        rllib=Way(_rllib_save, lambda state: state[0]()),
-        minari=Way(_minari_save, lambda state: state[0]()),
-    ),
-    row(
-        "storage.load.2000 steps",
-        _first_steps,
-        traffic=True,
-        view=None,
-        ours=Way(_ours("arrow"), _load()),
-        bare=Way(_bare("arrow"), _map_arrow),
-        rllib=Way(_rllib_save, lambda state: _rllib_load(state[1])),
-        minari=Way(_minari_load, lambda lib: lib.read("steps/steps-v0")),
-    ),
-    row(
-        "storage.load.arrow",
-        columns,
-        view=None,
-        ours=Way(_ours("arrow"), _load()),
-        bare=Way(_bare("arrow"), _map_arrow),
-        tianshou=Way(_tianshou_save, _tianshou_load),
-        tensordict=Way(_tensordict_save, _tensordict_load),
     ),
     row(
         "storage.load.parquet",
@@ -354,30 +295,12 @@ ROWS: list[Row] = [
         bare=Way(_bare("parquet"), _read_parquet(columns=["rewards"])),
     ),
     row(
-        "storage.one column of eight.arrow",
-        columns,
-        view=None,
-        ours=Way(_ours("arrow"), lambda state: _load(columns=["rewards"])(state)["rewards"].sum()),
-        bare=Way(_bare("arrow"), lambda state: _map_arrow(state).column("rewards").to_numpy().sum()),
-        tianshou=Way(_tianshou_save, lambda state: _tianshou_column(state).sum()),
-        tensordict=Way(_tensordict_save, lambda state: _tensordict_load(state)["rewards"].sum()),
-    ),
-    row(
         "storage.filtered.parquet",
         columns,
         traffic=True,
         view=None,
-        ours=Way(_ours("parquet"), _load(filters=_FILTER)),
-        bare=Way(_bare("parquet"), _read_parquet(filters=_FILTER)),
-    ),
-    row(
-        "storage.random rows",
-        columns,
-        traffic=True,
-        view=None,
-        ours=Way(_ours_random, lambda state: state[0].take(state[1])),
-        bare=Way(_bare_random, lambda state: {name: view.take(state[1], 0) for name, view in state[0].items()}),
-        tensordict=Way(_tensordict_random, lambda state: state[0][state[1]]),
+        ours=Way(_ours_filtered("parquet")),
+        bare=Way(_bare_filtered),
     ),
 ]
 
@@ -388,21 +311,14 @@ def sizes() -> dict[str, int]:
 
     from benchmarks.peers import library
 
-    data = columns()
     ours = library("ours")
+    data = columns()
     found = {f"ours.{form}": _ours(form)(ours, data)[1].stat().st_size for form in ("arrow", "parquet")}
     found |= {f"bare.{form}": _bare(form)(None, data)[1].stat().st_size for form in ("arrow", "parquet")}
-    peers: dict[str, Callable[[Any, Any], Any]] = {
-        "tianshou.hdf5": _tianshou_save,
-        "tensordict": _tensordict_save,
-        "rllib.json": _rllib_save,
-        "minari": _minari_save,
-    }
-    for name, make in peers.items():
-        peer = library(name.split(".")[0]) or SimpleNamespace()
-        path = make(peer, data)[1]
-        files = [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
-        found[name] = sum(entry.stat().st_size for entry in files) * (100 if name == "rllib.json" else 1)
+    for name, setup in _PEERS.items():
+        peer = library(name) or SimpleNamespace()
+        path = setup(peer, first_columns() if name == "rllib" else data)[1]
+        found[name] = sum(file.stat().st_size for file in files_at(path)) * (N // FIRST if name == "rllib" else 1)
     return found
 
 

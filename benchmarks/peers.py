@@ -132,7 +132,10 @@ def _minari() -> SimpleNamespace:
     def read(name: str) -> Any:
         return list(minari.load_dataset(name).iterate_episodes())
 
-    return SimpleNamespace(EpisodeBuffer=EpisodeBuffer, box=box, write=write, read=read)
+    def read_episode(name: str, number: int) -> Any:
+        return minari.load_dataset(name)[number]
+
+    return SimpleNamespace(EpisodeBuffer=EpisodeBuffer, box=box, write=write, read=read, read_episode=read_episode)
 
 
 def _torch() -> SimpleNamespace:
