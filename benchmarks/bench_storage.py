@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,12 +25,12 @@ import numpy as np
 
 from benchmarks import storage_peers as peers
 from benchmarks.harness import Row, Way, row
-from benchmarks.stored import FIRST, N, columns, episode, files_at, first_columns, folder, picked, synced
+from benchmarks.stored import FIRST, N, Setup, columns, episode, files_at, first_columns, folder, picked, synced
 
 # Ours
 
 
-def _ours(form: str) -> Callable[[Any, Any], Any]:
+def _ours(form: str) -> Setup:
     def setup(lib: Any, data: Any) -> Any:
         batch, path = lib.SampleBatch(data), folder() / f"ours.{form}"
         batch.save(path)
@@ -47,7 +47,7 @@ def _ours_random(lib: Any, data: Any) -> Any:
     return load(path), picked(len(data["t"]))
 
 
-def _ours_filtered(form: str) -> Callable[[Any, Any], Any]:
+def _ours_filtered(form: str) -> Setup:
     def setup(lib: Any, data: Any) -> Any:
         from samplebatch import load
 
@@ -116,7 +116,7 @@ def _write_parquet(table: Any, path: Path) -> None:
         parquet.write_table(table, file, **options)
 
 
-def _bare(form: str) -> Callable[[Any, Any], Any]:
+def _bare(form: str) -> Setup:
     def setup(lib: Any, data: Any) -> Any:
         table, path = _table(data), folder() / f"bare.{form}"
         (_write_arrow if form == "arrow" else _write_parquet)(table, path)
@@ -178,14 +178,18 @@ _SAVE = {
     "ours": Way(_ours("arrow"), lambda state: state[0].save(state[1])),
     "bare": Way(_bare("arrow"), lambda state: _write_arrow(*state)),
 }
-_MANY_PEERS = {"tianshou": peers.tianshou_save, "tensordict": peers.tensordict_save, "minari": peers.minari_save}
-_PEERS = {**_MANY_PEERS, "rllib": peers.rllib_save}
+_MANY_PEERS: dict[str, Setup] = {
+    "tianshou": peers.tianshou_save,
+    "tensordict": peers.tensordict_save,
+    "minari": peers.minari_save,
+}
+_PEERS: dict[str, Setup] = {**_MANY_PEERS, "rllib": peers.rllib_save}
 
 
-def _saving(name: str, data: Callable[[], Any], writers: dict[str, Callable[[Any, Any], Any]]) -> list[Row]:
+def _saving(name: str, data: Callable[[], Any], writers: Mapping[str, Setup]) -> list[Row]:
     """Declare the rows in which peers wait for the disk, and do not."""
 
-    def waiting(wrap: Callable[[Any], Any]) -> dict[str, Way]:
+    def waiting(wrap: Callable[[Setup], Setup]) -> dict[str, Way]:
         return {who: Way(wrap(setup), lambda state: state[0]()) for who, setup in writers.items()}
 
     return [

@@ -19,6 +19,8 @@ EPISODE = 77
 EPISODE_OF_FIRST = 1
 
 Columns = dict[str, Any]
+Setup = Callable[[Any, Any], Any]
+"""Makes, from a library and the columns, what a way calls."""
 
 
 @cache
@@ -77,7 +79,7 @@ def wait_for_disk(path: Path) -> None:
             os.close(number)
 
 
-def synced(setup: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def synced(setup: Setup) -> Setup:
     """Let a peer wait until its files are on the disk, as we do; its setup returns how it writes, and where."""
 
     def waiting(lib: Any, data: Any) -> Any:
