@@ -231,7 +231,8 @@ class Draw:
     nonce
         The secret that proves that client and service share memory; None to be sent all samples.
     inline
-        Whether small samples may come in the metadata of a message, as Arrow streams, in place of record batches.
+        Whether samples may come as Arrow streams in place of record batches: small ones in the metadata of a message,
+        of large ones each large column in a message of its own.
     ahead
         Whether the learner asks for samples before it has the ones before: a large one is sent while the next is drawn.
 
