@@ -289,7 +289,7 @@ class TableReader:
         return [reader.name for _, reader in self._fields]
 
     def parts(self, columns: dict[str, Column]) -> Parts:
-        """Add what the metadata says to the columns of a table."""
+        """Complete columns to the parts of a batch, with the tree and the flags of the metadata."""
         return columns, dict(self._nested), self._flags
 
     def read(self, table: pa.Table, bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:

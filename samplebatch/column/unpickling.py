@@ -14,7 +14,7 @@ from samplebatch.errors import FormatError, UntrustedPickleError
 
 
 def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = False) -> list[Any]:
-    """Unpickle bytes from elsewhere, if the caller trusts whoever wrote them.
+    """Unpickle bytes from elsewhere, if the caller trusts their writer.
 
     Parameters
     ----------

@@ -314,7 +314,7 @@ def _join_statistics(rows: list[Statistics]) -> Statistics:
 
 
 def _tasks_table(tasks: list[str]) -> pa.Table:
-    """Lay tasks out as pandas keeps a frame whose index they are: so they are read."""
+    """Lay tasks out as pandas writes a frame with the tasks as its index, which readers expect."""
     column = {"name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     about = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], "pandas_version": "2.2.0"}

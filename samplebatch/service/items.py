@@ -1,4 +1,4 @@
-"""Items: what a replay table holds, behind one interface for tables of steps and tables of fragments."""
+"""Items: the content of a replay table, behind one interface for steps and for fragments."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Items(ABC):
         """Return the items, and all that it needs to carry on as it would have."""
 
     def freeze(self) -> dict[str, Any]:
-        """Return the state as it is at this moment, for a checkpoint: what is large may be a part to be read later."""
+        """Return the state as it is at this moment, for a checkpoint; large parts may be read later."""
         return self.state_dict()
 
     @abstractmethod

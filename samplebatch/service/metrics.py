@@ -1,4 +1,4 @@
-"""MetricsServer: how tables stand, for Prometheus and whoever else reads its text format."""
+"""MetricsServer: sizes, counts and limits of tables over HTTP, in Prometheus's text format."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Shards:
         return found
 
     def _try_again(self, shard: Shard) -> None:
-        """Send a lost shard what it has not acknowledged, and take it back if that works."""
+        """Send a lost shard the fragments that it has not acknowledged, and take it back if that works."""
         shard.lost_at = None
         try:
             self.on(shard, ReplayClient.flush)
@@ -199,7 +199,7 @@ class Shards:
 
 
 def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield what several streams yield, as it comes, with the number of the stream.
+    """Yield the items of several streams as they come, each with the number of its stream.
 
     Each is read by a thread of its own, one item ahead. A stream that raises ServiceError is over.
 

@@ -379,7 +379,7 @@ class StepItems(Items):
         return [[writer, environment, ring] for (writer, environment), ring in self._streams.items()]
 
     def set_streams(self, streams: Any) -> None:
-        """Set what `streams` returned.
+        """Restore the writers' rings that `streams` returned.
 
         Raises
         ------

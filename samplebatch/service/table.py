@@ -346,7 +346,7 @@ class ReplayTable:
     # Limits
 
     def set_limits(self, **limits: Any) -> None:
-        """Change limits while writers and learners are at work: whoever waits looks again.
+        """Change limits while writers and learners are at work, and wake the requests that wait.
 
         Parameters
         ----------
