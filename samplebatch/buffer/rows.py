@@ -24,7 +24,7 @@ from samplebatch.buffer.gather import (
     slots_in,
 )
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.samplers import Sampler
+from samplebatch.buffer.samplers import Sampler, Uniform
 from samplebatch.buffer.store import Range
 from samplebatch.buffer.stored_batch import set_columns, stored_batch
 from samplebatch.buffer.table import Table
@@ -217,11 +217,12 @@ class Rows:
         return self._finish(held, ranges)
 
     def _rows(self, slots: Ints) -> Batch:
-        held = rows_at(self._table, slots, self.stack_num)
-        # Most buffers cast nothing, and every sample comes through here.
+        # Every sample comes through here: the number is read without its property, and most buffers add nothing.
+        held = rows_at(self._table, slots, self.__dict__["stack_num"])
         if "reward_dtype" in self.options:
             held["rew"] = self._cast_rewards(held["rew"])
-        held.update(self._sampler.columns(self._table, slots))
+        if type(self._sampler) is not Uniform:
+            held.update(self._sampler.columns(self._table, slots))
         return node(Batch, held)
 
     def _cast_rewards(self, values: Any) -> Any:

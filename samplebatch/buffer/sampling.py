@@ -128,7 +128,7 @@ class Sampling(ShownRows):
             return self._draw(batch_size) - self._start
 
     def _draw(self, batch_size: int | None) -> Ints:
-        if batch_size is not None:
+        if batch_size is not None and type(batch_size) is not int:
             batch_size = whole("batch_size", batch_size, None)
         frames = self.stack_num if self.options["sample_avail"] else 1
         if batch_size is not None and batch_size > 0:

@@ -128,21 +128,27 @@ class VectorEnvironments(Environments):
 
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
         """Step every environment; see `Environments.step_raw`."""
-        if not self._raw:
-            return (*self._step_exactly(actions), None)
-        step = self.env.step(actions[0])
-        self.made += 1
-        obs, rewards, terminateds, truncateds, infos = step
-        try:
-            if (
-                obs.dtype, obs.shape, rewards.dtype, rewards.shape,
-                terminateds.dtype, terminateds.shape, truncateds.dtype, truncateds.shape,
-            ) == self._usual:  # fmt: skip
-                return (obs,), rewards, terminateds, truncateds, infos, None
-        except AttributeError:
-            # One is no array.
-            pass
-        return (*self._convert(*step), None)
+        resets = self._resets
+        if self._raw:
+            obs, rewards, terminateds, truncateds, infos = step = self.env.step(actions[0])
+            self.made += 1
+            try:
+                usual = (
+                    obs.dtype, obs.shape, rewards.dtype, rewards.shape,
+                    terminateds.dtype, terminateds.shape, truncateds.dtype, truncateds.shape,
+                ) == self._usual  # fmt: skip
+            except AttributeError:
+                # One is no array.
+                usual = False
+            if usual:
+                obs = (obs,)
+            else:
+                obs, rewards, terminateds, truncateds, infos = self._convert(*step)
+        else:
+            obs, rewards, terminateds, truncateds, infos = self._step_exactly(actions)
+        if self.resets_later:
+            self._note_ends(terminateds, truncateds)
+        return obs, rewards, terminateds, truncateds, infos, resets
 
 
 class NextStepEnvironments(VectorEnvironments):
@@ -163,13 +169,6 @@ class NextStepEnvironments(VectorEnvironments):
         if not self._resets_again:
             self._forget_ends()
         return super().reset(seeds=seeds, **given)
-
-    def step_raw(self, actions: Sequence[Leaf]) -> Any:
-        """Step or reset every environment; see `Environments.step_raw`."""
-        resets = self._resets
-        obs, rewards, terminateds, truncateds, infos, _ = super().step_raw(actions)
-        self._note_ends(terminateds, truncateds)
-        return obs, rewards, terminateds, truncateds, infos, resets
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Bring raw steps into one form; see `Environments.finish_chunk`.
