@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from samplebatch import Collector, HERVectorReplayBuffer, VectorReplayBuffer
+from samplebatch import Collector, HERVectorReplayBuffer, RolloutWorkers, VectorReplayBuffer
 from samplebatch.learn import (
     DQN,
     MLP,
@@ -22,6 +22,7 @@ from samplebatch.learn import (
     DiscreteCritic,
     DiscreteQLearningPolicy,
     GaussianNoise,
+    OffPolicyTrainerParams,
     SACPolicy,
     policy_within_training_step,
 )
@@ -124,6 +125,23 @@ def test_a_point_learns_to_reach_its_goals(make: Any) -> None:
     torch.manual_seed(0)
     algorithm = make([64, 64], gamma=0.95, tau=0.02, **({"alpha": 0.05} if make is sac else {}))
     assert train(algorithm, PointReaching, buffer_for(PointReaching), steps=8000) > 0.9
+
+
+def test_workers_fill_a_hindsight_buffer_while_the_algorithm_updates() -> None:
+    torch.manual_seed(0)
+    algorithm, buffer = dqn([16]), buffer_for(BitFlipping)
+    with RolloutWorkers(BitFlipping, algorithm.policy, buffer, num_workers=2, envs_per_worker=2, seed=0) as workers:
+        params = OffPolicyTrainerParams(
+            training_collector=workers, max_epochs=1, epoch_num_steps=160, collection_step_num_env_steps=40,
+            update_step_num_gradient_steps_per_sample=0.1, overlap=True, verbose=False, show_progress=False,
+        )  # fmt: skip
+        info = algorithm.run_training(params)
+    assert (info.train_step, algorithm.updates, len(buffer)) == (160, 16, 160)
+    rows, indices = buffer.sample(500)
+    after = rows.obs_next
+    np.testing.assert_array_equal(rows.rew, bit_reward(after.achieved_goal, after.desired_goal))
+    changed = (after.desired_goal != buffer[indices].obs_next.desired_goal).any(-1)
+    assert 0.5 < changed.mean() < 0.95
 
 
 @pytest.mark.long
