@@ -18,7 +18,6 @@ from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn.algorithm import OfflineAlgorithm
 from samplebatch.learn.optimizer import AdamOptimizerFactory, OptimizerFactory
 from samplebatch.learn.sac import SACPolicy, SACTrainingStats, SoftActorCritic
-from samplebatch.learn.temperature import Alpha
 
 Contrasts = list[tuple[torch.Tensor, torch.Tensor, bool]]
 """Actions by how they were drawn, with their log-densities, and whether the policy drew them."""
@@ -60,7 +59,7 @@ class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
 
     Parameters
     ----------
-    policy, policy_optim, critic, critic_optim, critic2, critic2_optim, tau, gamma, alpha
+    policy, policy_optim, **options
         As `SAC` takes them.
     cql_alpha_lr
         The learning rate of the Lagrange multiplier.
@@ -98,15 +97,8 @@ class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
         *,
         policy: SACPolicy,
         policy_optim: OptimizerFactory,
-        critic: nn.Module,
-        critic_optim: OptimizerFactory,
-        critic2: nn.Module | None = None,
-        critic2_optim: OptimizerFactory | None = None,
         cql_alpha_lr: float = 1e-4,
         cql_weight: float = 1.0,
-        tau: float = 0.005,
-        gamma: float = 0.99,
-        alpha: float | Alpha = 0.2,
         temperature: float = 1.0,
         with_lagrange: bool = True,
         lagrange_threshold: float = 10.0,
@@ -117,19 +109,9 @@ class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
         alpha_max: float = 1e6,
         max_grad_norm: float = 1.0,
         calibrated: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            policy=policy,
-            policy_optim=policy_optim,
-            critic=critic,
-            critic_optim=critic_optim,
-            critic2=critic2,
-            critic2_optim=critic2_optim,
-            tau=tau,
-            gamma=gamma,
-            alpha=alpha,
-            max_grad_norm=max_grad_norm,
-        )
+        super().__init__(policy=policy, policy_optim=policy_optim, max_grad_norm=max_grad_norm, **options)
         if not min_action < max_action:
             raise ArgumentError(f"min_action must be below max_action, got {min_action} and {max_action}")
         self.cql_weight, self.temperature = cql_weight, positive("temperature", temperature)

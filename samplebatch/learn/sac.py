@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
@@ -13,7 +13,6 @@ from torch.distributions import Independent, Normal
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.exploration import BaseNoise
 from samplebatch.learn.networks import ask
 from samplebatch.learn.noisy_policy import ContinuousPolicyWithExplorationNoise
 from samplebatch.learn.optimizer import OptimizerFactory, descend
@@ -33,7 +32,7 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
     ----------
     actor
         From observations to a pair of means and standard deviations, and the state: `((loc, scale), state)`.
-    exploration_noise, action_space, observation_space, action_scaling
+    action_space, **options
         As `ContinuousPolicyWithExplorationNoise` takes them. The policy explores without noise, too.
     deterministic_eval
         Whether the most likely action before squashing is taken outside of training steps, where others are drawn.
@@ -48,18 +47,11 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         self,
         *,
         actor: nn.Module,
-        exploration_noise: BaseNoise | Literal["default"] | None = None,
-        deterministic_eval: bool = True,
-        action_scaling: bool = True,
         action_space: gymnasium.Space[Any],
-        observation_space: gymnasium.Space[Any] | None = None,
+        deterministic_eval: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            exploration_noise=exploration_noise,
-            action_space=action_space,
-            observation_space=observation_space,
-            action_scaling=action_scaling,
-        )
+        super().__init__(action_space=action_space, **options)
         self.actor, self.deterministic_eval = actor, deterministic_eval
 
     def forward(self, batch: Batch, state: Any = None) -> Batch:
@@ -96,7 +88,7 @@ class SoftActorCritic(TwinCritics[SACPolicy]):
 
     Parameters
     ----------
-    policy, policy_optim, critic, critic_optim, critic2, critic2_optim, tau, gamma, n_step_return_horizon, max_grad_norm
+    policy, policy_optim, **options
         As `TwinCritics` takes them.
     alpha
         The temperature: the weight of entropy beside rewards, fixed or an `AutoAlpha` that learns it.
@@ -110,32 +102,9 @@ class SoftActorCritic(TwinCritics[SACPolicy]):
     """
 
     def __init__(
-        self,
-        *,
-        policy: SACPolicy,
-        policy_optim: OptimizerFactory,
-        critic: nn.Module,
-        critic_optim: OptimizerFactory,
-        critic2: nn.Module | None = None,
-        critic2_optim: OptimizerFactory | None = None,
-        tau: float = 0.005,
-        gamma: float = 0.99,
-        alpha: float | Alpha = 0.2,
-        n_step_return_horizon: int = 1,
-        max_grad_norm: float | None = None,
+        self, *, policy: SACPolicy, policy_optim: OptimizerFactory, alpha: float | Alpha = 0.2, **options: Any
     ) -> None:
-        super().__init__(
-            policy=policy,
-            policy_optim=policy_optim,
-            critic=critic,
-            critic_optim=critic_optim,
-            critic2=critic2,
-            critic2_optim=critic2_optim,
-            tau=tau,
-            gamma=gamma,
-            n_step_return_horizon=n_step_return_horizon,
-            max_grad_norm=max_grad_norm,
-        )
+        super().__init__(policy=policy, policy_optim=policy_optim, **options)
         self.alpha = alpha if isinstance(alpha, Alpha) else FixedAlpha(alpha)
         self.alpha_optim = None if self.alpha.optim is None else self._create_optimizer(self.alpha, self.alpha.optim)
 

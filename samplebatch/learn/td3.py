@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
@@ -12,7 +12,6 @@ from torch import nn
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.exploration import BaseNoise
 from samplebatch.learn.networks import ask
 from samplebatch.learn.noisy_policy import ContinuousPolicyWithExplorationNoise
 from samplebatch.learn.optimizer import OptimizerFactory
@@ -26,7 +25,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
     ----------
     actor
         From observations to actions, in [-1, 1] if they are to be scaled to the space.
-    exploration_noise, action_space, observation_space, action_scaling, action_bound_method
+    action_space, **options
         As `ContinuousPolicyWithExplorationNoise` takes them.
 
     Raises
@@ -41,23 +40,8 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
     array([2.], dtype=float32)
     """
 
-    def __init__(
-        self,
-        *,
-        actor: nn.Module,
-        exploration_noise: BaseNoise | Literal["default"] | None = None,
-        action_space: gymnasium.Space[Any],
-        observation_space: gymnasium.Space[Any] | None = None,
-        action_scaling: bool = True,
-        action_bound_method: Literal["clip"] | None = "clip",
-    ) -> None:
-        super().__init__(
-            exploration_noise=exploration_noise,
-            action_space=action_space,
-            observation_space=observation_space,
-            action_scaling=action_scaling,
-            action_bound_method=action_bound_method,
-        )
+    def __init__(self, *, actor: nn.Module, action_space: gymnasium.Space[Any], **options: Any) -> None:
+        super().__init__(action_space=action_space, **options)
         self.actor = actor
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
@@ -93,7 +77,7 @@ class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[Continu
 
     Parameters
     ----------
-    policy, policy_optim, critic, critic_optim, critic2, critic2_optim, tau, gamma, n_step_return_horizon
+    policy, policy_optim, **options
         As `TwinCritics` takes them.
     policy_noise, noise_clip
         The standard deviation of the noise on the actions of targets, and its largest value; 0 for no bound.
@@ -113,28 +97,12 @@ class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[Continu
         *,
         policy: ContinuousDeterministicPolicy,
         policy_optim: OptimizerFactory,
-        critic: nn.Module,
-        critic_optim: OptimizerFactory,
-        critic2: nn.Module | None = None,
-        critic2_optim: OptimizerFactory | None = None,
-        tau: float = 0.005,
-        gamma: float = 0.99,
         policy_noise: float = 0.2,
         update_actor_freq: int = 2,
         noise_clip: float = 0.5,
-        n_step_return_horizon: int = 1,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            policy=policy,
-            policy_optim=policy_optim,
-            critic=critic,
-            critic_optim=critic_optim,
-            critic2=critic2,
-            critic2_optim=critic2_optim,
-            tau=tau,
-            gamma=gamma,
-            n_step_return_horizon=n_step_return_horizon,
-        )
+        super().__init__(policy=policy, policy_optim=policy_optim, **options)
         self.actor_old = self._add_lagged_network(policy.actor)
         self.policy_noise, self.noise_clip = policy_noise, noise_clip
         self.update_actor_freq = whole("update_actor_freq", update_actor_freq, 1)
