@@ -177,7 +177,7 @@ TASKS = {
             episodes=100,
         ),
         Task("bc", _cartpole, 2_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256}),
-        # Weight and tau are those that Tianshou's examples have for D4RL and for Pendulum, and its defaults.
+        # Weight and tau are the defaults of Tianshou.
         Task("cql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "tau": 0.005, "weight": 1.0}),
         Task("recurrent", _masked, 100_352, 8, (64,), 1e-3, 0.98, _PPO | {"state": 64}),
         Task(
