@@ -43,8 +43,14 @@ def as_flat(batch: Any) -> SampleBatch[Any]:
         return flatten_rows(Batch(batch), "rllib")
     if hasattr(batch, "__arrow_c_stream__"):
         return SampleBatch.from_arrow(batch)
-    hint = "; add_from takes all steps of a dataset" if hasattr(batch, "iter_episodes") else ""
-    raise ColumnTypeError(f"a buffer takes batches, mappings and tables of steps, got a {type(batch).__name__}{hint}")
+    raise ColumnTypeError(
+        f"a buffer takes batches, mappings, tables and datasets of steps, got a {type(batch).__name__}"
+    )
+
+
+def is_dataset(source: Any) -> bool:
+    """Tell whether steps come from a dataset, whose episodes are put together one at a time."""
+    return hasattr(type(source), "iter_episodes")
 
 
 def flatten_rows(batch: Batch, words: Literal["kept", "rllib"] = "kept") -> SampleBatch:

@@ -17,7 +17,7 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.saved import Saved
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
-from samplebatch.buffer.extending import as_flat
+from samplebatch.buffer.extending import as_flat, is_dataset
 from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, prepare_fragment, rows_as_added
 from samplebatch.buffer.gather import check_window
 from samplebatch.buffer.locks import new_lock
@@ -244,7 +244,7 @@ class MultiAgentReplayBuffer(Saved):
             self._steps = EnvSteps()
 
     def extend(self, batch: Any) -> None:
-        """Add a batch of several policies, or steps of the default one: anything that `ReplayBuffer.extend` takes.
+        """Add a batch of several policies, or steps of the default one: all that `ReplayBuffer.extend` takes.
 
         Raises
         ------
@@ -253,9 +253,10 @@ class MultiAgentReplayBuffer(Saved):
         SampleBatchError
             As `add` does.
         """
-        if hasattr(batch, "policy_batches"):
-            parts = {policy: as_flat(part) for policy, part in batch.policy_batches.items()}
-            self.add(MultiAgentBatch(parts, batch.count))
+        if is_dataset(batch):
+            self.add_from(batch)
+        elif hasattr(batch, "policy_batches"):
+            self.add(MultiAgentBatch({name: as_flat(part) for name, part in batch.policy_batches.items()}, batch.count))
         else:
             self.add(as_flat(batch).as_multi_agent())
 
@@ -267,11 +268,11 @@ class MultiAgentReplayBuffer(Saved):
         SampleBatchError
             As `extend` and `Dataset.fragments` do.
         """
-        steps = 0
+        added = 0
         for batch in dataset.fragments():
             self.extend(batch)
-            steps += batch.agent_steps() if isinstance(batch, MultiAgentBatch) else len(batch)
-        return steps
+            added += batch.agent_steps() if isinstance(batch, MultiAgentBatch) else len(batch)
+        return added
 
     # Sampling
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.buffer.extending import add_steps, steps_of
+from samplebatch.buffer.extending import add_steps, is_dataset, steps_of
 from samplebatch.buffer.gather import ORDER, rows_at
 from samplebatch.buffer.null_rows import drop_null_rows
 from samplebatch.buffer.ring import Added, Ints
@@ -208,7 +208,7 @@ class ReplayBuffer(SavedRows):
         return found[0] - self._start, found[1], found[2], found[3] - self._start
 
     def extend(self, batch: Any) -> Ints:
-        """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping or Arrow table, ours or others'.
+        """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
 
         RLlib's names of columns become the buffer's. The steps of each agent go in one after the other, by `eps_id`,
         `agent_index` and `t` where these are there, and go on with the ring's newest step if they follow it. Steps that
@@ -217,7 +217,7 @@ class ReplayBuffer(SavedRows):
 
         Returns
         -------
-        Array of the indices that the rows went to, in the batch's order, shape (n,).
+        Array of the indices that the rows went to, in the batch's order or that of the dataset's episodes, shape (n,).
 
         Raises
         ------
@@ -235,12 +235,14 @@ class ReplayBuffer(SavedRows):
         >>> buf.extend(SampleBatch(obs=[0, 1], actions=[1, 0], rewards=[0.5, 1.0], terminateds=[False, True]))
         array([0, 1])
         """
+        if is_dataset(batch):
+            return np.concatenate([_zeros(0, _INTP), *map(self.extend, batch.iter_episodes())])
         held, count = steps_of(batch)
         with self._table.lock:
             return add_steps(self, held, count) if count else _zeros(0, _INTP)
 
     def add_from(self, dataset: Any) -> int:
-        """Add all steps of a `Dataset`, one whole episode after the other, and return how many there were.
+        """Add all steps of a `Dataset` as `extend` does, and return how many there were.
 
         Episodes are put together from the fragments in which they were appended; no more than one is in memory.
 
@@ -249,7 +251,7 @@ class ReplayBuffer(SavedRows):
         SampleBatchError
             As `extend` and `Dataset.iter_episodes` do.
         """
-        return sum(len(self.extend(episode)) for episode in dataset.iter_episodes())
+        return len(self.extend(dataset))
 
     def update(self, buffer: ReplayBuffer) -> Ints:
         """Move the steps of another buffer here, oldest first, ring by ring.

@@ -207,7 +207,7 @@ def _refuse_selection(name: str, columns: Sequence[str] | None, filters: Filters
 
 def _refuse_missing(name: str, missing: dict[str, Any]) -> None:
     if missing:
-        raise TypeError(f"{name!r} holds nothing that lacks an argument, got {min(missing)!r}")
+        raise TypeError(f"load has no argument {min(missing)!r}, and {name!r} holds nothing that lacks one")
 
 
 def _select(batch: AnyBatch, columns: Sequence[str] | None, filters: Filters, name: str) -> AnyBatch:

@@ -192,18 +192,23 @@ def test_rows_without_ids_go_on_as_they_come() -> None:
     assert buffer[:].terminated.tolist() == [False] * 5 + [True]
 
 
-@pytest.mark.parametrize(
-    "buffer", [ReplayBuffer(4), MultiAgentReplayBuffer(4)], ids=lambda buffer: type(buffer).__name__
-)
-def test_a_dataset_is_for_add_from(buffer: Any, tmp_path: Path) -> None:
-    with pytest.raises(ColumnTypeError, match="got a Dataset; add_from takes all steps of a dataset"):
-        buffer.extend(Dataset(tmp_path / "steps"))
+def test_a_dataset_goes_in_episode_by_episode(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path / "steps")
+    for fragment in (steps(5, range(2)), steps(6, range(3), done=True), steps(5, range(2, 4), done=True)):
+        dataset.append(fragment)
+    buffer = VectorReplayBuffer(20, 2)
+    indices = buffer.extend(dataset)
+    assert buffer.obs[indices].tolist() == [500, 501, 502, 503, 600, 601, 602]
+    assert ReplayBuffer(4).extend(Dataset(tmp_path / "none")).tolist() == []
+    several = MultiAgentReplayBuffer(20)
+    several.extend(dataset)
+    assert len(several.buffers["default_policy"]) == 7
 
 
 def test_other_rows_are_refused() -> None:
     buffer = ReplayBuffer(8)
     for other in (None, 3, [1, 2]):
-        with pytest.raises(ColumnTypeError, match="a buffer takes batches, mappings and tables of steps"):
+        with pytest.raises(ColumnTypeError, match="a buffer takes batches, mappings, tables and datasets of steps"):
             buffer.extend(other)
     with pytest.raises(SequenceError, match="they come as sequences"):
         buffer.extend(steps(5, range(2)).to_sequences(2))

@@ -573,12 +573,11 @@ def test_other_tools_open_the_folder_as_it_lies(tmp_path: Path) -> None:
     filled(folder)
     table = pyarrow.dataset.dataset(folder, format="parquet").to_table()
     assert table.num_rows == 41
-    assert pl.scan_parquet(folder / "*.parquet").filter(pl.col("terminateds")).collect().height == 4
+    for scanned in (pl.scan_parquet(folder / "*.parquet"), pl.scan_parquet(folder, hidden_file_prefix="_")):
+        assert scanned.filter(pl.col("terminateds")).collect().height == 4
     assert duckdb.sql(f"select count(*) from '{folder}/*.parquet' where terminateds").fetchall() == [(4,)]
     datasets = pytest.importorskip("datasets")
-    found = datasets.load_dataset(
-        "parquet", data_files=f"{folder}/*.parquet", split="train", cache_dir=str(tmp_path / "cache")
-    )
+    found = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(found["obs.id"]) == list(range(41))
 
 
