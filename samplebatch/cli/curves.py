@@ -23,6 +23,8 @@ LOG = "log"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT = 60, 10
 _POINTS = 12
+_NUMBER_WIDTH = 9
+"""Room for any number of four digits; in a narrow terminal names of figures take several lines."""
 _MAX_PANELS = 8
 _MEAN, _STD = "returns_stat/mean", "returns_stat/std"
 _RETURNS = (f"test/{_MEAN}", f"training/{_MEAN}")
@@ -42,10 +44,12 @@ def show_curves(log: SampleBatch) -> None:
         for line in draw_text(name, curves[name]):
             say(line)
     table = Table(title=f"{len(curves)} learning curves", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("figure", no_wrap=True)
+    table.pad_edge, table.padding = False, 0
+    table.add_column("figure", overflow="fold")
     for heading in ("step", "first", "last", "largest"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+        width = None if heading == "step" else _NUMBER_WIDTH
+        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+    table.add_column("", no_wrap=True, min_width=_POINTS)
     for name, (_, steps, values) in curves.items():
         finite = values[np.isfinite(values)]
         cells = [number(float(value)) for value in (values[0], values[-1], finite.max() if len(finite) else np.nan)]

@@ -78,7 +78,7 @@ class MultiAgentCollector(Resumable):
         Keyword arguments of the functions or ids that make environments.
     map_action
         How actions become what the environments take, as for `Collector`; or one by policy id. Kept are the actions
-        before.
+        before. Policies that are `"random"` draw from the environments' spaces, and have none.
     exploration_noise
         Whether a policy's `add_exploration_noise` is called on what it decided; or what is called, on actions and
         batch, in its place; or one of these by policy id, where those that are not named get no noise. Policies that
