@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -80,14 +81,21 @@ def wait_for_disk(path: Path) -> None:
 
 
 def synced(setup: Setup) -> Setup:
-    """Let a peer wait until its files are on the disk, as we do; its setup returns how it writes, and where."""
+    """Let a peer promise as we do: its files are on the disk before they take the place of those before.
+
+    Its setup returns how it writes, and where.
+    """
 
     def waiting(lib: Any, data: Any) -> Any:
         write, path, *rest = setup(lib, data)
+        place = path.with_name(f"{path.name}.kept")
 
         def write_and_wait() -> None:
             write()
             wait_for_disk(path)
+            if place.is_dir():
+                shutil.rmtree(place)
+            path.replace(place)
 
         return write_and_wait, path, *rest
 

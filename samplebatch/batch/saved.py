@@ -22,7 +22,7 @@ class Saved:
         compression
             Of the columns. `"lz4"`, `"zstd"` or `"none"` for Arrow, which is compressed with LZ4 by default where a
             column is in memory; these, `"snappy"`, `"gzip"` or `"brotli"` for Parquet, `"zstd"` by default; `"gzip"` or
-            `"lzf"` for HDF5, none by default.
+            `"lzf"` for HDF5, `"lzf"` by default where a column is compressed in memory, else none.
 
         Raises
         ------

@@ -11,21 +11,18 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from samplebatch.arguments import choice
-from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.arrow_bodies import ArrowLayout
 from samplebatch.column.checksum import BLOCK_NBYTES
-from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import FormatError
 from samplebatch.storage.arrow_table import ArrowTable
-from samplebatch.storage.batch_table import AnyBatch, read_batch, to_table
+from samplebatch.storage.batch_table import AnyBatch, is_compressed, read_batch, to_table
 from samplebatch.storage.file_bytes import check_magic, file_bytes
 from samplebatch.storage.file_checksums import (
     ARROW,
@@ -75,13 +72,14 @@ def write_arrow(batch: AnyBatch, path: str | os.PathLike[str], *, compression: s
     Examples
     --------
     >>> import tempfile
+    >>> from samplebatch import SampleBatch
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_arrow(SampleBatch(rewards=[1.0, 2.0]), f"{folder}/batch.arrow")
     ...     read_arrow(f"{folder}/batch.arrow")["rewards"].tolist()
     [1.0, 2.0]
     """
     table = to_table(batch)
-    codec = compression or ("lz4" if _is_compressed(batch) else "none")
+    codec = compression or ("lz4" if is_compressed(batch) else "none")
     if table.get_total_buffer_size() < BLOCK_NBYTES:
         _write_small(table, path, codec)
         return
@@ -97,14 +95,6 @@ def _write_small(table: pa.Table, path: str | os.PathLike[str], compression: str
         writer.write_table(table)
     with replacing(path) as file, memoryview(sink.getvalue()) as data:
         write_summed(file, data, ARROW)
-
-
-def _is_compressed(batch: AnyBatch) -> bool:
-    """Tell whether a column of a batch is compressed; those of nested batches never are."""
-    parts: Iterable[SampleBatch] = (batch,) if isinstance(batch, SampleBatch) else ()
-    if isinstance(batch, MultiAgentBatch):
-        parts = batch.policy_batches.values()
-    return any(column.kind == CompressedColumn.kind for part in parts for column in part._all().values())
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from samplebatch.batch.nested.node import KINDS, NODE
 from samplebatch.batch.nested.tensors import tree_to
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.targets import Target
+from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import ColumnTypeError, FormatError
 from samplebatch.storage.damage import name_damage
@@ -56,6 +57,14 @@ def to_table(batch: AnyBatch) -> pa.Table:
     about: dict[str, Any] = metadata_of(table.schema) or {}
     metadata = json.dumps({**about, _EMPTY: list(_empty_paths(batch, []))}).encode()
     return table.replace_schema_metadata({**(table.schema.metadata or {}), METADATA_KEY: metadata})
+
+
+def is_compressed(batch: AnyBatch) -> bool:
+    """Tell whether a column of a batch is compressed; those of nested batches never are."""
+    parts: Iterable[SampleBatch] = (batch,) if isinstance(batch, SampleBatch) else ()
+    if isinstance(batch, MultiAgentBatch):
+        parts = batch.policy_batches.values()
+    return any(column.kind == CompressedColumn.kind for part in parts for column in part._all().values())
 
 
 def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:

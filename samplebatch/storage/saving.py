@@ -13,7 +13,15 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, FormatError, StorageError
 from samplebatch.storage import hdf5_buffer
 from samplebatch.storage.arrow_file import arrow_table, write_arrow
-from samplebatch.storage.batch_table import AnyBatch, kind_of, read_batch, select_columns, take_rows, to_table
+from samplebatch.storage.batch_table import (
+    AnyBatch,
+    is_compressed,
+    kind_of,
+    read_batch,
+    select_columns,
+    take_rows,
+    to_table,
+)
 from samplebatch.storage.buffer_file import read_buffer, write_buffer
 from samplebatch.storage.buffer_folder.buffers import copy_to_folder, open_buffer
 from samplebatch.storage.buffer_folder.status import ABOUT
@@ -40,9 +48,8 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
             raise FormatError(f"{os.fspath(path)!r} must be a folder, with a file a policy; leave out the ending")
         write_policies(thing, path, compression)
     elif form == "HDF5":
-        known = None if compression is None else choice("compression", compression, _HDF5_FILTERS)
         write = hdf5_buffer.save_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
-        write(thing, path, None if known == "none" else known)
+        write(thing, path, _hdf5_filter(thing, compression))
     elif isinstance(thing, ReplayBuffer):
         if form is None:
             copy_to_folder(thing, path)
@@ -57,6 +64,14 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
         if dataset.parts():
             raise StorageError(f"{os.fspath(path)!r} must be a new folder, and it is a dataset; append to it")
         dataset.append(thing, compression=compression or "zstd")
+
+
+def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
+    """Choose how the data sets of an HDF5 file are compressed: if nobody says, as columns are in memory."""
+    if compression is None:
+        compressed = thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else is_compressed(thing)
+        return "lzf" if compressed else None
+    return None if compression == "none" else choice("compression", compression, _HDF5_FILTERS)
 
 
 def load(

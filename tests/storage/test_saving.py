@@ -318,7 +318,7 @@ def test_columns_and_filters_are_refused_for_buffers(tmp_path: Path) -> None:
 # Sizes
 
 
-@pytest.mark.parametrize("form", ["arrow", "parquet"])
+@pytest.mark.parametrize("form", ["arrow", "parquet", "hdf5"])
 def test_a_compressed_buffer_saves_compressed(tmp_path: Path, form: str) -> None:
     buffer = ReplayBuffer(2000, compress="obs", ignore_obs_next=True)
     for i in range(2000):
@@ -326,7 +326,9 @@ def test_a_compressed_buffer_saves_compressed(tmp_path: Path, form: str) -> None
         frame[i % 80 : i % 80 + 4] = 255
         buffer.add(Batch(obs=frame, act=0, rew=0.0, terminated=i % 100 == 99, truncated=False))
     buffer.save(tmp_path / f"buffer.{form}")
-    assert os.path.getsize(tmp_path / f"buffer.{form}") < 1.2 * buffer.nbytes < 2000 * 84 * 84 / 10
+    # LZF, which every build of h5py has, finds half as much as LZ4.
+    limit = 2.2 if form == "hdf5" else 1.2
+    assert os.path.getsize(tmp_path / f"buffer.{form}") < limit * buffer.nbytes < 2000 * 84 * 84 / 10
     assert np.array_equal(load(tmp_path / f"buffer.{form}")[1500].obs, buffer[1500].obs)
 
 
@@ -349,9 +351,10 @@ def test_columns_that_are_compressed_in_memory_are_so_in_the_file(tmp_path: Path
     batch = SampleBatch(obs=np.zeros((500, 1000), np.uint8))
     expected = batch.copy()
     batch.compress(bulk=True)
-    batch.save(tmp_path / "x.arrow")
-    assert (tmp_path / "x.arrow").stat().st_size < 50_000
-    assert load(tmp_path / "x.arrow") == expected
+    for form in ("arrow", "hdf5"):
+        batch.save(tmp_path / f"x.{form}")
+        assert (tmp_path / f"x.{form}").stat().st_size < 50_000
+        assert load(tmp_path / f"x.{form}") == expected
 
 
 # Refusals
