@@ -34,9 +34,12 @@ from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
 
-_MAX_CHUNK = 512
+_MAX_CHUNK = 288
 _MAX_CHUNK_NBYTES = 1 << 25
-"""Steps of all environments, and bytes of observations, in a chunk: they are recorded together."""
+"""Steps of all environments, and bytes of observations, in a chunk: they are recorded together.
+
+These are 256 steps and an eighth for resets. The arrays of more are out of the processor's cache when they are joined.
+"""
 
 
 class Collector(Resumable):
