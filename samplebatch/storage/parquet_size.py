@@ -28,11 +28,13 @@ _PLACE_NBYTES = 8
 
 _SCHEMA, _ROW_GROUPS = 2, 4
 _ELEMENT_KIND, _ELEMENT_LENGTH, _ELEMENT_CHILDREN, _ELEMENT_MEANING = 1, 2, 5, 6
+_ELEMENT_REPETITION, _REPEATED = 3, 2
 _MEANING_WIDTHS = {11: 1, 12: 2, 15: 1, 16: 2}
 """Bytes in memory of a number of 32 bits in the file that stands for one of 8 or 16, by the meaning's number."""
 
 _GROUP_COLUMNS, _CHUNK_ABOUT = 1, 3
 _TYPE, _PATH, _VALUES, _COMPRESSED, _DATA_AT, _DICTIONARY_AT = 1, 3, 5, 7, 9, 11
+_SIZES, _TEXT_NBYTES, _REPEATED_LEVELS, _DEFINED_LEVELS = 16, 1, 2, 3
 _PAGE_NBYTES, _PAGE_STORED = 2, 3
 _PAGE_FORMS = (5, 8)
 _FORM_VALUES, _FORM_ENCODING = 1, {5: 2, 8: 4}
@@ -83,7 +85,8 @@ class BoundedReader:
         with _describing():
             self._about = _description(self._view)
             elements = self._about[_SCHEMA][1:]
-            self._widths = [_width(element) for element in elements if not element.get(_ELEMENT_CHILDREN)]
+            self._leaves = [element for element in elements if not element.get(_ELEMENT_CHILDREN)]
+            self._widths = [_width(element) for element in self._leaves]
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of some row groups.
@@ -124,6 +127,29 @@ class BoundedReader:
                 bound.take(column.get_total_buffer_size(), f"column {field.name!r}")
             batches.append(kept)
         return pa.Table.from_batches(batches)
+
+    def check_sizes(self, names: Sequence[str]) -> None:
+        """Check that row groups tell of columns with a value a row as their schema has them.
+
+        pyarrow ends the process at others, once it is asked for the statistics of a group.
+
+        Raises
+        ------
+        FormatError
+            If counts of levels, or of bytes, are those of another column.
+        """
+        with _describing():
+            for group in self._about[_ROW_GROUPS]:
+                for chunk, leaf in zip(group[_GROUP_COLUMNS], self._leaves, strict=True):
+                    about = chunk[_CHUNK_ABOUT]
+                    sizes, name = about.get(_SIZES), about[_PATH][0].decode()
+                    if not sizes or name not in names:
+                        continue
+                    repetition = leaf.get(_ELEMENT_REPETITION, 0)
+                    levels = {_REPEATED_LEVELS: repetition == _REPEATED, _DEFINED_LEVELS: repetition != 0}
+                    fits = all(len(sizes.get(field) or ()) in (0, 1 + more) for field, more in levels.items())
+                    if not fits or (_TEXT_NBYTES in sizes and leaf.get(_ELEMENT_KIND) != _BYTES):
+                        raise FormatError(f"a row group must tell the sizes of column {name!r}, got others")
 
     def _chunks(self, groups: Sequence[int], columns: Container[bytes]) -> Iterator[Chunk]:
         with _describing():

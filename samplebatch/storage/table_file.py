@@ -151,6 +151,7 @@ class ParquetTable(TableFile):
 
         form = dataset.ParquetFileFormat()
         with name_file_damage(self.name, self.form):
+            self._reader.check_sizes(condition.names)
             self._check_types(condition.names)
             fragment = form.make_fragment(self.data)
             return [group.id for group in fragment.subset(filter=condition.expression).row_groups]

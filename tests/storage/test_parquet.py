@@ -254,3 +254,14 @@ def test_filters_refuse_a_column_that_is_of_two_types(tmp_path: Path) -> None:
     path.write_bytes(data[: typed + 1] + b"\x05" + data[typed + 2 :])
     with pytest.raises(FormatError, match="column 'rewards' must be INT64, a group has UNKNOWN"):
         load(path, filters=[("rewards", ">", 1)], verify=False)
+
+
+def test_filters_refuse_a_column_whose_row_groups_tell_the_sizes_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    parquet.write_table(pa.table({"rewards": pa.array([0, 1, None])}), path)
+    data = path.read_bytes()
+    # In the schema: a 64-bit integer, optional. Row groups count its missing values, which is one count too many then.
+    optional = data.rindex(b"\x15\x04\x25\x02\x18\x07rewards")
+    path.write_bytes(data[: optional + 3] + b"\x00" + data[optional + 4 :])
+    with pytest.raises(FormatError, match="a row group must tell the sizes of column 'rewards', got others"):
+        load(path, filters=[("rewards", ">", 1)])
