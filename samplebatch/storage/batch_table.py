@@ -249,6 +249,9 @@ def _batch_of_group(
     *,
     allow_pickle: bool = False,
 ) -> AnyBatch:
+    parts = file.view(chosen) if file.num_groups == 1 else None
+    if parts is not None and about is not None:
+        return _one_batch(parts, about)
     table = file.read([group], chosen, bound)
     if about is not None and kind_of(about) == "MultiAgentBatch":
         labels = table.column(_POLICY)

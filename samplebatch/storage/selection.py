@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_, or_
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,11 @@ from samplebatch.storage.parquet_layout import holds_flags, parquet_field, to_pa
 Filters = Sequence[Any]
 """Conditions `(column, operator, value)`, all of which must hold; or a list of such lists, one of which must."""
 
-_OPERATORS = ("==", "=", "!=", "<", ">", "<=", ">=", "in", "not in")
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq, "=": operator.eq, "!=": operator.ne,
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+}  # fmt: skip
+_OPERATORS = (*_COMPARISONS, "in", "not in")
 
 
 def choose(wanted: Iterable[str] | None, known: Sequence[str], subject: str) -> list[str]:
@@ -44,6 +51,39 @@ def choose(wanted: Iterable[str] | None, known: Sequence[str], subject: str) -> 
 
 def _is_under(column: str, name: object) -> bool:
     return column == name or column.startswith(f"{name}.")
+
+
+class _Comparison(NamedTuple):
+    """A comparison of a column of numbers with one of its own type, for filters to leave to NumPy."""
+
+    name: str
+    compare: Callable[[Any, Any], Any]
+    value: Any
+
+    @classmethod
+    def of(cls, condition: tuple[str, str, Any], schema: pa.Schema) -> Self | None:
+        """Return a condition as a comparison; None if only Arrow's engine compares such values."""
+        name, sign, value = condition
+        field = schema.field(name)
+        arrow = field.type
+        if sign not in _COMPARISONS or holds_flags(field):
+            return None
+        if pa.types.is_integer(arrow) and isinstance(value, int | np.integer) and not isinstance(value, bool):
+            bounds = np.iinfo(arrow.to_pandas_dtype())
+            return cls(name, _COMPARISONS[sign], int(value)) if bounds.min <= value <= bounds.max else None
+        if (pa.types.is_float32(arrow) or pa.types.is_float64(arrow)) and isinstance(value, float | np.floating):
+            # A number of 64 bits is compared as such with columns of 32.
+            return cls(name, _COMPARISONS[sign], np.float64(value))
+        return None
+
+    def holds(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+        """Return for which rows the comparison holds."""
+        found: npt.NDArray[np.bool_] = self.compare(columns[self.name], self.value)
+        return found
+
+
+def _other_type(error: Exception) -> ArgumentError:
+    return ArgumentError(f"filters must compare columns with values of their types: {error}")
 
 
 class RowFilter:
@@ -93,12 +133,26 @@ class RowFilter:
             if pa.types.is_nested(plain):
                 raise ArgumentError(f"filters must be about columns with one value a row, {name!r} has {plain}")
         self.names = list(names)
-        self.expression: Any = parquet.filters_to_expression(filters)
-        # Values of other types than their columns are found before anything is read.
-        self.rows(pa.schema([schema.field(name) for name in names]).empty_table())
+        try:
+            self.expression: Any = parquet.filters_to_expression(filters)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise _other_type(error) from error
+        numbers = [[one for own in group if (one := _Comparison.of(own, schema))] for group in groups]
+        self._comparisons = numbers if [*map(len, numbers)] == [*map(len, groups)] else None
+        if self._comparisons is None:
+            # Values of other types than their columns are found before anything is read.
+            self._find(pa.schema([schema.field(name) for name in names]).empty_table())
 
     def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """Return the rows of a table, in order, for which the condition holds."""
+        if self._comparisons is None or any(table.column(name).null_count for name in self.names):
+            return self._find(table)
+        columns = {name: table.column(name).to_numpy() for name in self.names}
+        masks = [reduce(and_, [one.holds(columns) for one in group]) for group in self._comparisons]
+        return reduce(or_, masks).nonzero()[0]
+
+    def _find(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """Find rows by Arrow's engine, which takes values of every type, and 0.2 ms for the fewest."""
         columns: dict[str, Any] = {}
         for name in self.names:
             field = table.schema.field(name)
@@ -109,6 +163,6 @@ class RowFilter:
         try:
             kept = pa.table(columns).filter(self.expression)
         except pa.ArrowException as error:
-            raise ArgumentError(f"filters must compare columns with values of their types: {error}") from error
+            raise _other_type(error) from error
         found: npt.NDArray[np.int64] = kept.column(number).to_numpy()
         return found
