@@ -5,8 +5,9 @@ which RLlib can write in time. Every contestant reads and writes through the pag
 lie in a folder of their own, that goes when the process ends.
 
 Ours and bare pyarrow write a file whole or not at all, and have it on the disk when they return; in the rows of `save`,
-peers wait for the disk as well, and in those `without waiting` they do not, as is their own way. Bare neither writes
-nor compares checksums. Random rows are gathered from what has been loaded; bare gathers into memory that is there.
+peers wait for the disk as well, and in those `without waiting` they do not, as is their own way. All start from
+columns; bare lays them out as a table, and neither writes nor compares checksums. Random rows are gathered from what
+has been loaded; bare gathers into memory that is there.
 `python -m benchmarks.bench_storage` prints all rows and the bytes on disk.
 """
 
@@ -67,7 +68,7 @@ def _load(**options: Any) -> Callable[[Any], Any]:
     return call
 
 
-# Bare pyarrow: the same table, written and read by hand
+# Bare pyarrow: a table of the same columns, written and read by hand
 
 
 def _table(data: Any) -> Any:
@@ -118,9 +119,9 @@ def _write_parquet(table: Any, path: Path) -> None:
 
 def _bare(form: str) -> Setup:
     def setup(lib: Any, data: Any) -> Any:
-        table, path = _table(data), folder() / f"bare.{form}"
-        (_write_arrow if form == "arrow" else _write_parquet)(table, path)
-        return table, path
+        path = folder() / f"bare.{form}"
+        (_write_arrow if form == "arrow" else _write_parquet)(_table(data), path)
+        return data, path
 
     return setup
 
@@ -176,7 +177,7 @@ def _rewards(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _SAVE = {
     "ours": Way(_ours("arrow"), lambda state: state[0].save(state[1])),
-    "bare": Way(_bare("arrow"), lambda state: _write_arrow(*state)),
+    "bare": Way(_bare("arrow"), lambda state: _write_arrow(_table(state[0]), state[1])),
 }
 _MANY_PEERS: dict[str, Setup] = {
     "tianshou": peers.tianshou_save,
@@ -269,7 +270,7 @@ ROWS: list[Row] = [
         traffic=True,
         view=None,
         ours=_SAVE["ours"],
-        bare=Way(_bare("arrow"), lambda state: _write_arrow_with_crc(*state)),
+        bare=Way(_bare("arrow"), lambda state: _write_arrow_with_crc(_table(state[0]), state[1])),
     ),
     *_reading("arrow", columns, with_rllib=False),
     *_saving("storage.save.2000 steps", first_columns, _PEERS),
@@ -280,7 +281,7 @@ ROWS: list[Row] = [
         traffic=True,
         view=None,
         ours=Way(_ours("parquet"), lambda state: state[0].save(state[1])),
-        bare=Way(_bare("parquet"), lambda state: _write_parquet(*state)),
+        bare=Way(_bare("parquet"), lambda state: _write_parquet(_table(state[0]), state[1])),
     ),
     row(
         "storage.load.parquet",
