@@ -227,8 +227,9 @@ class EpisodeQuota:
 
         Autoreset steps that say so, too, are counted along: then there may be some left.
         """
-        if _count(terminateds) or _count(truncateds):
-            self._seen_ends += int(_count((terminateds | truncateds) & self.running))
+        if not (_count(terminateds) or _count(truncateds)):
+            return False
+        self._seen_ends += int(_count((terminateds | truncateds) & self.running))
         return self._seen_ends >= self.left
 
     def spend(self, ends: Flags) -> Rows | None:
@@ -255,5 +256,7 @@ class EpisodeQuota:
             else:
                 self.running[env] = False
                 first[env] = step + 1
+        if self.running.all():
+            return None
         beyond = (np.arange(steps)[:, None] >= first).ravel().nonzero()[0]
         return beyond if len(beyond) else None
