@@ -96,7 +96,7 @@ _HOMES = {
     "ActorCriticOnPolicyAlgorithm": "samplebatch.learn.actor_critic",
     "PPO": "samplebatch.learn.ppo",
     "ActorCriticTrainingStats": "samplebatch.learn.ppo",
-    "JointCritic": "samplebatch.learn.mappo",
+    "JointCritic": "samplebatch.learn.heads",
     "MAPPO": "samplebatch.learn.mappo",
     "MultiAgentOffPolicyAlgorithm": "samplebatch.learn.independent",
     "MultiAgentOnPolicyAlgorithm": "samplebatch.learn.independent",
@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.heads import DiscreteActor as DiscreteActor
     from samplebatch.learn.heads import DiscreteCritic as DiscreteCritic
     from samplebatch.learn.heads import DuelingCritic as DuelingCritic
+    from samplebatch.learn.heads import JointCritic as JointCritic
     from samplebatch.learn.heads import ValueCritic as ValueCritic
     from samplebatch.learn.heads import initialize_orthogonally as initialize_orthogonally
     from samplebatch.learn.independent import MultiAgentOffPolicyAlgorithm as MultiAgentOffPolicyAlgorithm
@@ -150,7 +151,6 @@ if TYPE_CHECKING:
     from samplebatch.learn.loggers import TensorboardLogger as TensorboardLogger
     from samplebatch.learn.loggers import WandbLogger as WandbLogger
     from samplebatch.learn.mappo import MAPPO as MAPPO
-    from samplebatch.learn.mappo import JointCritic as JointCritic
     from samplebatch.learn.networks import MLP as MLP
     from samplebatch.learn.networks import Convolutional as Convolutional
     from samplebatch.learn.networks import Flatten as Flatten

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -177,6 +178,58 @@ class ContinuousCritic(nn.Module):
         """Return a value for each observation and action, shape (n, 1)."""
         values: torch.Tensor = self.head(self.body(obs, extra=act)[0])
         return values
+
+
+class JointCritic(nn.Module):
+    """A critic of a team, for `MAPPO`: from the observations of all agents to a value for each.
+
+    Parameters
+    ----------
+    observation_spaces
+        The space of each agent's observations, by `agent_index`: in the order of the environment's `possible_agents`.
+    hidden_sizes, activation
+        As of `MLP`.
+
+    Examples
+    --------
+    >>> critic = JointCritic([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))])
+    >>> critic(torch.zeros(4, 5)).shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(
+        self,
+        observation_spaces: Sequence[Space],
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Activation = nn.Tanh,
+    ) -> None:
+        super().__init__()
+        self._starts = [*accumulate((math.prod(space.shape or ()) for space in observation_spaces), initial=0)]
+        joint = spaces.Box(-math.inf, math.inf, (self._starts[-1],))
+        self.body = MLP(joint, hidden_sizes, activation)
+        self.head = nn.Linear(self.body.output_dim, len(observation_spaces))
+
+    def forward(self, joint: torch.Tensor) -> torch.Tensor:
+        """Return the value of each agent, shape (steps, agents), of joint observations, shape (steps, width)."""
+        values: torch.Tensor = self.head(self.body(joint)[0])
+        return values
+
+    def join(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Lay the observations of all agents at each environment step side by side; zeros for agents that are missing.
+
+        Parameters
+        ----------
+        parts
+            Of each policy the observations, shape (n, ...), and the environment step and agent index of each row.
+            Steps are numbered from 0.
+        """
+        steps = 1 + max(int(step.max()) for _, step, _ in parts)
+        joint = self.head.weight.new_zeros((steps, self._starts[-1]))
+        for obs, step, agent in parts:
+            for index in torch.unique(agent).tolist():
+                rows, begin, end = agent == index, *self._starts[index : index + 2]
+                joint[step[rows], begin:end] = obs[rows].reshape(-1, end - begin)
+        return joint
 
 
 def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), head_gain: float | None = None) -> None:

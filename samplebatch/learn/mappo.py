@@ -6,12 +6,10 @@ gives each agent a value; minibatches are environment steps in lockstep, so that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import torch
 from torch import nn
@@ -26,9 +24,10 @@ from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.algorithm import Algorithm
+from samplebatch.learn.heads import JointCritic
 from samplebatch.learn.independent import MultiAgentPolicy
 from samplebatch.learn.moments import RunningMoments
-from samplebatch.learn.networks import MLP, recurrent_parts
+from samplebatch.learn.networks import recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import policy_within_training_step, torch_train_mode
 from samplebatch.learn.ppo import ActorCriticTrainingStats
@@ -45,59 +44,6 @@ _ENV_STEP, _LOGP = "env_step", "logp_old"
 _FIGURES = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
 _LEARNED = (names.OBS, names.ACTIONS, names.AGENT_INDEX, names.EPS_ID, names.T)
 """The columns of a minibatch that were collected."""
-
-
-class JointCritic(nn.Module):
-    """A critic of a team, for `MAPPO`: from the observations of all agents to a value for each.
-
-    Parameters
-    ----------
-    observation_spaces
-        The space of each agent's observations, by `agent_index`: in the order of the environment's `possible_agents`.
-    hidden_sizes, activation
-        As of `MLP`.
-
-    Examples
-    --------
-    >>> from gymnasium import spaces
-    >>> critic = JointCritic([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))])
-    >>> critic(torch.zeros(4, 5)).shape
-    torch.Size([4, 2])
-    """
-
-    def __init__(
-        self,
-        observation_spaces: Sequence[gymnasium.Space[Any]],
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: type[nn.Module] = nn.Tanh,
-    ) -> None:
-        super().__init__()
-        self._starts: list[int] = np.cumsum([0, *(prod(space.shape or ()) for space in observation_spaces)]).tolist()
-        joint = gymnasium.spaces.Box(-np.inf, np.inf, (self._starts[-1],))
-        self.body = MLP(joint, hidden_sizes, activation)
-        self.head = nn.Linear(self.body.output_dim, len(observation_spaces))
-
-    def forward(self, joint: torch.Tensor) -> torch.Tensor:
-        """Return the value of each agent, shape (steps, agents), of joint observations, shape (steps, width)."""
-        values: torch.Tensor = self.head(self.body(joint)[0])
-        return values
-
-    def join(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Lay the observations of all agents at each environment step side by side; zeros for agents that are missing.
-
-        Parameters
-        ----------
-        parts
-            Of each policy the observations, shape (n, ...), and the environment step and agent index of each row.
-            Steps are numbered from 0.
-        """
-        steps = 1 + max(int(step.max()) for _, step, _ in parts)
-        joint = self.head.weight.new_zeros((steps, self._starts[-1]))
-        for obs, step, agent in parts:
-            for index in torch.unique(agent).tolist():
-                rows, begin, end = agent == index, *self._starts[index : index + 2]
-                joint[step[rows], begin:end] = obs[rows].reshape(-1, end - begin)
-        return joint
 
 
 class MAPPO(Algorithm[Any]):
