@@ -84,9 +84,6 @@ HAND_OVERS = {
     ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.verifying"},
     ("samplebatch.service.remote_table", "_new_link"): {"samplebatch.service.link"},
     ("samplebatch.service.server", "_listen"): {"samplebatch.service.endpoint"},
-    ("samplebatch.learn.algorithm", "create_trainer"): {"samplebatch.learn.trainer"},
-    ("samplebatch.learn.independent", "create_trainer"): {"samplebatch.learn.trainer"},
-    ("samplebatch.learn.mappo", "create_trainer"): {"samplebatch.learn.trainer"},
 }
 """Imports inside a function that go to a neighbour or upwards: (module, function) -> modules."""
 

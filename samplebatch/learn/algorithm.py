@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,10 @@ from samplebatch.learn.modules import set_training
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
 from samplebatch.learn.sources import open_source, sample_steps
+from samplebatch.learn.trainer import OfflineTrainer, OffPolicyTrainer, OnPolicyTrainer
+from samplebatch.learn.trainer_params import OfflineTrainerParams, OffPolicyTrainerParams, OnPolicyTrainerParams
+from samplebatch.learn.trainer_stats import InfoStats
+from samplebatch.learn.training_loop import Trainer
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
 from samplebatch.rollout.collect_statistics import SequenceSummaryStats
@@ -29,13 +33,8 @@ from samplebatch.service.client import ReplayClient
 from samplebatch.service.sharded_client import ShardedReplayClient
 from samplebatch.storage.mixed_sampler import MixedSampler
 
-if TYPE_CHECKING:
-    from samplebatch.learn.trainer import OfflineTrainer, OffPolicyTrainer, OnPolicyTrainer
-    from samplebatch.learn.trainer_params import OfflineTrainerParams, OffPolicyTrainerParams, OnPolicyTrainerParams
-    from samplebatch.learn.trainer_stats import InfoStats
-    from samplebatch.learn.training_loop import Trainer
-
 PolicyT = TypeVar("PolicyT", bound=Policy)
+StatsT = TypeVar("StatsT", bound="TrainingStats")
 Indices = npt.NDArray[np.intp]
 
 
@@ -191,9 +190,9 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         sample_size: int | None,
         update_with_batch: Callable[[Batch], TrainingStats],
     ) -> TrainingStats:
-        """Sample a batch and update the policy with it, within a training step."""
-        start = perf_counter()
-        with policy_within_training_step(self.policy), torch_train_mode(self, False):
+        """Sample a batch and update the policy with it."""
+
+        def update() -> TrainingStats:
             batch, indices = self._sample_batch(buffer, sample_size)
             batch = self._preprocess_batch(batch, buffer, indices)
             sampled = batch.get(WEIGHT)
@@ -204,6 +203,15 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
                 # Importance weights that are still there are no priorities, and others take none.
                 del batch[WEIGHT]
             self._postprocess_batch(batch, buffer, indices)
+            return stats
+
+        return self._run_update(update)
+
+    def _run_update(self, update: Callable[[], StatsT]) -> StatsT:
+        """Run an update within a training step, count it and time it; networks are in evaluation mode at first."""
+        start = perf_counter()
+        with policy_within_training_step(self.policy), torch_train_mode(self, False):
+            stats = update()
         for scheduler in self.lr_schedulers:
             scheduler.step()
         self.updates += 1
@@ -289,6 +297,12 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
+def require_steps(count: int) -> None:
+    """Raise EmptyBufferError if there are no steps to learn from."""
+    if not count:
+        raise EmptyBufferError("a buffer must have steps to learn from, it has none; collect some first")
+
+
 class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
     """An update rule that learns from all steps of a buffer at once, which the policy has just collected.
 
@@ -304,17 +318,15 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
         """Make the trainer that runs such an algorithm."""
-        from samplebatch.learn.trainer import OnPolicyTrainer
-
         return OnPolicyTrainer(self, params)
 
-    def update(self, buffer: ReplayBuffer, batch_size: int | None, repeat: int) -> TrainingStats:
+    def update(self, buffer: Any, batch_size: int | None, repeat: int) -> TrainingStats:
         """Update the policy with all steps of a buffer.
 
         Parameters
         ----------
         buffer
-            The steps, in time order ring by ring.
+            A replay buffer, whose steps are in time order ring by ring.
         batch_size
             Steps of a minibatch, None for all.
         repeat
@@ -325,8 +337,7 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         EmptyBufferError
             If the buffer has no steps.
         """
-        if not len(buffer):
-            raise EmptyBufferError("a buffer must have steps to learn from, it has none; collect some first")
+        require_steps(len(buffer))
         return self._update(buffer, 0, lambda batch: self._update_with_batch(batch, batch_size, repeat))
 
     @abstractmethod
@@ -392,8 +403,6 @@ class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
 
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
         """Make the trainer that runs such an algorithm."""
-        from samplebatch.learn.trainer import OffPolicyTrainer
-
         return OffPolicyTrainer(self, params)
 
 
@@ -424,6 +433,4 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
 
     def create_trainer(self, params: OfflineTrainerParams) -> OfflineTrainer:
         """Make the trainer that runs such an algorithm."""
-        from samplebatch.learn.trainer import OfflineTrainer
-
         return OfflineTrainer(self, params)

@@ -7,23 +7,19 @@ which policy is the collector's `policy_mapping`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
-from samplebatch.errors import ArgumentError, EmptyBufferError, PolicyNotFoundError, near_names
-from samplebatch.learn.algorithm import Algorithm, OffPolicyAlgorithm, OnPolicyAlgorithm, TrainingStats
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ArgumentError, PolicyNotFoundError, near_names
+from samplebatch.learn.algorithm import Algorithm, OffPolicyAlgorithm, OnPolicyAlgorithm, TrainingStats, require_steps
 from samplebatch.learn.policy import Policy
+from samplebatch.learn.trainer import OffPolicyTrainer, OnPolicyTrainer
+from samplebatch.learn.trainer_params import OffPolicyTrainerParams, OnPolicyTrainerParams
 from samplebatch.names import PolicyID, label_policies
-
-if TYPE_CHECKING:
-    from samplebatch.buffer.replay import ReplayBuffer
-    from samplebatch.learn.trainer import OffPolicyTrainer, OnPolicyTrainer
-    from samplebatch.learn.trainer_params import OffPolicyTrainerParams, OnPolicyTrainerParams
-
-AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
 
 
 class MultiAgentPolicy(Mapping[PolicyID, Policy]):
@@ -153,8 +149,7 @@ class _Independent(Algorithm[Any]):
     ) -> MultiAgentTrainingStats:
         """Let the algorithm of each policy that has steps learn from them."""
         buffers = {policy_id: own for policy_id, own in buffer.buffers.items() if len(own)}
-        if not buffers:
-            raise EmptyBufferError("a buffer must have steps to learn from, it has none; collect some first")
+        require_steps(len(buffers))
         stats = {policy_id: update(self.get_algorithm(policy_id), own) for policy_id, own in buffers.items()}
         self.updates += 1
         return MultiAgentTrainingStats(stats)
@@ -196,8 +191,6 @@ class MultiAgentOffPolicyAlgorithm(_Independent):
 
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
         """Make the trainer that runs such an algorithm."""
-        from samplebatch.learn.trainer import OffPolicyTrainer
-
         return OffPolicyTrainer(self, params)
 
     def update(self, buffer: MultiAgentReplayBuffer, sample_size: int | None) -> MultiAgentTrainingStats:
@@ -239,8 +232,6 @@ class MultiAgentOnPolicyAlgorithm(_Independent):
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
         """Make the trainer that runs such an algorithm."""
-        from samplebatch.learn.trainer import OnPolicyTrainer
-
         return OnPolicyTrainer(self, params)
 
     def update(

@@ -7,8 +7,7 @@ gives each agent a value; minibatches are environment steps in lockstep, so that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,32 +20,25 @@ from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
-from samplebatch.errors import ArgumentError, EmptyBufferError
+from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
-from samplebatch.learn.algorithm import Algorithm
+from samplebatch.learn.algorithm import OnPolicyAlgorithm, require_steps
 from samplebatch.learn.heads import JointCritic
 from samplebatch.learn.independent import MultiAgentPolicy
 from samplebatch.learn.moments import RunningMoments
 from samplebatch.learn.networks import recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
-from samplebatch.learn.policy import policy_within_training_step, torch_train_mode
-from samplebatch.learn.ppo import ActorCriticTrainingStats
-from samplebatch.learn.reinforce import summarize
+from samplebatch.learn.ppo import ActorCriticTrainingStats, summarize_steps
 from samplebatch.names import PolicyID, label_policies
 from samplebatch.returns.batches import compute_episodic_return
 
-if TYPE_CHECKING:
-    from samplebatch.learn.trainer import OnPolicyTrainer
-    from samplebatch.learn.trainer_params import OnPolicyTrainerParams
-
 _ENV_STEP, _LOGP = "env_step", "logp_old"
 """Columns of an update: the number of a row's environment step, and the log-probability of its action before it."""
-_FIGURES = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
 _LEARNED = (names.OBS, names.ACTIONS, names.AGENT_INDEX, names.EPS_ID, names.T)
 """The columns of a minibatch that were collected."""
 
 
-class MAPPO(Algorithm[Any]):
+class MAPPO(OnPolicyAlgorithm[Any]):
     """Multi-agent PPO: actors by policy, trained with one critic of all agents' observations.
 
     The critic learns returns in units of their spread so far (arXiv:2103.01955, section 5.1), by a Huber loss.
@@ -106,12 +98,6 @@ class MAPPO(Algorithm[Any]):
         self.optim = self._create_optimizer(self.actors, optim, max_grad_norm)
         self.critic_optim = self._create_optimizer(critic, optim, max_grad_norm)
 
-    def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
-        """Make the trainer that runs such an algorithm."""
-        from samplebatch.learn.trainer import OnPolicyTrainer
-
-        return OnPolicyTrainer(self, params)
-
     def update(
         self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None, repeat: int
     ) -> ActorCriticTrainingStats:
@@ -133,20 +119,15 @@ class MAPPO(Algorithm[Any]):
         ColumnNotFoundError
             If a column is missing.
         """
-        start = perf_counter()
-        batch = buffer.sample(0) if isinstance(buffer, MultiAgentReplayBuffer) else buffer
-        if not batch.agent_steps():
-            raise EmptyBufferError("a buffer must have steps to learn from, it has none; collect some first")
-        with policy_within_training_step(self.policy):
-            with torch_train_mode(self, False):
-                batch = self._add_targets(batch)
-            with torch_train_mode(self):
-                stats = self._update_with_batch(batch, batch_size, repeat)
-        for scheduler in self.lr_schedulers:
-            scheduler.step()
-        self.updates += 1
-        stats.train_time = perf_counter() - start
-        return stats
+
+        def update() -> ActorCriticTrainingStats:
+            batch = buffer.sample(0) if isinstance(buffer, MultiAgentReplayBuffer) else buffer
+            require_steps(batch.agent_steps())
+            batch = self._add_targets(batch)
+            self.train()
+            return self._update_with_batch(batch, batch_size, repeat)
+
+        return self._run_update(update)
 
     @torch.no_grad()
     def _add_targets(self, batch: MultiAgentBatch) -> MultiAgentBatch:
@@ -204,8 +185,7 @@ class MAPPO(Algorithm[Any]):
             self.optim.step(loss)
             self.critic_optim.step(vf_loss)
             figures.append(torch.stack([loss + vf_loss, actor_loss, vf_loss, entropy, kl]).detach())
-        summaries: Any = dict(zip(_FIGURES, summarize(figures, len(_FIGURES)), strict=True))
-        return ActorCriticTrainingStats(**summaries, gradient_steps=len(figures))
+        return summarize_steps(figures)
 
     def _actor_losses(self, part: MultiAgentBatch[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the clipped loss (arXiv:1707.06347, equation 7) and entropy, means over all agents, and the change."""

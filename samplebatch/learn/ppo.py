@@ -19,6 +19,8 @@ from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.reinforce import summarize
 from samplebatch.rollout.collect_statistics import SequenceSummaryStats
 
+_FIGURES = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
+
 
 @dataclass(kw_only=True)
 class ActorCriticTrainingStats(TrainingStats):
@@ -112,13 +114,13 @@ class PPO(ActorCriticOnPolicyAlgorithm):
                     # The estimator k3 of http://joschu.net/blog/kl-approx.html
                     kl = (ratio - 1.0 - log_ratio).mean()
                 if self.target_kl is not None and kl > 1.5 * self.target_kl:
-                    return self._stats(figures)
+                    return summarize_steps(figures)
                 actor_loss, vf_loss = self._actor_loss(ratio, rows.adv), self._critic_loss(values, rows)
                 entropy = dist.entropy().mean()
                 loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
                 self.optim.step(loss)
                 figures.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
-        return self._stats(figures)
+        return summarize_steps(figures)
 
     def _actor_loss(self, ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         """Return the clipped loss (arXiv:1707.06347, equation 7)."""
@@ -140,13 +142,8 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         loss: torch.Tensor = errors.mean()
         return loss
 
-    def _stats(self, figures: list[torch.Tensor]) -> ActorCriticTrainingStats:
-        loss, actor_loss, vf_loss, ent_loss, approx_kl = summarize(figures, 5)
-        return ActorCriticTrainingStats(
-            loss=loss,
-            actor_loss=actor_loss,
-            vf_loss=vf_loss,
-            ent_loss=ent_loss,
-            approx_kl=approx_kl,
-            gradient_steps=len(figures),
-        )
+
+def summarize_steps(figures: list[torch.Tensor]) -> ActorCriticTrainingStats:
+    """Sum up the figures of each gradient step, shape (5,), in the order of the attributes of the report."""
+    summaries: Any = dict(zip(_FIGURES, summarize(figures, len(_FIGURES)), strict=True))
+    return ActorCriticTrainingStats(**summaries, gradient_steps=len(figures))
