@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def serve(options: Serving) -> int:
             ReplayServer(tables, host=options.host, port=options.port, token=token, tls=options.tls, checkpoint=write)
         )
         say(f"Serving {', '.join(map(repr, tables))} at {server.uri}")
+        if token is None and not _is_loopback(options.host):
+            say(
+                f"Anybody who reaches port {server.port} may read and write: --token-file asks clients for a word",
+                stderr=True,
+            )
         if options.metrics_port is not None:
             metrics = stack.enter_context(MetricsServer(tables, port=options.metrics_port))
             say(f"Metrics at {metrics.url}")
@@ -80,6 +86,18 @@ def read_token(path: Path) -> str:
     if not token:
         raise ArgumentError(f"{str(path)!r} must have a token, it is empty")
     return token
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether a server that listens at an address is reached from this machine alone.
+
+    >>> _is_loopback("127.0.0.2"), _is_loopback("::1"), _is_loopback("localhost"), _is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class _Stop(threading.Event):

@@ -143,6 +143,17 @@ def test_a_token_is_wanted_of_clients(tmp_path: Path) -> None:
         assert "replay" in run("top", uri, "--once", "--interval", "0.1", "--token-file", str(tmp_path / "token"))[1]
 
 
+@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
+def test_who_may_read_and_write_is_told_where_others_can_reach_a_service_without_a_token(
+    host: str, is_told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    for token, expected in (((), is_told), (("--token-file", str(tmp_path / "token")), False)):
+        with serving("-t", "replay=uniform:9", "--host", host, *token) as (process, _):
+            assert process.end() == 130
+        assert any("may read and write" in line for line in process.lines) == expected
+
+
 def test_tls_is_used(tmp_path: Path) -> None:
     certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     make = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 -subj /CN=localhost"
