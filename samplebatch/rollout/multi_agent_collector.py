@@ -189,13 +189,15 @@ class MultiAgentCollector(Resumable):
             for adapter in self._adapters:
                 adapter.environment.close()
 
-    def reset(self, reset_buffer: bool = False, reset_stats: bool = True) -> None:
-        """Leave the episodes under way, and drop turns that no batch has: the next batch begins with new episodes.
+    def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
+        """Empty the buffer, leave the episodes under way, and drop turns that no batch has.
+
+        The next batch begins with new episodes.
 
         Parameters
         ----------
         reset_buffer
-            Whether to empty the buffer, too.
+            Whether to empty the buffer, if there is one.
         reset_stats
             As for `Collector.reset`; there are no counts here.
         """
@@ -216,7 +218,7 @@ class MultiAgentCollector(Resumable):
         return self._adapters
 
     def _begin_with_new_seeds(self) -> None:
-        self.reset()
+        self.reset(reset_buffer=False)
         for adapter in self._adapters if self._unroll_id else ():
             adapter.reseed(seed_number(seeds_at(self._environment_seeds, adapter.env_id, self._unroll_id)))
 

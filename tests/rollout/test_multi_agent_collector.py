@@ -250,6 +250,19 @@ def test_a_reset_begins_new_episodes() -> None:
     assert not set(before["eps_id"].tolist()) & set(after["eps_id"].tolist())
 
 
+def test_a_reset_empties_the_buffer_unless_told_otherwise() -> None:
+    buffer = MultiAgentReplayBuffer(1000)
+    collector = MultiAgentCollector(arena.Relay, buffer=buffer, num_envs=2, seed=0)
+    collector.collect(n_step=6)
+    kept = len(buffer)
+    collector.reset(reset_buffer=False)
+    assert len(buffer) == kept > 0
+    collector.reset()
+    assert len(buffer) == 0
+    collector.collect(n_step=4)
+    assert len(buffer) > 0
+
+
 def test_environments_are_closed_when_asked_for() -> None:
     collector = MultiAgentCollector(arena.Relay, num_envs=2, seed=0)
     collector.collect(n_step=2)
