@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from samplebatch import (
     Batch,
     CollectStats,
+    Dataset,
     MultiAgentBatch,
     MultiAgentReplayBuffer,
     PrioritizedReplayBuffer,
@@ -193,6 +195,31 @@ def test_notebooks_show_a_table_with_sparklines_and_nothing_unescaped(name: str)
     assert {"table", "svg", "polyline"} <= page.seen
     assert not {"i", "b", "u"} & page.seen
     assert len(html) < 20_000
+
+
+def test_notebooks_show_the_columns_that_a_dataset_reads(tmp_path: Path) -> None:
+    empty, path = Dataset(tmp_path / "empty"), tmp_path / "<u>"
+    rows = {
+        "<i>": [1.0, 2.0],
+        "obs": {"x": np.zeros((2, 3, 4), np.float32)},
+        "lidar": [[1], [2, 3]],
+        "infos": [{}, {"a": {1}}],
+    }
+    Dataset(path).append(SampleBatch(rows))
+    for shown, told in (
+        (Dataset(path), ["<td>&lt;i&gt;</td><td>float64</td><td>(2,)</td>", "<td>infos</td>", "(2, *)"]),
+        (
+            Dataset(path, columns=["obs"], filters=[("<i>", ">", 1)]),
+            ["<td>obs.x</td><td>float32</td><td>(1, 3, 4)</td>"],
+        ),
+        (empty, ["0 rows in 0 parts"]),
+    ):
+        page, html = Tags(), shown._repr_html_()
+        page.feed(html)
+        assert not page.open
+        assert not {"i", "u"} & page.seen
+        assert all(one in html for one in told), html
+    assert "lidar" not in Dataset(path, columns=["obs"])._repr_html_()
 
 
 def test_sparklines_take_any_numbers() -> None:

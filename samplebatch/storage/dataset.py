@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -17,6 +18,7 @@ from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.episodes import by_stream, ends_by_flag, run_starts
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.summary import describe_column, html_table
 from samplebatch.errors import ArgumentError, EmptyBufferError, FormatError, SequenceError
 from samplebatch.storage.batch_table import AnyBatch, convert
 from samplebatch.storage.buffer_state import generator_from_state, generator_state
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _CACHE_NBYTES = 1 << 28
 _STREAM = (names.EPS_ID, names.AGENT_INDEX, names.T)
+_HEADINGS = ("column", "dtype", "shape")
 
 
 class Dataset:
@@ -121,6 +124,13 @@ class Dataset:
     def __repr__(self) -> str:
         parts = self._rows.snapshot.parts
         return f"Dataset({os.fspath(self.folder)!r}: {sum(part.rows for part in parts)} rows in {len(parts)} parts)"
+
+    def _repr_html_(self) -> str:
+        rows = len(self)
+        lines = [describe_column(name, column, rows, 0) for name, column in self._rows.columns().items()]
+        return html_table(
+            repr(self), _HEADINGS, [[escape(getattr(line, cell)) for cell in _HEADINGS] for line in lines]
+        )
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.errors import ArgumentError, FormatError, PolicyNotFoundError, near_names
 from samplebatch.storage.batch_table import AnyBatch, join, read_batch, read_group, take_rows
 from samplebatch.storage.commit_log import CommitLog, Part, Snapshot
 from samplebatch.storage.parquet import open_parquet
-from samplebatch.storage.selection import Filters, RowFilter
+from samplebatch.storage.selection import Filters, RowFilter, choose
 from samplebatch.storage.table_file import ParquetTable
 
 Rows = npt.NDArray[np.int64]
@@ -186,6 +188,15 @@ class DatasetRows:
     def schema(self) -> pa.Schema:
         """Return the schema of the first part, without metadata."""
         return self._find(lambda: self.file(self.snapshot.parts[0]).schema.remove_metadata())
+
+    def columns(self) -> Mapping[str, Column]:
+        """Return the columns that are read, without rows, by the schema alone; empty if there is no part."""
+        if not self.snapshot.parts:
+            return {}
+        empty = self.schema().empty_table()
+        chosen = empty.select(choose(self._columns, empty.column_names, repr(str(self.folder))))
+        # There is no row that could be unpickled.
+        return SampleBatch.from_arrow(chosen, allow_pickle=True)._all()
 
     def _read_parts(self) -> AnyBatch:
         if self._counted < self._starts[-1] and not self.is_multi_agent:
