@@ -31,11 +31,11 @@ METADATA_KEY = b"samplebatch"
 _VERSION = 1
 _POLICY = "policy_id"
 
-Parts = tuple[dict[str, Column], dict[str, Structure], Flags]
+Parts = tuple[dict[str, Column], Mapping[str, Structure], Flags]
 """Parts of a SampleBatch: columns, structures of nested ones, flags."""
 
 
-def to_table(columns: dict[str, Column], nested: dict[str, Structure], flags: Flags) -> pa.Table:
+def to_table(columns: dict[str, Column], nested: Mapping[str, Structure], flags: Flags) -> pa.Table:
     """Lay columns out as a table with a row per step, or with a row per sequence and lists of its steps.
 
     Raises
@@ -227,8 +227,8 @@ def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
     return dict(about)
 
 
-def _describe(nested: dict[str, Structure], flags: Flags) -> dict[str, Any]:
-    return {"nested": nested, "flags": {name: getattr(flags, name) for name in Flags.__slots__}}
+def _describe(nested: Mapping[str, Structure], flags: Flags) -> dict[str, Any]:
+    return {"nested": dict(nested), "flags": {name: getattr(flags, name) for name in Flags.__slots__}}
 
 
 _encode = json.JSONEncoder(default=np.generic.item).encode

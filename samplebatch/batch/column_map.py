@@ -7,6 +7,7 @@ asked for them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, Self
 
 from samplebatch import names
@@ -26,8 +27,8 @@ Window = tuple[dict[str, Column], int, int, int, int]
 OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 """Columns that `compress` packs by default."""
 
-_FLAT: dict[str, Structure] = {}
-"""The structures of a map without nested columns; never changed."""
+_FLAT: Mapping[str, Structure] = MappingProxyType({})
+"""The structures of a map without nested columns; all such maps share it."""
 
 
 class ColumnMap(Saved, MutableMapping[str, Any]):
@@ -45,7 +46,7 @@ class ColumnMap(Saved, MutableMapping[str, Any]):
 
     @classmethod
     def _of(
-        cls, columns: dict[str, Column], nested: dict[str, Structure] | None = None, flags: Flags = DEFAULT
+        cls, columns: dict[str, Column], nested: Mapping[str, Structure] | None = None, flags: Flags = DEFAULT
     ) -> Self:
         """Make a batch of built columns, and count and check their rows."""
         new = cls.__new__(cls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Self
@@ -31,7 +31,7 @@ class RowBatch(ColumnMap):
     """Whether the steps form sequences; then `SequenceBatch` cuts and gathers them."""
 
     @classmethod
-    def _of_steps(cls, columns: dict[str, Column], nested: dict[str, Structure], count: int) -> Self:
+    def _of_steps(cls, columns: dict[str, Column], nested: Mapping[str, Structure], count: int) -> Self:
         """Make a batch of built columns that are known to have a row for each of `count` steps, and no sequences."""
         new = cls.__new__(cls)
         new._columns, new.count = columns, count

@@ -303,7 +303,7 @@ class SampleBatch(ShownBatch, Generic[ValuesT]):
         header, buffers = frame.dump_columns(self._all())
         wrapped = frame.for_pickle(buffers, int(protocol))
         flags = None if self._flags is DEFAULT else astuple(self._flags)
-        return _unpickled, (type(self), header, self._nested, flags, *wrapped)
+        return _unpickled, (type(self), header, dict(self._nested), flags, *wrapped)
 
 
 def _unpickled(

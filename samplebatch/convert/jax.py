@@ -56,7 +56,11 @@ def register_with_jax() -> None:
 
 def _flatten(batch: SampleBatch) -> tuple[list[Any], _Structure]:
     columns = batch._all()
-    return [column.values for column in columns.values()], (tuple(columns), json.dumps(batch._nested), batch._flags)
+    return [column.values for column in columns.values()], (
+        tuple(columns),
+        json.dumps(dict(batch._nested)),
+        batch._flags,
+    )
 
 
 def _unflatten(structure: _Structure, leaves: Iterable[Any]) -> SampleBatch:

@@ -73,7 +73,7 @@ def _write_columns(batch: SampleBatch, group: h5py.Group, compression: str | Non
     about = {
         "version": _VERSION,
         "type": "SampleBatch",
-        "nested": batch._nested,
+        "nested": dict(batch._nested),
         "flags": asdict(batch._flags),
         "columns": {name: column.kind for name, column in columns.items()},
     }

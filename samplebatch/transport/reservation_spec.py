@@ -52,7 +52,7 @@ class PartSpec(NamedTuple):
     label: PolicyID
     key: tuple[tuple[Any, ...], ...]
     given: tuple[str, ...]
-    nested: dict[str, Structure]
+    nested: Mapping[str, Structure]
     flags: Flags
     structure: Any
 

@@ -8,7 +8,7 @@ describes them by itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -379,10 +379,10 @@ def _check_tree(structure: Any, count: int) -> None:
         raise ValueError(f"{leaves} names for {count} columns")
 
 
-def freeze(nested: dict[str, Any]) -> str:
+def freeze(nested: Mapping[str, Any]) -> str:
     """Turn the structure of nested columns into JSON, which can be compared; empty if there are none.
 
     >>> freeze({}), freeze({"obs": {"camera": None}})
     ('', '{"obs": {"camera": null}}')
     """
-    return json.dumps(nested) if nested else ""
+    return json.dumps(dict(nested)) if nested else ""

@@ -72,6 +72,12 @@ def test_all_leaves_of_a_nested_column_are_the_whole(batch: SampleBatch) -> None
     assert part["obs"]["y"][0].tolist() == [5, 6]
 
 
+def test_the_structures_that_flat_batches_share_cannot_be_written() -> None:
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        SampleBatch(a=[1])._nested["obs"] = {"x": None}  # type: ignore[index]
+    assert list(SampleBatch(b=[2])) == ["b"]
+
+
 def test_rename_keeps_order_and_memory(batch: SampleBatch) -> None:
     renamed = batch.rename({"obs": "state", "a": "first"})
     assert list(renamed) == ["first", "state", "b"]
