@@ -68,14 +68,10 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
     def _env_steps(self) -> int:
         return self.counters.env_step
 
-    def _reset_collectors(self, *, reset_buffer: bool) -> None:
-        super()._reset_collectors(reset_buffer=reset_buffer)
-        self.rollouts.reset(reset_buffer=reset_buffer)
-
     def _parts(self) -> dict[str, Any]:
         return super()._parts() | {"buffer": self.rollouts.buffer}
 
-    def _collectors(self) -> dict[str, Any]:
+    def _collectors(self) -> dict[str, Rollouts]:
         return super()._collectors() | {"training_collector": self.rollouts}
 
 

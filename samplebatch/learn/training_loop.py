@@ -12,7 +12,7 @@ from samplebatch.errors import ArgumentError
 from samplebatch.learn.checkpoint import generators_state, load_generators, save_checkpoint
 from samplebatch.learn.display import make_display, short
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.rollouts import make_rollouts
+from samplebatch.learn.rollouts import Rollouts, make_rollouts
 from samplebatch.learn.trainer_params import TrainerParams
 from samplebatch.learn.trainer_stats import EpochStats, InfoStats, RecentMeans, TrainingCounters, figures_of
 from samplebatch.rollout.collect_statistics import CollectStats, SequenceSummaryStats
@@ -128,7 +128,8 @@ class Trainer(ABC, Generic[ParamsT]):
         self.counters = TrainingCounters()
         self._losses, self._returns = RecentMeans(), RecentMeans()
         if reset_collectors:
-            self._reset_collectors(reset_buffer=reset_collector_buffers)
+            for rollouts in self._collectors().values():
+                rollouts.reset(reset_buffer=reset_collector_buffers)
         if self.params.test_collector is not None:
             self._test("before training", is_first=True)
 
@@ -192,10 +193,6 @@ class Trainer(ABC, Generic[ParamsT]):
     @abstractmethod
     def _env_steps(self) -> int:
         """Return the environment steps of training."""
-
-    def _reset_collectors(self, *, reset_buffer: bool) -> None:
-        if self.params.test_collector is not None:
-            self.params.test_collector.reset(reset_buffer=reset_buffer)
 
     def info(self) -> InfoStats:
         """Report on the training so far."""
@@ -296,7 +293,7 @@ class Trainer(ABC, Generic[ParamsT]):
         loggers = {f"logger_{place}": logger for place, logger in enumerate(self.params.loggers)}
         return own | {name: logger for name, logger in loggers.items() if hasattr(logger, "state_dict")}
 
-    def _collectors(self) -> dict[str, Any]:
+    def _collectors(self) -> dict[str, Rollouts]:
         """Return the sources of steps, by name."""
         test = self.params.test_collector
         return {} if test is None else {"test_collector": make_rollouts(test, None)}
