@@ -121,6 +121,23 @@ def test_an_offline_trainer_updates_as_often_as_tianshous() -> None:
     assert (ours.update_step, ours.train_step) == (seen.update_step, seen.train_step) == (10, 0)
 
 
+def test_a_collector_for_tests_is_all_that_can_be_reset_and_can_collect() -> None:
+    algorithm = Counting()
+    given = collectors(algorithm.policy)
+
+    class Wrapped:
+        reset, collect = given["test_collector"].reset, given["test_collector"].collect
+
+    params = OffPolicyTrainerParams(
+        training_collector=given["training_collector"],
+        test_collector=Wrapped(),
+        max_epochs=1,
+        epoch_num_steps=10,
+        **QUIET,
+    )
+    assert OffPolicyTrainer(algorithm, params).run().test_episode == 2
+
+
 def test_a_policy_knows_that_it_collects_for_training_and_not_that_it_is_tested() -> None:
     algorithm = Counting()
     asked: list[set[bool]] = []
