@@ -36,7 +36,7 @@
     ├── TableClosedError      (RuntimeError) a replay table that is closed
     ├── AbandonedError        (RuntimeError) a request to a replay table that nobody waits for any more
     ├── ServiceError          (ConnectionError) a replay service that cannot be reached, is closed, or fails
-    ├── AccessError           (PermissionError) a replay service that wants another token
+    ├── AccessError           (PermissionError) a replay service that wants another token, or is not trusted
     └── MissingExtraError     (ImportError)  an optional dependency is not installed
 
 Every message is one sentence: what must hold, what was found, what to do. It names the column and never shows data.
@@ -204,7 +204,7 @@ class ServiceError(SampleBatchError, ConnectionError):
 
 
 class AccessError(SampleBatchError, PermissionError):
-    """A replay service refuses a client that has not its token."""
+    """A replay service refuses a client that has not its token, or a client the certificate of a service."""
 
 
 class MissingExtraError(SampleBatchError, ImportError):

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from samplebatch.errors import ArgumentError, SampleBatchError, ServiceError
+from samplebatch.errors import AccessError, ArgumentError, SampleBatchError, ServiceError
 from samplebatch.service.protocol import Draw, LostError, header, read_error, read_json
 
 T = TypeVar("T")
@@ -24,6 +24,11 @@ _OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+
+
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+_UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
+"""How gRPC words that a certificate is of nobody whom the client trusts, or of another address."""
 
 
 class Patience:
@@ -78,6 +83,11 @@ class Link:
         Certificates in PEM that the service's is checked by; None for those of the system.
     reconnect_s
         Seconds for which to try again where the service cannot be reached.
+
+    Raises
+    ------
+    ArgumentError
+        If the address is none, or there are no certificates among `tls_root_certs`.
     """
 
     def __init__(self, uri: str, token: str | None, tls_root_certs: bytes | None, reconnect_s: float) -> None:
@@ -87,6 +97,8 @@ class Link:
         self._call = flight.FlightCallOptions(headers=headers)
         self._arguments: dict[str, Any] = {"generic_options": _OPTIONS}
         if tls_root_certs is not None:
+            if _CERTIFICATE not in tls_root_certs:
+                raise ArgumentError("tls_root_certs must be a file with certificates in PEM, it has none")
             self._arguments["tls_root_certs"] = tls_root_certs
         self._client = self._connect()
 
@@ -155,6 +167,8 @@ class Link:
         ------
         LostError
             If the call failed on its way.
+        AccessError
+            If the service's certificate is not trusted.
         SampleBatchError
             If the service refused it.
         """
@@ -164,7 +178,14 @@ class Link:
             told = error.extra_info
             if told:
                 raise read_error(_read(told, error)) from None
-            raise LostError(_sentence(error)) from error
+            sentence = _sentence(error)
+            if any(sign in sentence for sign in _UNTRUSTED):
+                # Certificates do not get better by waiting.
+                raise AccessError(
+                    f"the certificate of the service at {self.uri} must be one that tls_root_certs vouch for, made for "
+                    f"this address, it is not: {sentence}"
+                ) from error
+            raise LostError(sentence) from error
         except pa.ArrowException as error:
             raise LostError(_sentence(error)) from error
 

@@ -250,8 +250,12 @@ def test_a_service_with_tls_talks_to_those_who_check_its_certificate(tmp_path: P
             assert len(client) == 3
         with pytest.raises(AccessError):
             ReplayClient(server.uri, "replay", tls_root_certs=certificate).info()
-        with pytest.raises(ServiceError):
-            ReplayClient(server.uri, "replay", token="sesame", reconnect_s=0.1).info()
+        for uri, roots in ((server.uri, None), (server.uri.replace("127.0.0.1", "0.0.0.0"), certificate)):
+            # At once, and not when the time to reconnect is over.
+            with pytest.raises(AccessError, match="the certificate of the service at grpc"):
+                ReplayClient(uri, "replay", token="sesame", tls_root_certs=roots).info()
+        with pytest.raises(ArgumentError, match="tls_root_certs must be a file with certificates in PEM, it has none"):
+            ReplayClient(server.uri, "replay", token="sesame", tls_root_certs=key)
         with pytest.raises(ServiceError):
             ReplayClient(server.uri.replace("+tls", ""), "replay", token="sesame", reconnect_s=0.1).info()
 
