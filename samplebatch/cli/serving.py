@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -46,7 +46,7 @@ def serve(options: Serving) -> int:
         checkpoints = Checkpoints(options.checkpoint, keep=options.keep, allow_pickle=options.allow_pickle)
         restored = checkpoints.restore(tables)
         if restored is not None:
-            say(f"Restored {_sizes(tables)} from {restored}")
+            say(f"Restored {_sizes(tables, {table.name: len(table) for table in tables})} from {restored}")
     token = None if options.token_file is None else read_token(options.token_file)
     with _stop_on_signals() as stop, contextlib.ExitStack() as stack:
         write = None if checkpoints is None else lambda: checkpoints.write(tables).path
@@ -138,8 +138,8 @@ def _write(checkpoints: Checkpoints, tables: Sequence[ReplayTable]) -> None:
     except (SampleBatchError, OSError) as error:
         complain(f"no checkpoint was written: {error}")
     else:
-        say(f"Wrote {_sizes(tables)} ({megabytes(found.nbytes)}) to {found.path} in {found.seconds:.1f} s")
+        say(f"Wrote {_sizes(tables, found.sizes)} ({megabytes(found.nbytes)}) to {found.path} in {found.seconds:.1f} s")
 
 
-def _sizes(tables: Sequence[ReplayTable]) -> str:
-    return ", ".join(f"{len(table)} {table.unit} of {table.name!r}" for table in tables)
+def _sizes(tables: Sequence[ReplayTable], sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{sizes[table.name]} {table.unit} of {table.name!r}" for table in tables)

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Checkpoint:
     ----------
     path
         Its folder.
+    sizes
+        How many items of each table it has, by the table's name.
     nbytes
         Bytes of its files.
     seconds
@@ -44,6 +46,7 @@ class Checkpoint:
     """
 
     path: Path
+    sizes: Mapping[str, int]
     nbytes: int
     seconds: float
 
@@ -119,7 +122,7 @@ class Checkpoints:
             partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
             partial.mkdir()
             try:
-                self._fill(partial, tables)
+                sizes = self._fill(partial, tables)
                 known = self.paths()
                 number = int(known[-1].name.rpartition("-")[2]) + 1 if known else 1
                 path = partial.rename(self.folder / f"checkpoint-{number:09}")
@@ -131,20 +134,24 @@ class Checkpoints:
                 # By another name first, so that nobody takes half of one for a whole one.
                 shutil.rmtree(older.rename(self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"), ignore_errors=True)
             nbytes = sum(file.stat().st_size for file in path.iterdir())
-            return Checkpoint(path, nbytes, time.monotonic() - begun)
+            return Checkpoint(path, sizes, nbytes, time.monotonic() - begun)
 
-    def _fill(self, folder: Path, tables: Iterable[ReplayTable]) -> None:
-        """Write the files of all tables, and then the manifest."""
+    def _fill(self, folder: Path, tables: Iterable[ReplayTable]) -> dict[str, int]:
+        """Write the files of all tables, and then the manifest; return how many items they have."""
         found: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
         for number, table in enumerate(tables):
             info = table.info()
             about = {name: info[name] for name in _SAME}
-            found[table.name] = about | {"state": plain(write_state(table.freeze(), folder, str(number)))}
+            state = table.freeze()
+            sizes[table.name] = len(state["fragments"] if "fragments" in state else state["buffer"])
+            found[table.name] = about | {"state": plain(write_state(state, folder, str(number)))}
         with (folder / _MANIFEST).open("xb") as file:
             file.write(plain_bytes({"version": _VERSION, "tables": found}))
             file.flush()
             os.fsync(file.fileno())
         sync(folder)
+        return sizes
 
     def _drop_partial(self) -> None:
         """Remove the files of a killed writer."""

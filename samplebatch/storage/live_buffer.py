@@ -59,6 +59,9 @@ class LiveBuffer:
             self._prepared = prepare_buffer(buffer, memory)
             self._rows = _RowsBefore(table, self._prepared.held)
 
+    def __len__(self) -> int:
+        return int(self._prepared.held[:, 1].sum())
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the buffer to an Arrow file, as `ReplayBuffer.save` does.
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -19,9 +20,19 @@ import numpy as np
 import pytest
 
 from samplebatch import SampleBatch
+from samplebatch.cli.serving import _write as write_checkpoint
 from samplebatch.cli.top import draw_tables
 from samplebatch.errors import ArgumentError, LimitTimeoutError, SampleBatchError
-from samplebatch.service import MetricsServer, RateLimiter, ReplayClient, ReplayTable, render_metrics
+from samplebatch.service import (
+    Checkpoints,
+    MetricsServer,
+    RateLimiter,
+    ReplayClient,
+    ReplayTable,
+    checkpoint,
+    render_metrics,
+)
+from samplebatch.service.table_files import write_state
 from tests.service.table_rows import episode, fragment
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +134,25 @@ def test_checkpoints_are_written_while_it_serves_and_outlive_a_kill(tmp_path: Pa
         assert process.end(signal.SIGKILL) == -signal.SIGKILL
     with serving(*options) as (_, uri), ReplayClient(uri, "replay") as buffer:
         assert len(buffer) == 9
+
+
+@pytest.mark.parametrize("kind", ["uniform", "fifo"])
+def test_what_is_told_of_a_checkpoint_is_what_it_has_however_much_is_written_meanwhile(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, again = (ReplayTable("replay", kind=kind, capacity=99) for _ in range(2))
+    table.insert(episode(0, range(9)))
+
+    def write_while_others_insert(*arguments: Any) -> Any:
+        table.insert(episode(1, range(5)))
+        return write_state(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write_state", write_while_others_insert)
+    checkpoints = Checkpoints(tmp_path / "c")
+    write_checkpoint(checkpoints, [table])
+    checkpoints.restore([again])
+    assert f"Wrote {len(again)} {again.unit} of 'replay'" in capsys.readouterr().out
+    assert len(again) < len(table)
 
 
 def test_a_client_asks_for_a_checkpoint(tmp_path: Path) -> None:
