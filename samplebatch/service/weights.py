@@ -107,7 +107,8 @@ def _read(raw: Any) -> tuple[str, pa.RecordBatch]:
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, RecursionError, StopIteration) as error:
         raise FormatError("weights must come as an Arrow stream that names them, they do not") from error
     if not schema.equals(_SCHEMA) or any(column.null_count for column in batch.columns):
-        raise FormatError("weights must have the columns path, dtype, shape and data, without nulls, they have not")
+        wanted = ", ".join(f"{field.name} ({field.type})" for field in _SCHEMA)
+        raise FormatError(f"weights must have the columns {wanted}, without nulls, they have not")
     return name, batch
 
 

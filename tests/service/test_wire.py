@@ -178,6 +178,25 @@ def test_a_queue_hands_out_fragments_with_their_numbers(client: Any) -> None:
     stream.cancel()
 
 
+def test_weights_are_published_as_the_page_says(client: Any, uri: str) -> None:
+    def publish(data: pa.DataType) -> Any:
+        types = {"path": pa.list_(pa.string()), "dtype": pa.string(), "shape": pa.list_(pa.int64()), "data": data}
+        schema = pa.schema(types, {"samplebatch.weights": '{"name": "policy"}'})
+        row = {"path": ["layer", "bias"], "dtype": "<f4", "shape": [2], "data": np.array([1, 2], "<f4").tobytes()}
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as stream:
+            stream.write_batch(pa.RecordBatch.from_pylist([row], schema))
+        return json.loads(next(client.do_action(flight.Action("publish", sink.getvalue()))).body.to_pybytes())
+
+    assert publish(pa.large_binary()) == {"version": 1}
+    with ReplayClient(uri, "prio") as own:
+        assert own.latest(name="policy").value["layer"]["bias"].tolist() == [1.0, 2.0]
+    with pytest.raises(
+        flight.FlightServerError, match=r"shape \(list<.*int64>\), data \(large_binary\), without nulls"
+    ):
+        publish(pa.binary())
+
+
 def test_weights_are_rows_of_bytes(client: Any, uri: str) -> None:
     with ReplayClient(uri, "prio") as own:
         own.publish({"layer": {"bias": np.array([1.0, 2.0], np.float32)}}, name="policy")
