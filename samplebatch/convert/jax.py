@@ -55,12 +55,8 @@ def register_with_jax() -> None:
 
 
 def _flatten(batch: SampleBatch) -> tuple[list[Any], _Structure]:
-    columns = batch._all()
-    return [column.values for column in columns.values()], (
-        tuple(columns),
-        json.dumps(dict(batch._nested)),
-        batch._flags,
-    )
+    columns, nested = batch._all(), json.dumps(dict(batch._nested))
+    return [column.values for column in columns.values()], (tuple(columns), nested, batch._flags)
 
 
 def _unflatten(structure: _Structure, leaves: Iterable[Any]) -> SampleBatch:
