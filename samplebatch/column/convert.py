@@ -78,8 +78,7 @@ def as_column(values: Any, name: str) -> Column:
     >>> as_column([{}, None], "infos").kind
     'object'
     """
-    if type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim:
-        # `is_plain`, without a call.
+    if is_plain(values):
         return TensorColumn(values)
     if isinstance(values, Column):
         return values

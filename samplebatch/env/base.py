@@ -104,14 +104,11 @@ class Environments(ABC):
         Their layouts.
     resets_later
         Whether an environment is reset in an autoreset step after its episode ended, not with its last step.
-    to_reset
-        How many environments the next step resets in place of stepping them.
     made
         Calls of the environment's `step` since all environments were reset, which errors name.
     """
 
     resets_later = False
-    to_reset = 0
     _resets: Flags | None = None
     """Which environments the next step resets; None for none."""
     _kept: ClassVar[Sequence[str]] = ("made",)
@@ -166,12 +163,12 @@ class Environments(ABC):
         if self._resets is not None:
             # One may say of its reset, too, that the episode is over.
             ended &= ~self._resets
-        self.to_reset = int(count_nonzero(ended))
-        self._resets = ended if self.to_reset else None
+        self._resets = ended if count_nonzero(ended) else None
 
-    def _forget_ends(self) -> None:
-        """Note that no environment is to be reset by the next step."""
-        self.to_reset, self._resets = 0, None
+    @property
+    def to_reset(self) -> int:
+        """How many environments the next step resets in place of stepping them."""
+        return 0 if self._resets is None else int(count_nonzero(self._resets))
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Bring raw steps into one form.

@@ -155,7 +155,7 @@ class NextStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the step after its episode ended."""
 
     resets_later = True
-    _kept = ("made", "_raw", "_device", "_resets", "to_reset")
+    _kept = ("made", "_raw", "_device", "_resets")
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -167,7 +167,7 @@ class NextStepEnvironments(VectorEnvironments):
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
         if not self._resets_again:
-            self._forget_ends()
+            self._resets = None
         return super().reset(seeds=seeds, **given)
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:

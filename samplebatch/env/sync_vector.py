@@ -65,9 +65,9 @@ class NextStepSyncEnvironments(SyncEnvironments):
     """The environments of a plain `SyncVectorEnv` that resets each in the step after its episode ended."""
 
     resets_later = True
-    _kept = ("made", "_resets", "to_reset")
+    _kept = ("made", "_resets")
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment; see `Environments.reset`."""
-        self._forget_ends()
+        self._resets = None
         return super().reset(seeds=seeds, **given)

@@ -115,8 +115,8 @@ class Actor:
         self._shapes = [space.shape if actions.is_numeric(space) else None for space in actions.spaces]
         self._checked: Any = None
         """Rows, shape and dtype of actions that were found right; plain ones that are alike need no look."""
-        check_option("exploration_noise", exploration_noise)
-        check_option("map_action", map_action)
+        check_noise(exploration_noise)
+        check_action_map(map_action)
         self._noise = _noise_of(policy, exploration_noise)
         self.takes_batch = self.policy.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
@@ -276,20 +276,28 @@ def _noise_of(policy: Any, wanted: bool | Callable[[Any, Batch], Any]) -> Callab
     return noise
 
 
-def check_option(name: str, option: Any) -> None:
-    """Refuse an `exploration_noise` or a `map_action` that stands for nothing; functions pass.
+def check_noise(wanted: Any) -> None:
+    """Check an `exploration_noise`; functions pass.
 
     Raises
     ------
     PolicySpecError
-        If it does.
+        If it is neither a flag nor a function.
     """
-    if callable(option):
-        return
-    if name == "map_action" and option is not None and option not in ("clip", "scale"):
-        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {option!r}")
-    if name == "exploration_noise" and not isinstance(option, bool | np.bool_):
-        raise PolicySpecError(f"exploration_noise must be True, False or a function, got {option!r}")
+    if not callable(wanted) and not isinstance(wanted, bool | np.bool_):
+        raise PolicySpecError(f"exploration_noise must be True, False or a function, got {wanted!r}")
+
+
+def check_action_map(wanted: Any) -> None:
+    """Check a `map_action`; functions pass.
+
+    Raises
+    ------
+    PolicySpecError
+        If it is no word for a map, no function and not None.
+    """
+    if not callable(wanted) and wanted not in (None, "clip", "scale"):
+        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {wanted!r}")
 
 
 def _make_action_map(kind: str, space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:

@@ -23,7 +23,7 @@ from samplebatch.errors import (
     near_names,
 )
 from samplebatch.names import PolicyID
-from samplebatch.policy.actor import ActionMap, Actor, check_option
+from samplebatch.policy.actor import ActionMap, Actor, check_action_map, check_noise
 from samplebatch.policy.source import RANDOM
 from samplebatch.policy.state import detach, put, take
 
@@ -223,6 +223,10 @@ class PolicyAgents(AgentActor):
         )
 
 
+_CHECKS: Mapping[str, Callable[[Any], None]] = {"exploration_noise": check_noise, "map_action": check_action_map}
+"""Checks of the options that a policy may have each its own of."""
+
+
 def check_options(name: str, options: Any, policy: Any) -> Any:
     """Check that all policies that an option of a collector names are there, and are none that act at random.
 
@@ -243,7 +247,7 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
             if wanted and isinstance(own, str) and own == RANDOM:
                 raise PolicySpecError(f"policy {policy_id!r} must decide by itself to have {name}, and acts at random")
     for wanted in options.values() if isinstance(options, Mapping) else (options,):
-        check_option(name, wanted)
+        _CHECKS[name](wanted)
     return options
 
 
