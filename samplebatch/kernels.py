@@ -105,7 +105,7 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 
 @_compiled(types.void, _FLOATS, _INDEX, _FLOATS, _INDICES_OUT)
 def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None:
-    """Find the first slot of positive weight whose prefix sum reaches each value.
+    """Find the first slot of positive weight at which the prefix sum reaches each value.
 
     The tree's total must be positive.
 

@@ -29,7 +29,7 @@ def data_frame(columns: Mapping[str, Column]) -> pd.DataFrame:
 
 
 def stacked_frame(frames: Mapping[Any, pd.DataFrame], key: str) -> pd.DataFrame:
-    """Lay data frames one under the other, with a first column that says whose row it is."""
+    """Lay data frames one under the other, with the key of each in the first column."""
     pandas = require("pandas", "pandas")
     parts = []
     for value, frame in frames.items():

@@ -89,7 +89,7 @@ class ShownBatch(DeviceBatch):
         return np.asarray(ends, np.intp)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with a row per step, whose columns have the dotted names.
+        """Return a data frame with a row per step and a column per dotted name.
 
         Columns of numbers share their memory. Where rows are arrays, a cell holds one; states of sequences stand with
         every step of theirs.

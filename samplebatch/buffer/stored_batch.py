@@ -49,7 +49,7 @@ class StoredColumns(dict[str, Any]):
 
 
 def stored_batch(table: Table, start: int, stop: int, *, settable: bool) -> Batch:
-    """Return the memory of all columns, in a range of slots, as a batch whose columns can be set."""
+    """Return the memory of all columns, in a range of slots, as a batch with columns that can be set."""
     shown = {name: show_slots(table, name, start, stop) for name in table.columns.tree}
     return node(Batch, StoredColumns(table if settable else None, shown))
 

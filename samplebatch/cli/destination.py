@@ -87,7 +87,7 @@ class Folder(Destination):
 
 
 def destination(path: Path) -> Destination:
-    """Tell the kind of a path: a folder is one that is there, or one whose name has no ending.
+    """Tell the kind of a path: a folder is one that is there, or has a name without an ending.
 
     Raises
     ------

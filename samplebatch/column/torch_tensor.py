@@ -153,7 +153,7 @@ class TorchColumn(Column):
 
 
 def movable(values: torch.Tensor) -> torch.Tensor:
-    """View a tensor in a dtype of the same width whose elements torch can gather and scatter.
+    """View a tensor in a dtype of the same width that torch can gather and scatter.
 
     It has no such operations for wide unsigned integers, and not all of them for 8-bit floats.
     """

@@ -1,4 +1,4 @@
-"""Ray Data: datasets of steps, whose blocks are Arrow tables."""
+"""Ray Data: datasets of steps in blocks that are Arrow tables."""
 
 from __future__ import annotations
 

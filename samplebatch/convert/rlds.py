@@ -1,4 +1,4 @@
-"""RLDS: episodes as dicts of steps, whose last step has the final observation alone."""
+"""RLDS: episodes as dicts of steps, of which the last has the final observation alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
 
 
 def to_rlds(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield episodes as RLDS has them: dicts whose `"steps"` are a dict of arrays with one step more than transitions.
+    """Yield episodes as RLDS has them: dicts with `"steps"`, a dict of arrays with one step more than transitions.
 
     `tf.data.Dataset.from_tensor_slices(episode["steps"])` makes steps of them. The last one has zeros but for the
     observation and the flags. An unfinished episode ends with a last step, too, which is not terminal.

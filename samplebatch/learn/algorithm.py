@@ -127,7 +127,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def _create_optimizer(
         self, module: nn.Module, factory: OptimizerFactory, max_grad_norm: float | None = None
     ) -> Optimizer:
-        """Make an optimizer of a module's parameters, whose state is the algorithm's.
+        """Make an optimizer of a module's parameters, with its state a part of the algorithm's.
 
         Parameters
         ----------

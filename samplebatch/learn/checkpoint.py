@@ -66,7 +66,7 @@ def save_checkpoint(trainer: Saved, folder: str | os.PathLike[str]) -> Path:
 
 
 def load_checkpoint(trainer: Saved, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> str | None:
-    """Let a trainer go on where the one was whose state `save_checkpoint` wrote.
+    """Let a trainer go on from the state that `save_checkpoint` wrote.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def read_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = Fals
 
 
 class Draws:
-    """Generator of a replay buffer whose rows do not change, as a part of checkpoints: the rows are the user's."""
+    """Generator of a replay buffer of constant rows, as a part of checkpoints: the rows are the user's."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer

@@ -15,7 +15,7 @@ UNITS = {"training": "env_step", "test": "env_step", "update": "update_step", "i
 
 
 class Logger(ABC):
-    """Base of loggers, whose methods trainers call with the figures of collecting, tests, updates and epochs.
+    """Base of loggers, which trainers call with the figures of collecting, tests, updates and epochs.
 
     Names of figures and of steps are those of Tianshou's loggers: `training/returns_stat/mean` at `training/env_step`.
 

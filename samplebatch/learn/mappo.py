@@ -1,4 +1,4 @@
-"""MAPPO: PPO for a team whose critic sees what all of its agents see (Yu et al., arXiv:2103.01955).
+"""MAPPO: PPO for a team with one critic of all observations (Yu et al., arXiv:2103.01955).
 
 Actors decide by their own observations. The critic gets those of all agents at an environment step, side by side, and
 gives each agent a value; minibatches are environment steps in lockstep, so that it has them together.

@@ -47,7 +47,7 @@ class Rollouts(ABC):
 
 
 class CollectorRollouts(Rollouts):
-    """Rollouts of a collector in this process, whose policy is the learner's own."""
+    """Rollouts of a collector in this process, with the learner's own policy."""
 
     def __init__(self, collector: Any) -> None:
         self._collector = collector

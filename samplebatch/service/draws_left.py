@@ -19,7 +19,7 @@ _ROUNDS = 3
 
 
 class DrawsLeft:
-    """The draws that are left of each slot of a buffer, for tables whose steps may be sampled a number of times.
+    """The draws that are left of each slot of a buffer, for tables that limit how often a step is sampled.
 
     Parameters
     ----------

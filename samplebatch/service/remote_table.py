@@ -183,7 +183,7 @@ class RemoteTable:
                     self._open_steps.drop(environments)
 
     def _with_session(self, draw: Draw, use: Callable[[SampleSession], T]) -> T:
-        """Use the stream of a kind of samples; a stream whose connection is gone is dropped."""
+        """Use the stream of a kind of samples, and drop it if its connection is gone."""
         self._flush()
         session = self._sessions.pop(draw, None)
         try:

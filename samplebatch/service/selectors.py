@@ -78,7 +78,7 @@ class Selector(ABC):
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Carry on as the selector whose state it is, once it was told of the same fragments.
+        """Carry on as the selector that had this state, once it was told of the same fragments.
 
         Raises
         ------

@@ -188,7 +188,7 @@ def _listen(service: Service, location: str, token: str | None, tls: tuple[bytes
 
 
 def _cut_connections(port: int) -> None:
-    """Shut down the connections of this process whose own side has the port."""
+    """Shut down the connections of this process that have the port on their own side."""
     if not os.path.isdir(_DESCRIPTORS):
         return
     for name in os.listdir(_DESCRIPTORS):

@@ -395,7 +395,7 @@ class ShardedReplayClient:
 
 
 def _close(client: ReplayClient) -> None:
-    """Close a client, whose service may be gone."""
+    """Close a client of a service that may be gone."""
     with suppress(ServiceError):
         client.close()
 

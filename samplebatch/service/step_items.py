@@ -300,7 +300,7 @@ class StepItems(Items):
         return Sample(batch, indices, self.buffer._table.rings.generation(slots), None, lengths)
 
     def finish(self, drawn: Any) -> Sample:
-        """Return the sample, whose rows were gathered while the lock was held."""
+        """Return the sample; its rows were gathered while the lock was held."""
         sample: Sample = drawn
         return sample
 

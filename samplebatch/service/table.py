@@ -430,7 +430,7 @@ class ReplayTable:
         return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry on exactly as the table whose state it is; limits become those of the state.
+        """Carry on exactly as the table that had this state, limits included.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Small deterministic environments whose every step is known beforehand, for the contracts of collectors."""
+"""Small deterministic environments with every step known beforehand, for the contracts of collectors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from samplebatch.errors import require
 
 
 class RungError(RuntimeError):
-    """Raised by a `ladder` whose step fails."""
+    """Raised by a failing step of a `ladder`."""
 
 
 def ladder(
     number: int, length: int = 4, *, truncates: bool = False, fails_at: int | None = None, odd_at: int | None = None
 ) -> Any:
-    """Make a Gymnasium environment whose episodes have a given length.
+    """Make a Gymnasium environment with episodes of a given length.
 
     An observation is `(number, episode, step)`, float32; the reward of a step is `100 * number + step`, the info
     `{"step": step}`, where `step` counts from 1. Actions are 0, 1 or 2.
@@ -121,7 +121,7 @@ def _walk_class() -> Any:
 
 
 class Relay:
-    """A parallel environment of PettingZoo's interface, whose agents come and go.
+    """A parallel environment of PettingZoo's interface with agents that come and go.
 
     Runner k of three joins before step 2k and leaves after step 2k + 3; an episode has eight steps. An observation is
     `(step, runner)`, float32, written to one array in every step; the reward is `100 * step + runner`, the info
@@ -192,7 +192,7 @@ class Relay:
 
 
 class Market:
-    """A turn-based environment of PettingZoo's interface, whose agents pay each other and leave one after the other.
+    """A turn-based environment of PettingZoo's interface with agents that pay each other and leave one by one.
 
     Trader k of three is out after k + 2 turns of its own, and all of them after seven turns. In every turn each trader
     that is in is paid the number of the turn, and the one whose turn it is ten times that. An observation is

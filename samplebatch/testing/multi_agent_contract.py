@@ -1,4 +1,4 @@
-"""Contract of collectors for several agents: one suite for environments whose agents act together or in turns."""
+"""Contract of collectors for several agents: one suite for agents that act together or in turns."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class MultiAgentContract(ABC):
 
 
 def check_relay(rows: SampleBatch) -> None:
-    """Check every row against the rules of `Relay`, whose agents act as `by_turn` says.
+    """Check every row against the rules of `Relay`, with agents that act as `by_turn` says.
 
     Raises
     ------

@@ -377,7 +377,7 @@ class ChannelEnd(Transferable):
 
 
 def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
-    """Close an end whose process exits in order, so that it is not taken for dead; report the error if one ends it."""
+    """Close the end of a process that exits in order, so that it is not taken for dead; report its error, if any."""
     end = reference()
     if end is None:
         return

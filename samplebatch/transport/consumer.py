@@ -103,7 +103,7 @@ class Consumer(ChannelEnd):
     # -- receiving -----------------------------------------------------------------------------------------------------
 
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
-        """Receive the next batch, whose arrays lie where the producer wrote them.
+        """Receive the next batch, with its arrays where the producer wrote them.
 
         They are the caller's own, to be written to as well. Their memory goes back to the producer when the last of
         them, and of what was made of them without a copy, is gone.

@@ -176,7 +176,7 @@ class Decoder:
         return batch
 
     def _open_with_metadata(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
-        """Open a batch whose message has metadata."""
+        """Open the batch of a message with metadata."""
         _, _, _, flags, number, _, start, nbytes, metadata_start, metadata_nbytes, metadata_sum, rows, _ = fields
         memory = self._memory
         if metadata_start & _UP or metadata_start < HEADER_NBYTES or metadata_start + metadata_nbytes > memory.nbytes:

@@ -1,4 +1,4 @@
-"""Encoding: a batch taken apart into a schema, arrays whose places the schema determines, and metadata.
+"""Encoding: a batch taken apart into a schema, arrays in places that the schema determines, and metadata.
 
 Nothing is pickled but Python objects that Arrow cannot hold, and those only if the channel allows it.
 

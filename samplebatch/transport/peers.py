@@ -183,7 +183,7 @@ class Recipient:
 
 
 def find_forking() -> BaseProcess | None:
-    """Find the process whose `start` is forking in this thread; None if there is none."""
+    """Find the process that `start` is forking in this thread; None if there is none."""
     frame = sys._getframe()
     while frame.f_code is not BaseProcess.start.__code__:
         if frame.f_back is None:

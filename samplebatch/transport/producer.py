@@ -184,7 +184,7 @@ class Producer(ChannelEnd):
         self._commit(frame.schema, rows, (block,), metadata_start, metadata, deadline)
 
     def reserve(self, like: Like, rows: int | Mapping[str, int], timeout_s: float | None = None) -> Reservation:
-        """Reserve a block whose columns are filled in place, and sent by `Reservation.commit` without a copy.
+        """Reserve a block with columns to be filled in place, and sent by `Reservation.commit` without a copy.
 
         Parameters
         ----------
@@ -384,7 +384,7 @@ class Producer(ChannelEnd):
         self._poll.unregister(descriptor)
 
     def _consumer_gone(self) -> SampleBatchError:
-        """Word the error for a consumer whose descriptors are closed; it may have closed its end in order before."""
+        """Word the error for a consumer with closed descriptors; it may have closed its end in order before."""
         return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
     def _consumer_closed(self) -> ChannelClosedError:

@@ -241,7 +241,7 @@ class Publisher(Transferable):
 
 
 def _close(reference: weakref.ref[Publisher]) -> None:
-    """Close an end whose process exits in order, so that it is not taken for dead."""
+    """Close the end of a process that exits in order, so that it is not taken for dead."""
     publisher = reference()
     if publisher is not None:
         publisher.close()

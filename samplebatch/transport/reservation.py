@@ -1,4 +1,4 @@
-"""Reservation: a block whose columns are filled in place."""
+"""Reservation: a block with columns that are filled in place."""
 
 from __future__ import annotations
 

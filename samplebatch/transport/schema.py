@@ -58,7 +58,7 @@ def align(nbytes: int) -> int:
 
 
 class Fixed(NamedTuple):
-    """The description of a column whose rows have one shape.
+    """The description of a column with rows of one shape.
 
     Attributes
     ----------
@@ -220,7 +220,7 @@ class Schema:
         self._simple_plans: dict[int, Plan] = {}
 
     def simple_plan(self, rows: int) -> Plan:
-        """Lay out one part whose columns have equally many rows, all in use."""
+        """Lay out one part with equally many rows in all columns, all in use."""
         plan = self._simple_plans.get(rows)
         if plan is None:
             if len(self._simple_plans) >= _MAX_PLANS:

@@ -44,7 +44,7 @@ class BufferWriter:
         return dict(self._next)
 
     def load_state_dict(self, state: Mapping[int, tuple[int, int]]) -> None:
-        """Go on with the episodes of another writer, whose buffer had the same rows."""
+        """Go on with the episodes of another writer to a buffer of the same rows."""
         self._next = dict(state)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:

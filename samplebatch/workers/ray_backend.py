@@ -33,7 +33,7 @@ _CONTROL = "control"
 
 
 class RayBackend(Backend):
-    """Actors on a cluster of Ray, whose fragments lie in its object store; see `Backend`.
+    """Actors on a cluster of Ray, with fragments in its object store; see `Backend`.
 
     A cluster that it has connected to, or started, is left connected: arrays lie in the store.
     """
@@ -283,7 +283,7 @@ class RayWorker(Worker):
             self._question = self._actor.report.options(concurrency_group=_CONTROL).remote()
 
     def _look(self) -> None:
-        """Read the reports that have come and whose fragments have not been received."""
+        """Read the reports that have come of fragments that have not been received."""
         references = [call.report for call in self._calls]
         if references and self._ray.is_initialized():
             for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:

@@ -24,7 +24,7 @@ _NAMES = ("workers", "num_envs", "failures", "version", "weights", "received", "
 
 
 class ResumableWorkers(Uncopied, ABC):
-    """Workers whose run can be resumed, between calls of `collect`: the base of `RolloutWorkers`."""
+    """Workers that can resume a run, between calls of `collect`: the base of `RolloutWorkers`."""
 
     _specs: Sequence[WorkerSpec]
     _backend: Backend

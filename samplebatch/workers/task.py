@@ -143,7 +143,7 @@ class Task(ABC):
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def _exploring(self) -> list[tuple[Any, Any]]:
-        """Return the policies whose exploration has a state, by id: it is no weight, and each copy drifts by itself."""
+        """Return the policies with a state of exploration, by id: it is no weight, and each copy drifts by itself."""
         held = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
         own = [(policy_id, own_policy(policy)) for policy_id, policy in held.items()]
         return [(policy_id, policy) for policy_id, policy in own if hasattr(policy, "get_exploration_state")]
