@@ -235,7 +235,7 @@ class RolloutWorkers(ResumableWorkers):
         self._leftover: list[Fragment] = []
         """Fragments of a call of `collect` that did not come to its end."""
         self._requested: tuple[int | None, int | None] | None = None
-        self._is_iterating = False
+        self._is_iterating = self._stop_requested = False
         self._earlier_versions = 0
         self._one_version = threading.RLock()
         """Held while workers collect with one version of the weights."""
@@ -294,6 +294,8 @@ class RolloutWorkers(ResumableWorkers):
             self._pool = WorkerPool(
                 self._specs, self._backend, max_restarts=self._max_restarts, stall_timeout_s=self._stall_timeout_s
             )
+            if self._stop_requested:
+                self._pool.request_stop()
         except BaseException:
             self.stop()
             raise
@@ -422,8 +424,9 @@ class RolloutWorkers(ResumableWorkers):
     def request_stop(self) -> None:
         """Let the iterator end soon, after the whole fragments that have been sent; signal handlers may call this.
 
-        A call of `collect` then reports on what it has until then.
+        A call of `collect` then reports on what it has until then. Asked for while workers start, it ends the first.
         """
+        self._stop_requested = True
         if self._pool is not None:
             self._pool.request_stop()
 

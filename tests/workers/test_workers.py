@@ -194,6 +194,13 @@ def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
     check_whole(aggregator.build_and_reset())
 
 
+def test_asking_to_stop_while_workers_start_ends_the_iteration_at_once() -> None:
+    workers = RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=5)
+    workers.request_stop()
+    with workers:
+        assert sum(fragment.env_steps() for fragment in workers) < 100_000
+
+
 def test_other_ways_to_start_and_functions_with_arguments() -> None:
     environment = functools.partial(arena.Relay, pause_s=0.0)
     with RolloutWorkers(
