@@ -55,6 +55,30 @@ def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
     return copies
 
 
+def gather_small(columns: Mapping[str, Column], indices: Indices, nbytes: int) -> dict[str, Column]:
+    """Gather rows of columns, those of tensors into one block; they have `nbytes` bytes together.
+
+    >>> columns = {"t": TensorColumn(np.arange(3)), "a": TensorColumn(np.zeros((3, 2)))}
+    >>> gathered = gather_small(columns, np.array([2, 0]), 48)
+    >>> gathered["t"].values, gathered["a"].values.ctypes.data % memory.ALIGNMENT
+    (array([2, 0]), 0)
+    """
+    block = _allocate_block(nbytes, len(columns))
+    rows = len(indices)
+    gathered: dict[str, Column] = {}
+    at = 0
+    for name, column in columns.items():
+        if type(column) is not TensorColumn:
+            gathered[name] = column.take(indices)
+            continue
+        values = column.values
+        out = _ndarray((rows, *values.shape[1:]), values.dtype, block, at)
+        values.take(indices, 0, out, "clip")
+        gathered[name] = TensorColumn(out)
+        at += out.nbytes + _UP & ~_UP
+    return gathered
+
+
 def join_small(groups: Sequence[dict[str, Column]], rows: int, nbytes: int) -> dict[str, Column] | None:
     """Join tensor columns to `rows` rows, in one block if all together have few enough bytes.
 
@@ -93,10 +117,15 @@ def _allocate_block(nbytes: int, columns: int) -> np.ndarray[tuple[int], np.dtyp
     return memory.empty((nbytes + memory.ALIGNMENT * columns,), _BYTE)
 
 
-def is_large(columns: Iterable[Column], rows: int, count: int) -> bool:
-    """Tell whether `rows` of `count` rows have enough bytes for two threads to move."""
+def nbytes_of(columns: Iterable[Column], rows: int, count: int) -> int:
+    """Return the bytes that `rows` of the `count` rows of tensor columns have."""
     nbytes = sum([column.values.nbytes for column in columns if type(column) is TensorColumn])
-    return nbytes * rows >= threads.WORTHWHILE * count > 0
+    return nbytes * rows // count if count else 0
+
+
+def is_large(nbytes: int) -> bool:
+    """Tell whether columns have enough bytes together for two threads to move."""
+    return nbytes >= threads.WORTHWHILE
 
 
 _Cut = tuple[npt.NDArray[Any], list[threads.Job]]

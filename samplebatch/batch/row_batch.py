@@ -187,7 +187,10 @@ class RowBatch(ColumnMap):
 
     def _gather(self, steps: Indices) -> Self:
         columns = self._all()
-        if bulk.is_large(columns.values(), len(steps), self.count):
+        nbytes = bulk.nbytes_of(columns.values(), len(steps), self.count)
+        if nbytes <= bulk.BLOCK_NBYTES:
+            new = self._with(bulk.gather_small(columns, steps, nbytes))
+        elif bulk.is_large(nbytes):
             new = self._with(bulk.gather_large(columns, steps))
         else:
             new = self._with({name: column.take(steps) for name, column in columns.items()})
@@ -206,7 +209,7 @@ class RowBatch(ColumnMap):
             return self._with(self._all().copy())
         columns = self._all()
         copies = bulk.copy_small(columns)
-        if copies is None and bulk.is_large(columns.values(), self.count, self.count):
+        if copies is None and bulk.is_large(bulk.nbytes_of(columns.values(), self.count, self.count)):
             copies = bulk.copy_large(columns)
         return self._with({name: c.copy() for name, c in columns.items()} if copies is None else copies)
 

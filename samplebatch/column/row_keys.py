@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from samplebatch.errors import RowIndexError
 
+_INTP = np.dtype(np.intp)
+
 Resolved = int | tuple[int, int] | npt.NDArray[np.intp]
 
 
@@ -40,6 +42,9 @@ def resolve(key: Any, n: int) -> Resolved:
         if not -n <= row < n:
             raise _outside(row, n)
         return row + n if row < 0 else row
+    # As unsigned numbers, negative ones are larger than all rows.
+    if type(key) is np.ndarray and key.dtype is _INTP and key.ndim == 1 and key.size and key.view(np.uintp).max() < n:
+        return key.copy()
     indices = np.asarray(key)
     if indices.size == 0 and indices.ndim == 1 and not isinstance(key, np.ndarray):
         return np.empty(0, np.intp)

@@ -49,6 +49,25 @@ def test_copy_of_a_small_batch(rows: int) -> None:
     assert copy.drop("t") == batch.drop("t")
 
 
+@pytest.mark.parametrize("rows", [[], [3], [4, 0, 4, -1, 2, 2]])
+def test_gathering_from_a_small_batch(rows: list[int]) -> None:
+    batch = SampleBatch(COLUMNS, infos=[{}, None, {"a": 1}, {}, {}])
+    gathered = batch.take(np.array(rows, np.intp))
+    for name, values in COLUMNS.items():
+        np.testing.assert_array_equal(gathered[name], values[rows])
+        assert gathered[name].dtype == values.dtype
+    assert gathered["infos"].tolist() == [batch["infos"][row] for row in rows]
+    _assert_lies_well(gathered.drop("infos"))
+    assert len({_block_nbytes(gathered[name]) for name in COLUMNS}) == 1
+
+
+def test_a_few_rows_of_large_columns_are_gathered_alone() -> None:
+    rows = bulk.BLOCK_NBYTES // 16 + 1
+    gathered = SampleBatch(a=np.arange(2 * rows), b=np.zeros(2 * rows)).take(np.arange(rows))
+    assert _block_nbytes(gathered["a"]) == gathered["a"].nbytes
+    assert gathered["a"].tolist() == list(range(rows))
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (5, 1, 3), (2, 0, 2)])
 def test_joining_small_batches(sizes: tuple[int, ...]) -> None:
     parts = [SampleBatch(COLUMNS)[:size] for size in sizes]

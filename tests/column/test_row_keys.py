@@ -44,6 +44,16 @@ def test_rows_outside_are_named(key):
         resolve(key, 5)
 
 
+@pytest.mark.parametrize("key", [[0, 4, 2], [-5, 4], [-1]])
+def test_the_indices_are_a_copy(key):
+    given = np.array(key)
+    found = resolve(given, 5)
+    assert found.tolist() == [row % 5 for row in key]
+    assert not np.shares_memory(found, given)
+    with pytest.raises(RowIndexError, match=r"row 5 must lie in \[-5, 5\)"):
+        resolve(np.array([*key, 5]), 5)
+
+
 @pytest.mark.parametrize("key", [None, "a", 1.0, [0.5], [[1]], True, {"a": 1}, [True] * 4, np.zeros((5, 1), bool)])
 def test_other_keys_are_refused(key):
     with pytest.raises(RowIndexError):
