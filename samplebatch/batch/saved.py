@@ -10,7 +10,7 @@ class Saved:
 
     __slots__ = ()
 
-    def save(self, path: str | os.PathLike[str], *, compression: str | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
         """Write it to a file or folder, whole or not at all, from which `samplebatch.load` makes the same again.
 
         Parameters
@@ -24,6 +24,10 @@ class Saved:
             column is in memory; these, `"snappy"`, `"gzip"` or `"brotli"` for Parquet, `"zstd"` by default; `"gzip"` or
             `"lzf"` for HDF5, `"lzf"` by default where a column is compressed in memory, else none.
 
+        durable
+            Whether to wait until a file is on the disk, so that it outlives a power cut. Without that, the end of this
+            process still loses nothing; after a power cut the file may be damaged, which `load(verify=True)` tells.
+            Folders are always durable.
         Raises
         ------
         FormatError
@@ -31,7 +35,7 @@ class Saved:
         ColumnTypeError, UnstorableError
             If a column holds values that the format cannot hold and that cannot be pickled; names it.
         ArgumentError
-            If the format has no such compression.
+            If the format has no such compression, or a folder is not to be durable.
         OSError
             If the file cannot be written.
 
@@ -46,4 +50,4 @@ class Saved:
         """
         from samplebatch.storage.saving import save
 
-        save(self, path, compression)
+        save(self, path, compression, durable=durable)

@@ -8,6 +8,7 @@ bytes (see `file_checksums`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -40,7 +41,9 @@ from samplebatch.storage.table_file import name_file_damage
 _CODECS = ("lz4", "zstd", "none")
 
 
-def write_arrow(batch: AnyBatch, path: str | os.PathLike[str], *, compression: str | None = None) -> None:
+def write_arrow(
+    batch: AnyBatch, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True
+) -> None:
     """Write a batch to an Arrow IPC file, whole or not at all.
 
     The bytes go to a temporary file beside the path, which takes its place once they are on the disk. A file that was
@@ -55,6 +58,8 @@ def write_arrow(batch: AnyBatch, path: str | os.PathLike[str], *, compression: s
     compression
         Of the columns' buffers: `"lz4"`, `"zstd"` or `"none"`. None compresses with LZ4 where a column is compressed
         in memory, and not at all where none is, so that the file can be mapped.
+    durable
+        Whether to wait until the file is on the disk; see `SampleBatch.save`.
 
     Raises
     ------
@@ -80,26 +85,43 @@ def write_arrow(batch: AnyBatch, path: str | os.PathLike[str], *, compression: s
     """
     table = to_table(batch)
     codec = compression or ("lz4" if is_compressed(batch) else "none")
-    if table.get_total_buffer_size() < BLOCK_NBYTES:
-        _write_small(table, path, codec)
+    nbytes = table.get_total_buffer_size()
+    if nbytes < BLOCK_NBYTES:
+        _write_small(table, path, codec, durable=durable)
         return
-    with arrow_writer(path, table.schema, codec) as writer:
+    with arrow_writer(path, table.schema, codec, durable=durable, nbytes=nbytes if codec == "none" else 0) as writer:
         writer.write_table(table)
 
 
-def _write_small(table: pa.Table, path: str | os.PathLike[str], compression: str) -> None:
+def _write_small(table: pa.Table, path: str | os.PathLike[str], compression: str, *, durable: bool) -> None:
     """Write a table by way of memory: one large write takes less time than a small one for each buffer."""
     options = _options(path, compression)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
-    with replacing(path) as file, memoryview(sink.getvalue()) as data:
+    with replacing(path, durable=durable) as file, memoryview(sink.getvalue()) as data:
+        _reserve(file, len(data))
         write_summed(file, data, ARROW)
+        file.truncate()
 
 
 @contextlib.contextmanager
-def arrow_writer(path: str | os.PathLike[str], schema: pa.Schema, compression: str = "none") -> Iterator[Any]:
+def arrow_writer(
+    path: str | os.PathLike[str],
+    schema: pa.Schema,
+    compression: str = "none",
+    *,
+    durable: bool = True,
+    nbytes: int = 0,
+) -> Iterator[Any]:
     """Open a writer of an Arrow file, which takes the path's place, with checksums, when the block ends well.
+
+    Parameters
+    ----------
+    path, schema, compression, durable
+        As `write_arrow` takes them, and the schema of the tables.
+    nbytes
+        Bytes of the tables, as far as they are known: blocks of the disk are reserved for them together.
 
     Raises
     ------
@@ -111,11 +133,29 @@ def arrow_writer(path: str | os.PathLike[str], schema: pa.Schema, compression: s
         If there is no such compression.
     """
     options = _options(path, compression)
-    with replacing(path) as file:
+    with replacing(path, durable=durable) as file:
+        _reserve(file, nbytes)
         summed = SummedFile(file)
         with pa.ipc.new_file(summed, schema, options=options) as writer:
             yield writer
-        add_checksums(file, ARROW, summed.blocks)
+        add_checksums(file, ARROW, summed.blocks, summed.tell())
+        file.truncate()
+
+
+def _reserve(file: BinaryIO, nbytes: int) -> None:
+    """Reserve blocks of the disk for the body of a file, and for what stands around it, which `truncate` gives back.
+
+    Blocks that are found as bytes are written take twice the time, and where some are missing when the file is renamed,
+    the system writes all of it at once.
+    """
+    if not nbytes or not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file.fileno(), 0, nbytes + BLOCK_NBYTES)
+    except OSError as error:
+        # Some file systems cannot; a disk without room is told here.
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
 
 
 def _options(path: str | os.PathLike[str], compression: str) -> pa.ipc.IpcWriteOptions:
@@ -288,8 +328,15 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that takes the path's place when the block ends well, and vanishes when it does not.
+
+    Parameters
+    ----------
+    path
+        The path.
+    durable
+        Whether the bytes are on the disk before that.
 
     Raises
     ------
@@ -302,7 +349,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -50,7 +50,12 @@ _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 
 
 def write_buffer(
-    buffer: ReplayBuffer, path: str | os.PathLike[str], form: Form = "Arrow", compression: str | None = None
+    buffer: ReplayBuffer,
+    path: str | os.PathLike[str],
+    form: Form = "Arrow",
+    compression: str | None = None,
+    *,
+    durable: bool = True,
 ) -> None:
     """Write a buffer to an Arrow or Parquet file, whole or not at all.
 
@@ -65,6 +70,8 @@ def write_buffer(
     compression
         As `write_arrow` and `write_parquet` take it. If None, an Arrow file is compressed with LZ4 where columns of the
         buffer are compressed in memory, and a Parquet file with zstd.
+    durable
+        Whether to wait until the file is on the disk; see `SampleBatch.save`.
 
     Raises
     ------
@@ -75,10 +82,10 @@ def write_buffer(
     """
     with buffer._table.lock:
         if form == "Parquet":
-            _write(buffer, lambda schema: parquet_writer(path, schema, compression or "zstd"))
+            _write(buffer, lambda schema: parquet_writer(path, schema, compression or "zstd", durable=durable))
         else:
             usual = "lz4" if buffer._table.columns.stores.compress else "none"
-            _write(buffer, lambda schema: arrow_writer(path, schema, compression or usual))
+            _write(buffer, lambda schema: arrow_writer(path, schema, compression or usual, durable=durable))
 
 
 def _write(buffer: ReplayBuffer, open_writer: OpenWriter) -> None:

@@ -117,7 +117,9 @@ class SummedFile:
         self._file.flush()
 
 
-def add_checksums(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyType({})) -> None:
+def add_checksums(
+    file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyType({}), nbytes: int = 0
+) -> None:
     """Put checksums into a file that has been written and is open for reading, too.
 
     Parameters
@@ -128,9 +130,11 @@ def add_checksums(file: BinaryIO, form: Format, known: Mapping[int, int] = Mappi
         The format.
     known
         Checksums of some blocks of the file, by number.
+    nbytes
+        Its bytes, where more are reserved; 0 if none are.
     """
     file.flush()
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+    with mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
         body_nbytes, ending = _sum(data, form, known)
     file.seek(body_nbytes)
     file.write(ending)

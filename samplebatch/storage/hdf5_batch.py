@@ -42,7 +42,9 @@ _ABOUT = "samplebatch.batch"
 _VERSION = 1
 
 
-def write_hdf5(batch: AnyBatch, path: str | os.PathLike[str], compression: str | None = None) -> None:
+def write_hdf5(
+    batch: AnyBatch, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True
+) -> None:
     """Write a batch to an HDF5 file, whole or not at all.
 
     Raises
@@ -54,7 +56,7 @@ def write_hdf5(batch: AnyBatch, path: str | os.PathLike[str], compression: str |
     OSError
         If the file cannot be written.
     """
-    with hdf5_writer(path) as file:
+    with hdf5_writer(path, durable=durable) as file:
         if isinstance(batch, Batch):
             file.attrs[TYPE_KEY] = "Batch"
             file.attrs[_ABOUT] = json.dumps({"version": _VERSION, "type": "Batch"})

@@ -58,18 +58,20 @@ _MAX_PICKLED_NUMBER = 1 << 10
 """Bytes that a pickled number has at the most."""
 
 
-def save_buffer(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None = None) -> None:
+def save_buffer(
+    buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True
+) -> None:
     """Write a buffer to an HDF5 file; see `ReplayBuffer.save_hdf5`."""
     with buffer._table.lock:
-        _write(buffer, path, compression)
+        _write(buffer, path, compression, durable=durable)
 
 
 # Writing
 
 
-def _write(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
+def _write(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None, *, durable: bool) -> None:
     state = attributes_for(buffer)
-    with hdf5_writer(path) as file:
+    with hdf5_writer(path, durable=durable) as file:
         to_hdf5(state, file, compression)
         _write_columns(buffer, file.create_group("_meta"), compression)
         file["_indices"].attrs[_ABOUT] = json.dumps(buffer_state.plain(_about(buffer)))

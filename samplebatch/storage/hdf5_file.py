@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def hdf5_writer(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
+def hdf5_writer(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[h5py.File]:
     """Open an HDF5 file for writing, which takes the path's place, with checksums, when the block ends well.
 
     Raises
@@ -35,7 +35,7 @@ def hdf5_writer(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
     """
     h5py = require("h5py", "hdf5")
     check_suffix(path, "HDF5")
-    with replacing(path) as written:
+    with replacing(path, durable=durable) as written:
         # The first format in which attributes may be of any size.
         with h5py.File(written.name, "w", libver=("v108", "v108")) as file:
             yield file

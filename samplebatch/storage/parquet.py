@@ -41,7 +41,9 @@ _POLICY = "policy_id"
 _CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
 
 
-def write_parquet(batch: AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd") -> None:
+def write_parquet(
+    batch: AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd", durable: bool = True
+) -> None:
     """Write a batch to a Parquet file, whole or not at all.
 
     The bytes go to a temporary file beside the path, which takes its place once they are on the disk.
@@ -54,6 +56,8 @@ def write_parquet(batch: AnyBatch, path: str | os.PathLike[str], *, compression:
         The file. Its folder must exist.
     compression
         Parquet's codec: `"zstd"`, `"snappy"`, `"lz4"`, `"gzip"`, `"brotli"` or `"none"`.
+    durable
+        Whether to wait until the file is on the disk; see `SampleBatch.save`.
 
     Raises
     ------
@@ -74,7 +78,7 @@ def write_parquet(batch: AnyBatch, path: str | os.PathLike[str], *, compression:
     [1.0, 2.0]
     """
     table = to_table(batch)
-    with parquet_writer(path, table.schema, compression) as writer:
+    with parquet_writer(path, table.schema, compression, durable=durable) as writer:
         for part in _row_groups(batch, table):
             writer.write_table(part)
 
@@ -106,7 +110,7 @@ class ParquetWriter:
 
 @contextlib.contextmanager
 def parquet_writer(
-    path: str | os.PathLike[str], schema: pa.Schema, compression: str = "zstd"
+    path: str | os.PathLike[str], schema: pa.Schema, compression: str = "zstd", *, durable: bool = True
 ) -> Iterator[ParquetWriter]:
     """Open a writer of a Parquet file, which takes the path's place, with checksums, when the block ends well.
 
@@ -124,7 +128,7 @@ def parquet_writer(
     check_suffix(path, "Parquet")
     choice("compression", compression, _CODECS)
     stored = schema_to_store(schema)
-    with replacing(path) as file:
+    with replacing(path, durable=durable) as file:
         with parquet.ParquetWriter(
             file,
             stored,

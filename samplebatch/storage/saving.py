@@ -40,25 +40,27 @@ _Buffer = TypeVar("_Buffer", bound=ReplayBuffer)
 _HDF5_FILTERS = ("gzip", "lzf", "none")
 
 
-def save(thing: Any, path: str | os.PathLike[str], compression: str | None = None) -> None:
+def save(thing: Any, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True) -> None:
     """Write a batch or a buffer; see `Saved.save`."""
     form = form_to_write(path)
     if isinstance(thing, MultiAgentReplayBuffer):
+    if form is None and not durable:
+        raise ArgumentError(f"durable must be True for a folder, and {os.fspath(path)!r} has the name of one")
         if form is not None:
             raise FormatError(f"{os.fspath(path)!r} must be a folder, with a file a policy; leave out the ending")
         write_policies(thing, path, compression)
     elif form == "HDF5":
         write = hdf5_buffer.save_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
-        write(thing, path, _hdf5_filter(thing, compression))
+        write(thing, path, _hdf5_filter(thing, compression), durable=durable)
     elif isinstance(thing, ReplayBuffer):
         if form is None:
             copy_to_folder(thing, path)
         else:
-            write_buffer(thing, path, form, compression)
+            write_buffer(thing, path, form, compression, durable=durable)
     elif form == "Parquet":
-        write_parquet(thing, path, compression=compression or "zstd")
+        write_parquet(thing, path, compression=compression or "zstd", durable=durable)
     elif form == "Arrow":
-        write_arrow(thing, path, compression=compression)
+        write_arrow(thing, path, compression=compression, durable=durable)
     else:
         dataset = Dataset(path)
         if dataset.parts():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -279,6 +280,36 @@ def test_a_small_file_is_written_at_once_with_the_bytes_of_one_that_is_streamed(
         writer.write_table(to_table(batch))
     assert (tmp_path / "small.arrow").read_bytes() == (tmp_path / "streamed.arrow").read_bytes()
     assert load(tmp_path / "small.arrow", verify=True) == batch
+
+
+def without_blocks(error: int) -> Any:
+    def posix_fallocate(*_: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    return posix_fallocate
+
+
+@pytest.mark.parametrize("rows", [10, 200_000])
+def test_blocks_that_were_reserved_are_no_part_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    batch = SampleBatch(obs=np.arange(6.0 * rows).reshape(rows, 6), t=np.arange(rows))
+    write_arrow(batch, tmp_path / "reserved.arrow")
+    monkeypatch.setattr(os, "posix_fallocate", without_blocks(errno.EOPNOTSUPP))
+    write_arrow(batch, tmp_path / "found.arrow")
+    assert (tmp_path / "reserved.arrow").read_bytes() == (tmp_path / "found.arrow").read_bytes()
+    assert load(tmp_path / "reserved.arrow", verify=True) == batch
+
+
+@pytest.mark.parametrize("rows", [10, 200_000])
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    path = tmp_path / "x.arrow"
+    write_arrow(SampleBatch(a=[1]), path)
+    monkeypatch.setattr(os, "posix_fallocate", without_blocks(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        write_arrow(SampleBatch(a=np.zeros((rows, 6))), path)
+    assert os.listdir(tmp_path) == ["x.arrow"]
+    assert read_arrow(path)["a"].tolist() == [1]
 
 
 WRITER = """

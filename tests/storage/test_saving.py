@@ -193,6 +193,27 @@ def test_a_folder_of_something_else_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(StorageError, match="other files"):
         MultiAgentReplayBuffer(4).save(tmp_path)
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("form", FILES)
+@pytest.mark.parametrize("make", [steps, lambda: fill(ReplayBuffer(20))], ids=["batch", "buffer"])
+def test_only_what_must_be_durable_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, form: str, durable: bool
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    thing, path = make(), tmp_path / f"steps.{form}"
+    thing.save(path, durable=durable)
+    assert len(waited) == durable
+    assert len(load(path, verify=True)) == len(thing)
+
+
+def test_a_folder_is_always_durable(tmp_path: Path) -> None:
+    for thing in (steps(), fill(ReplayBuffer(20)), MultiAgentReplayBuffer(4)):
+        with pytest.raises(ArgumentError, match="durable must be True for a folder"):
+            thing.save(tmp_path / "folder", durable=False)
+    assert os.listdir(tmp_path) == []
+
+
 
 
 def test_a_hindsight_buffer_is_asked_for_its_function(tmp_path: Path) -> None:
