@@ -18,16 +18,17 @@ class Saved:
         path
             The file. The ending of its name says in which format: `.arrow` to be mapped, `.parquet` to be kept small
             and given away, `.hdf5` for readers of that. A name without ending is a folder: a `Dataset` of a batch, a
-            folder for `ReplayBuffer.open` of a buffer, a file for each policy of a `MultiAgentReplayBuffer`.
+            folder for `ReplayBuffer.open` of a buffer, or with one Arrow file where its rows cannot be mapped, a file
+            for each policy of a `MultiAgentReplayBuffer`.
         compression
             Of the columns. `"lz4"`, `"zstd"` or `"none"` for Arrow, which is compressed with LZ4 by default where a
             column is in memory; these, `"snappy"`, `"gzip"` or `"brotli"` for Parquet, `"zstd"` by default; `"gzip"` or
             `"lzf"` for HDF5, `"lzf"` by default where a column is compressed in memory, else none.
-
         durable
             Whether to wait until a file is on the disk, so that it outlives a power cut. Without that, the end of this
             process still loses nothing; after a power cut the file may be damaged, which `load(verify=True)` tells.
             Folders are always durable.
+
         Raises
         ------
         FormatError

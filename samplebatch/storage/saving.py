@@ -23,8 +23,9 @@ from samplebatch.storage.batch_table import (
     to_table,
 )
 from samplebatch.storage.buffer_file import read_buffer, write_buffer
-from samplebatch.storage.buffer_folder.buffers import copy_to_folder, open_buffer
-from samplebatch.storage.buffer_folder.status import ABOUT
+from samplebatch.storage.buffer_folder.buffers import copy_to_folder, is_mappable, open_buffer
+from samplebatch.storage.buffer_folder.files import sync
+from samplebatch.storage.buffer_folder.status import ABOUT, BUFFER_FILE
 from samplebatch.storage.commit_log import LOG
 from samplebatch.storage.dataset import Dataset
 from samplebatch.storage.file_bytes import file_bytes
@@ -43,9 +44,9 @@ _HDF5_FILTERS = ("gzip", "lzf", "none")
 def save(thing: Any, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True) -> None:
     """Write a batch or a buffer; see `Saved.save`."""
     form = form_to_write(path)
-    if isinstance(thing, MultiAgentReplayBuffer):
     if form is None and not durable:
         raise ArgumentError(f"durable must be True for a folder, and {os.fspath(path)!r} has the name of one")
+    if isinstance(thing, MultiAgentReplayBuffer):
         if form is not None:
             raise FormatError(f"{os.fspath(path)!r} must be a folder, with a file a policy; leave out the ending")
         write_policies(thing, path, compression)
@@ -54,7 +55,7 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
         write(thing, path, _hdf5_filter(thing, compression), durable=durable)
     elif isinstance(thing, ReplayBuffer):
         if form is None:
-            copy_to_folder(thing, path)
+            _save_in_folder(thing, path, compression)
         else:
             write_buffer(thing, path, form, compression, durable=durable)
     elif form == "Parquet":
@@ -66,6 +67,25 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
         if dataset.parts():
             raise StorageError(f"{os.fspath(path)!r} must be a new folder, and it is a dataset; append to it")
         dataset.append(thing, compression=compression or "zstd")
+
+
+def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
+    """Copy a buffer to a new folder to be opened, or where its rows cannot be mapped write one file into it.
+
+    Raises
+    ------
+    StorageError
+        If the folder holds something else.
+    """
+    if is_mappable(buffer):
+        copy_to_folder(buffer, path)
+        return
+    folder = Path(path)
+    if folder.exists() and any(entry.name != BUFFER_FILE for entry in folder.iterdir()):
+        raise StorageError(f"{str(folder)!r} must be a new folder, or one of such a buffer; it holds other files")
+    folder.mkdir(exist_ok=True)
+    write_buffer(buffer, folder / BUFFER_FILE, "Arrow", compression)
+    sync(folder)
 
 
 def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
@@ -212,6 +232,8 @@ def _load_folder(
     if (folder / ABOUT).exists():
         _refuse_missing(name, missing)
         return open_buffer(ReplayBuffer, path, verify=verify)
+    if (folder / BUFFER_FILE).exists():
+        return load_buffer(ReplayBuffer, folder / BUFFER_FILE, verify=verify is not False, missing=missing, **trust)
     if (folder / MANIFEST).exists():
         return read_policies(path, verify=verify is not False, missing=missing, **trust)
     raise FormatError(f"{name!r} must be a folder that save wrote, it is another")

@@ -13,7 +13,7 @@ from samplebatch.errors import FormatError, require
 from samplebatch.storage.arrow_file import check_arrow
 from samplebatch.storage.buffer_folder.commits import Commits
 from samplebatch.storage.buffer_folder.files import open_locked
-from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, FolderStatus, read_about
+from samplebatch.storage.buffer_folder.status import ABOUT, BUFFER_FILE, LOCK, FolderStatus, read_about
 from samplebatch.storage.commit_log import LOG, CommitLog
 from samplebatch.storage.file_bytes import file_bytes
 from samplebatch.storage.hdf5_file import check_hdf5
@@ -86,6 +86,8 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     """
     found = Path(path)
     if found.is_dir():
+        if (found / BUFFER_FILE).exists():
+            return [_file(found / BUFFER_FILE)]
         if (found / MANIFEST).exists():
             return list(map(_file, files_of(found)))
         return list(_buffer_folder(found) if (found / ABOUT).exists() else _dataset(found))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.samplers import Prioritized, Sampler
 from samplebatch.buffer.stores import Stores
 from samplebatch.buffer.table import Table
@@ -59,21 +60,28 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
         raise
 
 
+def is_mappable(buffer: ReplayBuffer) -> bool:
+    """Tell whether a folder can hold a buffer to be opened: rows of numbers of one shape, and plain attributes."""
+    columns = buffer._table.columns
+    return (
+        not (columns.stores.compress or columns.stores.ragged or describe(buffer)["missing"])
+        # Those in torch tensors are, too.
+        and all(isinstance(store, DenseStore) for _, store in columns.leaves())
+    )
+
+
 def copy_to_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
-    """Copy a buffer into a new folder, closed, for `ReplayBuffer.open` to go on from.
+    """Copy a buffer that is mappable into a new folder, closed, for `ReplayBuffer.open` to go on from.
 
     Raises
     ------
     StorageError
-        As `store_in_folder` does.
+        If the folder is not new.
     """
     state = export_state(buffer)
     own, nothing = buffer._table, np.zeros(0, np.intp)
     maxsizes = [buffer.maxsize] if buffer._ring is not None else own.rings.maxsizes.tolist()
-    described = describe(buffer)
-    if own.columns.stores.compress or own.columns.stores.ragged or described["missing"]:
-        raise StorageError("rows in a folder must be numbers of one shape, of a buffer of plain values; save to a file")
-    copied = make_rowless(type(buffer), described, {})
+    copied = make_rowless(type(buffer), describe(buffer), {})
     table = Table(maxsizes, Stores(), keeps_next=own.keeps_next, last_frame=own.last_frame)
     sampler = sampler_from_state(sampler_state(buffer._sampler, nothing), buffer.maxsize, nothing)
     give_rows(copied, table, sampler, np.random.default_rng())

@@ -35,7 +35,7 @@ from samplebatch.column.types import named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError, StorageError
 from samplebatch.storage.buffer_folder.commits import FILES, Commits
 from samplebatch.storage.buffer_folder.files import open_locked, read_plain, reserve, sync, write_plain
-from samplebatch.storage.buffer_folder.status import ABOUT, LOCK, STATUS, VERSION, FolderStatus, read_about
+from samplebatch.storage.buffer_folder.status import ABOUT, BUFFER_FILE, LOCK, STATUS, VERSION, FolderStatus, read_about
 
 _LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
 _ENTRY = struct.Struct("<QQ")
@@ -170,7 +170,8 @@ class BufferFolder:
         """
         folder = Path(path).absolute()
         if not (folder / ABOUT).is_file():
-            raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {ABOUT!r} in it")
+            hint = f"; load {str(folder / BUFFER_FILE)!r}" if (folder / BUFFER_FILE).is_file() else ""
+            raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {ABOUT!r} in it{hint}")
         lock = open_locked(folder / LOCK)
         try:
             version, about = read_about(folder)

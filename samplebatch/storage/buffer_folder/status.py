@@ -26,6 +26,9 @@ from samplebatch.storage.buffer_folder.files import read_plain, sync, write_plai
 
 ABOUT, LOCK, STATUS = "buffer.json", "lock", "status.json"
 
+BUFFER_FILE = "buffer.arrow"
+"""The only file in the folder of a buffer whose rows cannot be mapped."""
+
 VERSION = 2
 _NO_STATUS = 1
 """The version of folders without a status. They are read, and have a status from then on."""
