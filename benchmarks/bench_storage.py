@@ -5,9 +5,9 @@ which RLlib can write in time. Every contestant reads and writes through the pag
 lie in a folder of their own, that goes when the process ends.
 
 Ours and bare pyarrow write a file whole or not at all, and have it on the disk when they return; in the rows of `save`,
-peers wait for the disk as well, and in those `without waiting` they do not, as is their own way. All start from
-columns; bare lays them out as a table, and neither writes nor compares checksums. Random rows are gathered from what
-has been loaded; bare gathers into memory that is there.
+peers wait for the disk as well, and in those `without waiting` nobody does (`durable=False`), as is their own way. All
+start from columns; bare lays them out as a table, and neither writes nor compares checksums. Random rows are 256 of a
+file that is opened for them, and `in memory` of what has been loaded; bare gathers into memory that is there.
 `python -m benchmarks.bench_storage` prints all rows and the bytes on disk.
 """
 
@@ -43,9 +43,9 @@ def _ours(form: str) -> Setup:
 def _ours_random(lib: Any, data: Any) -> Any:
     from samplebatch import load
 
-    path = folder() / "ours.arrow"
+    path, rows = folder() / "ours.arrow", picked(len(data["t"]))
     lib.SampleBatch(data).save(path)
-    return load(path), picked(len(data["t"]))
+    return lambda: load(path), lambda batch: batch.take(rows)
 
 
 def _ours_filtered(form: str) -> Setup:
@@ -143,23 +143,23 @@ def _read_parquet(**options: Any) -> Callable[[Any], Any]:
 
 
 def _bare_random(lib: Any, data: Any) -> Any:
-    _write_arrow(_table(data), folder() / "bare.arrow")
-    table = _map_arrow((None, folder() / "bare.arrow"))
-    views = {}
-    for name in table.column_names:
-        chunk = table.column(name).chunk(0)
-        nested = hasattr(chunk.type, "list_size")
-        values = chunk.flatten() if nested else chunk
-        array = values.to_numpy(zero_copy_only=False)
-        views[name] = array.reshape(-1, chunk.type.list_size) if nested else array
-    rows = picked(len(data["t"]))
-    held = {name: (view, np.empty((len(rows), *view.shape[1:]), view.dtype)) for name, view in views.items()}
+    path, rows = folder() / "bare.arrow", picked(len(data["t"]))
+    _write_arrow(_table(data), path)
+    held = {name: np.empty((len(rows), *view.shape[1:]), view.dtype) for name, view in data.items()}
 
-    def gather() -> dict[str, Any]:
-        # Indices are within bounds: NumPy would gather into a hidden buffer before it looks.
-        return {name: view.take(rows, 0, out, "clip") for name, (view, out) in held.items()}
+    def views() -> dict[str, Any]:
+        table = _map_arrow((None, path))
+        found = {}
+        for name in table.column_names:
+            chunk = table.column(name).chunk(0)
+            nested = hasattr(chunk.type, "list_size")
+            values = chunk.flatten() if nested else chunk
+            array = values.to_numpy(zero_copy_only=False)
+            found[name] = array.reshape(-1, chunk.type.list_size) if nested else array
+        return found
 
-    return gather
+    # Indices are within bounds: NumPy would gather into a hidden buffer before it looks.
+    return views, lambda found: {name: view.take(rows, 0, held[name], "clip") for name, view in found.items()}
 
 
 def _bare_filtered(lib: Any, data: Any) -> Any:
@@ -175,9 +175,32 @@ def _rewards(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda state: np.asarray(read(state)["rewards"]).sum()
 
 
+def _loaded(setup: Setup) -> Way:
+    """Gather from what has been read before."""
+
+    def read(lib: Any, data: Any) -> Any:
+        read, gather = setup(lib, data)
+        loaded = read()
+        return lambda: gather(loaded)
+
+    return Way(read)
+
+
+def _opened(setup: Setup) -> Way:
+    """Read, and gather."""
+    return Way(setup, lambda state: state[1](state[0]()))
+
+
 _SAVE = {
     "ours": Way(_ours("arrow"), lambda state: state[0].save(state[1])),
     "bare": Way(_bare("arrow"), lambda state: _write_arrow(_table(state[0]), state[1])),
+}
+_RANDOM: dict[str, Setup] = {
+    "ours": _ours_random,
+    "bare": _bare_random,
+    "tianshou": peers.tianshou_rows,
+    "tensordict": peers.tensordict_rows,
+    "minari": peers.minari_rows,
 }
 _MANY_PEERS: dict[str, Setup] = {
     "tianshou": peers.tianshou_save,
@@ -196,7 +219,12 @@ def _saving(name: str, data: Callable[[], Any], writers: Mapping[str, Setup]) ->
     return [
         row(name, data, traffic=True, view=None, **_SAVE, **waiting(synced)),
         row(
-            f"{name} without waiting", data, traffic=True, view=None, ours=_SAVE["ours"], **waiting(lambda setup: setup)
+            f"{name} without waiting",
+            data,
+            traffic=True,
+            view=None,
+            ours=Way(_ours("arrow"), lambda state: state[0].save(state[1], durable=False)),
+            **waiting(lambda setup: setup),
         ),
     ]
 
@@ -206,13 +234,13 @@ def _reading(kind: str, data: Callable[[], Any], *, with_rllib: bool) -> list[Ro
     rllib = {
         "load": Way(peers.rllib_save, peers.rllib_load),
         "column": Way(peers.rllib_save, _rewards(peers.rllib_load)),
-        "rows": Way(peers.rllib_rows),
         "filtered": Way(peers.rllib_filtered),
     }
 
     def theirs(work: str) -> dict[str, Way]:
         return {"rllib": rllib[work]} if with_rllib else {}
 
+    random = _RANDOM | ({"rllib": peers.rllib_rows} if with_rllib else {})
     return [
         row(
             f"storage.load.{kind}",
@@ -241,12 +269,14 @@ def _reading(kind: str, data: Callable[[], Any], *, with_rllib: bool) -> list[Ro
             data,
             traffic=True,
             view=None,
-            ours=Way(_ours_random, lambda state: state[0].take(state[1])),
-            bare=Way(_bare_random),
-            tianshou=Way(peers.tianshou_rows),
-            tensordict=Way(peers.tensordict_rows),
-            minari=Way(peers.minari_rows),
-            **theirs("rows"),
+            **{who: _opened(setup) for who, setup in random.items()},
+        ),
+        row(
+            f"storage.random rows in memory.{kind}",
+            data,
+            traffic=True,
+            view=None,
+            **{who: _loaded(setup) for who, setup in random.items()},
         ),
         row(
             f"storage.filtered.{kind}",

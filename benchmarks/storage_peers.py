@@ -52,10 +52,9 @@ def tianshou_column(state: Any) -> Any:
 
 
 def tianshou_rows(lib: Any, data: Any) -> Any:
-    """Set up random rows of a batch that has been read, which is the only way that Tianshou has."""
-    state = tianshou_save(lib, data)
-    batch, rows = lib.Batch(tianshou_load(state)), picked(len(data["t"]))
-    return lambda: batch[rows]
+    """Set up the reading of a batch, which is the only way that Tianshou has to random rows, and their gathering."""
+    state, rows = tianshou_save(lib, data), picked(len(data["t"]))
+    return lambda: lib.Batch(tianshou_load(state)), lambda batch: batch[rows]
 
 
 def tianshou_filtered(lib: Any, data: Any) -> Any:
@@ -91,11 +90,11 @@ def tensordict_load(state: Any) -> Any:
 
 
 def tensordict_rows(lib: Any, data: Any) -> Any:
-    """Set up random rows of a folder that is mapped."""
+    """Set up the mapping of a folder, and the gathering of random rows."""
     import torch
 
-    mapped, rows = tensordict_load(tensordict_save(lib, data)), torch.from_numpy(picked(len(data["t"])))
-    return lambda: mapped[rows]
+    state, rows = tensordict_save(lib, data), torch.from_numpy(picked(len(data["t"])))
+    return lambda: tensordict_load(state), lambda mapped: mapped[rows]
 
 
 def tensordict_filtered(lib: Any, data: Any) -> Any:
@@ -133,9 +132,9 @@ def rllib_load(state: Any) -> Any:
 
 
 def rllib_rows(lib: Any, data: Any) -> Any:
-    """Set up random rows of a batch that has been read, column by column: RLlib's batch takes no indices."""
-    batch, rows = rllib_load(rllib_save(lib, data)), picked(len(data["t"]))
-    return lambda: {name: values[rows] for name, values in batch.items()}
+    """Set up the reading of a batch, and the gathering of random rows by column: RLlib's batch takes no indices."""
+    state, rows = rllib_save(lib, data), picked(len(data["t"]))
+    return lambda: rllib_load(state), lambda batch: {name: values[rows] for name, values in batch.items()}
 
 
 def rllib_filtered(lib: Any, data: Any) -> Any:
@@ -194,19 +193,22 @@ def minari_column(lib: Any, data: Any) -> Any:
 
 
 def minari_rows(lib: Any, data: Any) -> Any:
-    """Set up random rows of episodes that have been read and joined."""
+    """Set up the reading and joining of all episodes, and the gathering of random rows."""
     minari_save(lib, data)
-    read = _minari_read(lib)
-    joined = {
-        "obs": np.concatenate([found.observations[:-1] for found in read]),
-        "new_obs": np.concatenate([found.observations[1:] for found in read]),
-        "actions": np.concatenate([found.actions for found in read]),
-        "rewards": np.concatenate([found.rewards for found in read]),
-        "terminateds": np.concatenate([found.terminations for found in read]),
-        "truncateds": np.concatenate([found.truncations for found in read]),
-    }
     rows = picked(len(data["t"]))
-    return lambda: {name: values[rows] for name, values in joined.items()}
+
+    def read() -> Any:
+        episodes = list(_minari_read(lib))
+        return {
+            "obs": np.concatenate([found.observations[:-1] for found in episodes]),
+            "new_obs": np.concatenate([found.observations[1:] for found in episodes]),
+            "actions": np.concatenate([found.actions for found in episodes]),
+            "rewards": np.concatenate([found.rewards for found in episodes]),
+            "terminateds": np.concatenate([found.terminations for found in episodes]),
+            "truncateds": np.concatenate([found.truncations for found in episodes]),
+        }
+
+    return read, lambda joined: {name: values[rows] for name, values in joined.items()}
 
 
 def minari_filtered(lib: Any, data: Any) -> Any:
