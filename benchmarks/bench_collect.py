@@ -1,7 +1,8 @@
 """`collect.*`: from a vector of CartPoles to what a learner takes, in microseconds for 256 steps of all of them.
 
 Everybody steps the same environments. `bare` steps Gymnasium's own vector environment with the same policy and keeps
-nothing: what is above it is what collecting costs. In `list` rows ours gets the environments one by one, as a list.
+nothing: what is above it is what collecting costs. In `list` rows ours gets the environments one by one, as a list; in
+`derived` rows the vector environment has a `step` of its own, so that ours cannot step its environments itself.
 RLlib's runner acts at random, which costs it least.
 
 In `calls` rows every call of `collect` makes one step of all environments, or a few, and adds it to a buffer, as a loop
@@ -31,19 +32,66 @@ def policy(obs: Any) -> Any:
     return (obs[:, 2] > 0).astype(np.int64)
 
 
-def made(num_envs: int, mode: str) -> Any:
-    """Make Gymnasium's vector environment, which counts its steps."""
+class Turns:
+    """The number of steps of all environments together."""
+
+    made = 0
+
+
+def counted_environments(num_envs: int, *, resets_take_turns: bool) -> tuple[list[Any], Turns]:
+    """Make single environments, of which the first counts how often it is stepped, or reset in place of that."""
     import gymnasium
 
-    class Counted(gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
-        turns = 0
+    turns = Turns()
 
+    class First(gymnasium.Wrapper):  # type: ignore[misc,type-arg]
+        over = False
+
+        def step(self, action: Any) -> Any:
+            turns.made += 1
+            step = super().step(action)
+            self.over = step[2] or step[3]
+            return step
+
+        def reset(self, **given: Any) -> Any:
+            turns.made += resets_take_turns and self.over
+            self.over = False
+            return super().reset(**given)
+
+    return [First(cartpole()), *(cartpole() for _ in range(num_envs - 1))], turns
+
+
+def derived(num_envs: int) -> tuple[Any, Turns]:
+    """Make a vector environment of a class of its own, which nobody but itself can step one by one."""
+    import gymnasium
+
+    turns = Turns()
+
+    class Derived(gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
-            self.turns += 1
+            turns.made += 1
             return super().step(actions)
 
-    autoreset = "SameStep" if mode == "List" else mode
-    return Counted([cartpole] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(autoreset))
+    return Derived([cartpole] * num_envs), turns
+
+
+def made(num_envs: int, mode: str) -> tuple[Any, Turns]:
+    """Make a vector environment, or a list of single ones, and the number of its steps."""
+    import gymnasium
+
+    if mode == "Derived":
+        return derived(num_envs)
+    environments, turns = counted_environments(num_envs, resets_take_turns=mode == "NextStep")
+    if mode == "List":
+        return environments, turns
+    autoreset = gymnasium.vector.AutoresetMode(mode)
+    return gymnasium.vector.SyncVectorEnv(
+        [partial(_given, env) for env in environments], autoreset_mode=autoreset
+    ), turns
+
+
+def _given(env: Any) -> Any:
+    return env
 
 
 def cartpole() -> Any:
@@ -55,7 +103,8 @@ def cartpole() -> Any:
 
 def bare(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
     """Step, and keep nothing."""
-    env = made(*data)
+    num_envs, mode = data
+    env, _ = made(num_envs, "SameStep" if mode == "List" else mode)
     obs, _ = env.reset(seed=0)
 
     def step_on() -> float:
@@ -101,41 +150,20 @@ def bare_stored(lib: Any, num_envs: int) -> Callable[[], float]:
     return step_on
 
 
-class CountedSteps:
-    """The number of steps of a list of environments, which the first of them counts."""
-
-    turns = 0
-
-
-def counted_list(num_envs: int) -> tuple[list[Any], CountedSteps]:
-    """Make single environments, and count how often they are stepped."""
-    import gymnasium
-
-    counted = CountedSteps()
-
-    class First(gymnasium.Wrapper):  # type: ignore[misc,type-arg]
-        def step(self, action: Any) -> Any:
-            counted.turns += 1
-            return super().step(action)
-
-    return [First(cartpole()), *(cartpole() for _ in range(num_envs - 1))], counted
-
-
 def ours(lib: Any, data: tuple[int, str], *, buffer: bool = False, episodes: int | None = None) -> Callable[[], float]:
     """Collect with our collector."""
     from samplebatch import Collector, VectorReplayBuffer
 
-    num_envs, mode = data
-    env: Any
-    env, counted = counted_list(num_envs) if mode == "List" else (made(*data),) * 2
+    num_envs, _ = data
+    env, turns = made(*data)
     collector = Collector(policy, env, VectorReplayBuffer(20_000, num_envs) if buffer else None, seed=0)
     wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
 
     def collect() -> float:
-        before = counted.turns
+        before = turns.made
         began = perf_counter()
         collector.collect(**wanted)
-        return (perf_counter() - began) * TURNS / (counted.turns - before)
+        return (perf_counter() - began) * TURNS / (turns.made - before)
 
     return collect
 
@@ -207,7 +235,7 @@ def clocked(setup: Callable[..., Any], **given: Any) -> Way:
     return Way(partial(setup, **given), clocked=True)
 
 
-_INFIXES = {"NextStep": "", "SameStep": ".same_step", "List": ".list"}
+_INFIXES = {"NextStep": "", "SameStep": ".same_step", "List": ".list", "Derived": ".derived"}
 
 
 def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
@@ -248,4 +276,4 @@ def row_of_calls(num_envs: int, calls: int, bar: float) -> Row:
 
 CALLS = [row_of_calls(1, TURNS, 2.0), row_of_calls(8, TURNS, 1.6), row_of_calls(16, 2, 1.15)]
 
-ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List"), *rows_of(1, 2.5, "SameStep"), *CALLS]
+ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List", "Derived"), *rows_of(1, 2.5, "SameStep"), *CALLS]
