@@ -124,7 +124,9 @@ class WorkerPool:
         return self._stop_requested
 
     def ask(self, requests: Mapping[int, Request]) -> None:
-        """Send requests to workers, by their places."""
+        """Send requests to workers, by their places; none once a stop is requested."""
+        if self._stop_requested:
+            return
         for place, request in requests.items():
             self.workers[place].ask(request)
 
