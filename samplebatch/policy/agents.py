@@ -24,10 +24,14 @@ from samplebatch.errors import (
 )
 from samplebatch.names import PolicyID
 from samplebatch.policy.actor import ActionMap, Actor, check_action_map, check_noise
+from samplebatch.policy.random import RandomPolicy, draws_as_random_policy
 from samplebatch.policy.source import RANDOM
 from samplebatch.policy.state import detach, put, take
 
 _MASK = "action_mask"
+_AHEAD = 64
+"""Actions of an agent that are drawn at once: drawing one takes as long as drawing many."""
+
 _new_tuple = tuple.__new__
 """Makes a named tuple without a call of Python code."""
 
@@ -80,7 +84,7 @@ class AgentActor(ABC):
 
 
 class RandomAgents(AgentActor):
-    """Random actions, drawn for every agent by a generator of its own.
+    """Random actions of agents of multi-agent collectors, drawn for each by a generator of its own.
 
     Where an observation is a dict with an `action_mask`, or else the info has one, only actions are drawn that it
     allows.
@@ -93,34 +97,67 @@ class RandomAgents(AgentActor):
 
     def __init__(self, seeds: Mapping[int, np.random.SeedSequence]) -> None:
         self._seeds = seeds
-        self._spaces: dict[tuple[int, Any], Any] = {}
+        self._draws: dict[tuple[int, Any], _Draws] = {}
 
     def act(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
         """Draw an action for each agent."""
         actions = []
         for group in groups:
             for place, key in enumerate(group.keys):
-                space = self._spaces.get(key)
-                if space is None:
-                    space = self._spaces[key] = self._space(group, group.agents[place])
-                mask = _mask(group.observations[place], group.infos[place])
-                # Spaces of one's own may know nothing of masks.
-                actions.append(space.sample() if mask is None else space.sample(mask))
+                draws = self._draws.get(key)
+                if draws is None:
+                    draws = self._draws[key] = self._begin(group, group.agents[place])
+                actions.append(draws.next(_mask(group.observations[place], group.infos[place])))
         return AgentActions(actions, {names.ACTIONS: actions})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generators; see `AgentActor.state_dict`."""
-        return copy.deepcopy({"seeds": self._seeds, "spaces": self._spaces})
+        """Return the generators, and the actions that are drawn already; see `AgentActor.state_dict`."""
+        draws = {key: own.state_dict() for key, own in self._draws.items()}
+        return {"seeds": copy.deepcopy(self._seeds), "draws": draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where other draws were; see `AgentActor.load_state_dict`."""
-        self._seeds, self._spaces = (copy.deepcopy(state[name]) for name in ("seeds", "spaces"))
+        self._seeds = copy.deepcopy(state["seeds"])
+        self._draws = {key: _Draws.from_state_dict(own) for key, own in state["draws"].items()}
 
-    def _space(self, group: AgentGroup, agent: Any) -> Any:
+    def _begin(self, group: AgentGroup, agent: Any) -> _Draws:
+        space = action_space_of(group.adapter.environment, agent)
+        return _Draws(space, seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
+
+
+class _Draws:
+    """The random actions of one agent: drawn ahead, or by its space where that has a mask or draws in its own way."""
+
+    def __init__(self, space: Any, seed: int) -> None:
         # A copy: agents may share the space, and the environment may draw from it too.
-        space = copy.deepcopy(action_space_of(group.adapter.environment, agent))
-        space.seed(seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
-        return space
+        self._space = copy.deepcopy(space)
+        self._space.seed(seed)
+        self._policy = RandomPolicy(self._space, seed=seed) if draws_as_random_policy(space) else None
+        self._ahead: list[Any] = []
+
+    def next(self, mask: Any) -> Any:
+        """Return the next action; spaces of one's own may know nothing of masks."""
+        if mask is not None:
+            return self._space.sample(mask)
+        if not self._ahead:
+            if self._policy is None:
+                return self._space.sample()
+            self._ahead = list(self._policy.sample(_AHEAD))
+        return self._ahead.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generators, and the actions that are drawn already."""
+        policy = None if self._policy is None else self._policy.state_dict()
+        return {"space": copy.deepcopy(self._space), "policy": policy, "ahead": list(self._ahead)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> _Draws:
+        """Go on where another's draws were."""
+        own = cls(state["space"], 0)
+        own._space, own._ahead = copy.deepcopy(state["space"]), list(state["ahead"])
+        if own._policy is not None:
+            own._policy.load_state_dict(state["policy"])
+        return own
 
 
 class PolicyAgents(AgentActor):

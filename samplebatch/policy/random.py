@@ -81,6 +81,17 @@ class RandomPolicy:
                 own.__dict__.update(known.__dict__)
 
 
+def draws_as_random_policy(space: Any) -> bool:
+    """Tell whether `RandomPolicy` draws from a space as its own `sample` does: one array, of a class of Gymnasium's.
+
+    >>> from gymnasium import spaces
+    >>> [draws_as_random_policy(space) for space in (spaces.Discrete(3), spaces.Text(4), spaces.Tuple([]))]
+    [True, False, False]
+    """
+    spaces = require("gymnasium.spaces", "envs")
+    return type(space) in (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
+
+
 def _rows(observations: Any) -> int:
     while KINDS[type(observations)] == NODE:
         observations = next(iter(observations.__dict__.values()))

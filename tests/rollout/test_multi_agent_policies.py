@@ -181,6 +181,30 @@ def test_spaces_and_the_word_random_draw_actions() -> None:
     assert set(batch["agent"]["actions"].tolist()) == {0, 1, 2, 3, 4}
 
 
+def test_a_space_that_draws_in_its_own_way_is_drawn_from() -> None:
+    class Odd(Discrete):
+        def sample(self, *args: Any, **given: Any) -> Any:
+            return 2 * super().sample(*args, **given) % 5
+
+    class OddRelay(arena.Relay):
+        def __init__(self) -> None:
+            super().__init__()
+            self._spaces = {agent: Odd(2) for agent in self.possible_agents}
+
+    batch = MultiAgentCollector(OddRelay, seed=0).collect(n_step=40).batch["runner"]
+    assert set(batch["actions"].tolist()) == {0, 2}
+
+
+def test_agents_draw_alike_in_any_number_of_environments() -> None:
+    def drawn(num_envs: int, **given: Any) -> list[int]:
+        collector = MultiAgentCollector("mpe2/simple_spread_v3", num_envs=num_envs, seed=3, **given)
+        batch = collector.collect(n_step=100 * num_envs).batch["agent"]
+        return batch[(batch["env_id"] == 0) & (batch["agent_index"] == 1)]["actions"].tolist()
+
+    assert len(drawn(1)) == 100
+    assert drawn(1) == drawn(3)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
