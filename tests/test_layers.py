@@ -132,6 +132,7 @@ ONE_IMPORTER = {
         "samplebatch.storage.dataset_writer",
         "samplebatch.storage.live_buffer",
         "samplebatch.transport.decoder",
+        "samplebatch.workers.ray_cluster",
         "samplebatch.workers.resuming",
     },
     "is an algorithm that is tested by itself": {

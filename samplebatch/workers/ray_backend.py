@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from samplebatch.column.unpickling import unpickle
@@ -16,6 +16,7 @@ from samplebatch.policy.source import PickledPolicy
 from samplebatch.workers.backend import Backend, BackendOptions, Worker
 from samplebatch.workers.exits import WorkerExit
 from samplebatch.workers.ray_actor import RayCollector, Report
+from samplebatch.workers.ray_cluster import check_tokens, connect, word_unstarted
 from samplebatch.workers.ray_objects import StoredFragments
 from samplebatch.workers.ray_options import RayOptions
 from samplebatch.workers.ray_weights import StoredWeights
@@ -46,6 +47,7 @@ class RayBackend(Backend):
         self._given = given
         self._options = options
         self._capacity_bytes = options.fragments_nbytes
+        self._connect = partial(connect, given.address)
         self._weights = StoredWeights(self._connect)
 
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
@@ -58,31 +60,20 @@ class RayBackend(Backend):
         return self._weights
 
     def open(self, workers: int) -> None:
-        """Connect to the cluster."""
-        self._weights.check_open()
-        ray = self._connect()
-        if self._options.capacity_bytes is None:
-            here = ray.get_runtime_context().get_node_id()
-            stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here]
-            self._capacity_bytes = min(self._capacity_bytes, int(max(stores)) // (_LENT * self._options.num_workers))
-
-    def _connect(self) -> Any:
-        """Return the module `ray`, connected to the cluster that was asked for.
+        """Connect to the cluster.
 
         Raises
         ------
         ArgumentError
-            If this process is connected to another one.
+            If this process is connected to another one, or has a token where the cluster has none.
         """
-        ray, address = self._ray, self._given.address
-        if not ray.is_initialized():
-            ray.init(address=address)
-        found = ray.get_runtime_context().gcs_address
-        if address not in (None, "auto", found):
-            raise ArgumentError(
-                f"address must be of the cluster that this process is connected to, {found!r}, got {address!r}"
-            )
-        return ray
+        self._weights.check_open()
+        ray = self._connect()
+        check_tokens(ray.get_runtime_context().gcs_address)
+        if self._options.capacity_bytes is None:
+            here = ray.get_runtime_context().get_node_id()
+            stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here]
+            self._capacity_bytes = min(self._capacity_bytes, int(max(stores)) // (_LENT * self._options.num_workers))
 
     def start(self, spec: WorkerSpec) -> Worker:
         """Start an actor.
@@ -254,7 +245,8 @@ class RayWorker(Worker):
         if isinstance(error, errors.ActorUnavailableError):
             return WorkerExit("cannot be reached", details=str(error))
         if isinstance(error, errors.RayActorError):
-            return WorkerExit("died", details=str(error))
+            why = word_unstarted(str(error))
+            return WorkerExit("died" if why is None else "did not start", why or "", str(error))
         return WorkerExit("failed", str(error).partition("\n")[0], str(error))
 
     def _has_lost_node(self) -> bool:

@@ -345,6 +345,21 @@ def test_an_actor_that_no_node_has_room_for_is_reported(monkeypatch: pytest.Monk
         workers.collect(n_step=1)
 
 
+def test_an_actor_that_is_cancelled_before_it_starts_is_replaced() -> None:
+    import ray
+
+    busy = ray.remote(num_cpus=0, resources={"far": 8})(ray_worlds.SlowLadder).remote()
+    options = RayOptions(resources={"far": 1}, runtime_env=ENVIRONMENT)
+    with RolloutWorkers("CartPole-v1", num_workers=1, max_restarts=1, backend="ray", ray_options=options) as workers:
+        assert workers._pool is not None
+        ray.kill(workers._pool.workers[0]._actor)  # type: ignore[attr-defined]
+        ray.kill(busy)
+        assert workers.collect(n_step=20).n_collected_steps == 20
+        (failure,) = workers.worker_stats.failures
+    assert failure.how == "did not start: The actor is dead because it was killed by `ray.kill`."
+    assert failure.lost_steps == 0
+
+
 @pytest.mark.long
 def test_stopping_closes_environments(tmp_path: Path) -> None:
     with on_ray(ray_worlds.Closing, env_kwargs={"folder": str(tmp_path)}) as workers:
