@@ -100,7 +100,9 @@ def _write_small(table: pa.Table, path: str | os.PathLike[str], compression: str
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     with replacing(path, durable=durable) as file, memoryview(sink.getvalue()) as data:
-        _reserve(file, len(data))
+        if not durable:
+            # To wait for the disk takes longer than the system takes to find blocks when the file is renamed.
+            _reserve(file, len(data))
         write_summed(file, data, ARROW)
         file.truncate()
 

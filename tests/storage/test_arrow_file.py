@@ -289,25 +289,27 @@ def without_blocks(error: int) -> Any:
     return posix_fallocate
 
 
-@pytest.mark.parametrize("rows", [10, 200_000])
+@pytest.mark.parametrize(("rows", "durable"), [(10, False), (200_000, True), (200_000, False)])
 def test_blocks_that_were_reserved_are_no_part_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, durable: bool
 ) -> None:
     batch = SampleBatch(obs=np.arange(6.0 * rows).reshape(rows, 6), t=np.arange(rows))
-    write_arrow(batch, tmp_path / "reserved.arrow")
+    write_arrow(batch, tmp_path / "reserved.arrow", durable=durable)
     monkeypatch.setattr(os, "posix_fallocate", without_blocks(errno.EOPNOTSUPP))
-    write_arrow(batch, tmp_path / "found.arrow")
+    write_arrow(batch, tmp_path / "found.arrow", durable=durable)
     assert (tmp_path / "reserved.arrow").read_bytes() == (tmp_path / "found.arrow").read_bytes()
     assert load(tmp_path / "reserved.arrow", verify=True) == batch
 
 
-@pytest.mark.parametrize("rows", [10, 200_000])
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "durable"), [(10, False), (200_000, True)])
+def test_a_full_disk_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, durable: bool
+) -> None:
     path = tmp_path / "x.arrow"
     write_arrow(SampleBatch(a=[1]), path)
     monkeypatch.setattr(os, "posix_fallocate", without_blocks(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
-        write_arrow(SampleBatch(a=np.zeros((rows, 6))), path)
+        write_arrow(SampleBatch(a=np.zeros((rows, 6))), path, durable=durable)
     assert os.listdir(tmp_path) == ["x.arrow"]
     assert read_arrow(path)["a"].tolist() == [1]
 
