@@ -6,7 +6,7 @@ lie in a folder of their own, that goes when the process ends.
 
 Ours and bare pyarrow write a file whole or not at all, and have it on the disk when they return; in the rows of `save`,
 peers wait for the disk as well, and in those `without waiting` nobody does (`durable=False`), as is their own way. All
-start from columns; bare lays them out as a table, and neither writes nor compares checksums. Random rows are 256 of a
+start from columns; bare lays them out as a table, and neither writes nor compares checksums. Random rows are those of a
 file that is opened for them, and `in memory` of what has been loaded; bare gathers into memory that is there.
 `python -m benchmarks.bench_storage` prints all rows and the bytes on disk.
 """
