@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from samplebatch.cli.display import complain, megabytes, say
 from samplebatch.errors import ArgumentError, SampleBatchError
+from samplebatch.service.certificates import read_pair
 from samplebatch.service.checkpoint import Checkpoints
 from samplebatch.service.metrics import MetricsServer
 from samplebatch.service.server import ReplayServer
@@ -50,9 +52,7 @@ def serve(options: Serving) -> int:
     token = None if options.token_file is None else read_token(options.token_file)
     with _stop_on_signals() as stop, contextlib.ExitStack() as stack:
         write = None if checkpoints is None else lambda: checkpoints.write(tables).path
-        server = stack.enter_context(
-            ReplayServer(tables, host=options.host, port=options.port, token=token, tls=options.tls, checkpoint=write)
-        )
+        server = stack.enter_context(_make_server(options, tables, token, write))
         say(f"Serving {', '.join(map(repr, tables))} at {server.uri}")
         if token is None and not _is_loopback(options.host):
             say(
@@ -70,6 +70,21 @@ def serve(options: Serving) -> int:
     if checkpoints is not None:
         _write(checkpoints, tables)
     return stop.status
+
+
+def _make_server(
+    options: Serving, tables: Sequence[ReplayTable], token: str | None, write: Callable[[], Any] | None
+) -> ReplayServer:
+    """Make the server; a file that it cannot encrypt with is named by its option, and warnings are lines as others."""
+    if options.tls is not None:
+        read_pair(options.tls, ("--tls-cert", "--tls-key"))
+    with warnings.catch_warnings(record=True) as caught:
+        server = ReplayServer(
+            tables, host=options.host, port=options.port, token=token, tls=options.tls, checkpoint=write
+        )
+    for warning in caught:
+        say(f"Warning: {warning.message}", stderr=True)
+    return server
 
 
 def read_token(path: Path) -> str:

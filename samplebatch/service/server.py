@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from samplebatch.arguments import whole
 from samplebatch.errors import ArgumentError, SampleBatchError, ServiceError
+from samplebatch.service.certificates import Pair, find_expiry, read_pair
 from samplebatch.service.service import Bounds, Service
 from samplebatch.service.table import ReplayTable
 
@@ -41,7 +43,8 @@ class ReplayServer:
     token
         A word that clients must bring; None to serve everybody.
     tls
-        The paths of a certificate and of its private key, in PEM; None to serve in plain text.
+        The paths of a certificate and of its private key, in PEM; None to serve in plain text. A certificate that has
+        expired is served with a warning.
     checkpoint
         Writes all tables to the disk and returns where, for clients that ask for it; None where there is nowhere to.
     max_message_nbytes
@@ -52,7 +55,8 @@ class ReplayServer:
     Raises
     ------
     ArgumentError
-        If two tables have one name, or a number is not of its values.
+        If two tables have one name, a number is not of its values, `tls` has no certificate or no private key in PEM,
+        or the key is encrypted or of another certificate.
     ServiceError
         If it cannot listen at the address.
     OSError
@@ -84,7 +88,7 @@ class ReplayServer:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        tls: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
+        tls: Pair | None = None,
         checkpoint: Callable[[], Any] | None = None,
         max_message_nbytes: int = Bounds.message_nbytes,
         max_shared_nbytes: int = Bounds.shared_nbytes,
@@ -95,7 +99,10 @@ class ReplayServer:
         self.tables: Mapping[str, ReplayTable] = _by_name(tables)
         self.host = host
         self._scheme = "grpc" if tls is None else "grpc+tls"
-        pem = None if tls is None else _read_pem(tls)
+        pem = None if tls is None else read_pair(tls)
+        expiry = None if tls is None else find_expiry(tls)
+        if expiry is not None:
+            warnings.warn(expiry, stacklevel=2)
         self._service = Service(self.tables, bounds, checkpoint)
         self._endpoint = _listen(self._service, f"{self._scheme}://{_in_uri(host)}:{whole('port', port)}", token, pem)
         self.port: int = self._endpoint.port
@@ -164,12 +171,6 @@ def _by_name(tables: Iterable[ReplayTable]) -> dict[str, ReplayTable]:
     if not found:
         raise ArgumentError("a replay server must have a table, it has none")
     return found
-
-
-def _read_pem(paths: tuple[str | os.PathLike[str], str | os.PathLike[str]]) -> tuple[bytes, bytes]:
-    certificate, key = paths
-    with open(certificate, "rb") as first, open(key, "rb") as second:
-        return first.read(), second.read()
 
 
 def _in_uri(host: str) -> str:

@@ -198,6 +198,17 @@ def test_tls_is_used(tmp_path: Path) -> None:
         assert "0 steps" in told
 
 
+def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path) -> None:
+    certificate, key, request = (str(tmp_path / name) for name in ("cert.pem", "key.pem", "request.pem"))
+    for make in (
+        f"openssl req -newkey rsa:2048 -nodes -keyout {key} -out {request} -subj /CN=localhost",
+        f"openssl x509 -req -in {request} -signkey {key} -days -1 -out {certificate}",
+    ):
+        subprocess.run(make.split(), check=True, capture_output=True)
+    with serving("-t", "replay=uniform:9", "--tls-cert", certificate, "--tls-key", key) as (process, _):
+        process.wait_for("^Warning: clients will refuse the certificate in .*cert.pem': certificate has expired$")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
