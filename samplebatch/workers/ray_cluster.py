@@ -76,4 +76,4 @@ def word_unstarted(account: str) -> str | None:
     >>> word_unstarted("The actor died unexpectedly before finishing this task.")
     """
     before, never_ran, _ = account.partition("\nThe actor never ran")
-    return before.splitlines()[-1] if never_ran else None
+    return before.splitlines()[-1].strip() if never_ran else None

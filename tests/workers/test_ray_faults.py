@@ -86,7 +86,9 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
         facts, stats = workers.worker_stats, workers.stats
     # Ray may have put more than one of the actors there.
     assert 1 <= len(facts.failures) == facts.restarts <= 3
-    assert {failure.how for failure in facts.failures} <= {"died", "died with its node", "cannot be reached"}
+    # Ray may have sent a replacement there, too, before it knew that the node was lost.
+    ends = {"died", "died with its node", "cannot be reached", "did not start"}
+    assert {failure.how.partition(": ")[0] for failure in facts.failures} <= ends
     assert facts.lost_steps == sum(failure.lost_steps for failure in facts.failures) > 0
     assert stats.n_collected_steps == len(buffer) == 9003
     check_rings(buffer)
