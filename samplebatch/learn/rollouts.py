@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,67 +9,43 @@ from samplebatch.rollout.collect_statistics import CollectStats
 from samplebatch.workers.workers import RolloutWorkers
 
 
-class Rollouts(ABC):
-    """Source of steps, for trainers that collect into a buffer.
+class Rollouts:
+    """Source of steps for trainers: a collector in this process, with the learner's own policy.
 
     Attributes
     ----------
     buffer
-        Where the steps go.
+        Where the steps go; None for a collector that plays tests.
     """
 
-    buffer: Any
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.buffer: Any = getattr(source, "buffer", None)
 
-    @abstractmethod
     def reset(self, *, reset_buffer: bool) -> None:
         """Begin with new episodes where that can be, and with an empty buffer if told so."""
-
-    @abstractmethod
-    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
-        """Collect into the buffer, by the newest policy."""
+        self._source.reset(reset_buffer=reset_buffer)
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
         """Begin to collect with the newest policy, where that can be done aside; the next `collect` is for as much."""
         return None
 
-    @abstractmethod
+    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
+        """Collect into the buffer, by the newest policy."""
+        stats: CollectStats[Any] = self._source.collect(n_step=n_step, n_episode=n_episode)
+        return stats
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of who collects; the buffer has its own."""
+        return dict(self._source.state_dict())
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Go on where others were that were made alike."""
+        self._source.load_state_dict(state, allow_pickle=allow_pickle)
 
     def clear(self) -> None:
         """Empty the buffer once it was learned from; episodes under way go on."""
         self.buffer.reset(keep_statistics=True)
-
-
-class CollectorRollouts(Rollouts):
-    """Rollouts of a collector in this process, with the learner's own policy."""
-
-    def __init__(self, collector: Any) -> None:
-        self._collector = collector
-        # One that plays tests needs none.
-        self.buffer = getattr(collector, "buffer", None)
-
-    def reset(self, *, reset_buffer: bool) -> None:
-        """Reset the environments and the counts."""
-        self._collector.reset(reset_buffer=reset_buffer)
-
-    def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
-        """Collect."""
-        stats: CollectStats[Any] = self._collector.collect(n_step=n_step, n_episode=n_episode)
-        return stats
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the collector's state."""
-        state: dict[str, Any] = self._collector.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Load a collector's state."""
-        self._collector.load_state_dict(state, allow_pickle=allow_pickle)
 
 
 class WorkerRollouts(Rollouts):
@@ -85,8 +60,8 @@ class WorkerRollouts(Rollouts):
     """
 
     def __init__(self, workers: RolloutWorkers, policy: Any) -> None:
-        self._workers, self._policy = workers, policy
-        self.buffer = workers.buffer
+        super().__init__(workers)
+        self._policy = policy
         self._begun: tuple[int | None, int | None] | None = None
         self._held: CollectStats[Any] | None = None
         """The report on steps that lie in the buffer, and that no call of `collect` has told of."""
@@ -98,8 +73,8 @@ class WorkerRollouts(Rollouts):
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
         """Publish the policy's weights, and let workers begin; their fragments wait in shared memory."""
-        self._workers.publish(self._policy.state_dict())
-        self._workers.request(n_step, n_episode)
+        self._source.publish(self._policy.state_dict())
+        self._source.request(n_step, n_episode)
         self._begun = n_step, n_episode
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
@@ -107,9 +82,9 @@ class WorkerRollouts(Rollouts):
         stats, self._held = self._held, None
         if stats is None:
             if self._begun is None:
-                self._workers.publish(self._policy.state_dict())
+                self._source.publish(self._policy.state_dict())
             self._begun = None
-            stats = self._workers.collect(n_step, n_episode)
+            stats = super().collect(n_step, n_episode)
         # Copies of the policy have made these; its schedules go by its own count.
         if stats.policies:
             for policy_id, own in stats.policies.items():
@@ -121,16 +96,16 @@ class WorkerRollouts(Rollouts):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all workers, once the steps under way have come."""
         if self._begun is not None:
-            self._held = self._workers.collect(*self._begun)
+            self._held = super().collect(*self._begun)
             self._begun = None
-        return self._workers.state_dict() | {"held": self._held}
+        return super().state_dict() | {"held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
         """Load the state of all workers."""
-        self._workers.load_state_dict(state, allow_pickle=allow_pickle)
+        super().load_state_dict(state, allow_pickle=allow_pickle)
         self._held = state["held"]
 
 
 def make_rollouts(source: Any, policy: Any) -> Rollouts:
     """Make the rollouts of a collector or of workers."""
-    return WorkerRollouts(source, policy) if isinstance(source, RolloutWorkers) else CollectorRollouts(source)
+    return WorkerRollouts(source, policy) if isinstance(source, RolloutWorkers) else Rollouts(source)
