@@ -12,7 +12,6 @@ from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.errors import PolicySpecError
 from samplebatch.learn.networks import ask
 from samplebatch.learn.policy import Policy
 from samplebatch.policy.state import zeros_like
@@ -114,7 +113,7 @@ class DiscreteActorPolicy(ProbabilisticActorPolicy):
 
     Parameters
     ----------
-    actor, dist_fn, deterministic_eval, action_space, observation_space
+    actor, action_space, **options
         As of `ProbabilisticActorPolicy`; actions are Discrete.
 
     Raises
@@ -123,24 +122,8 @@ class DiscreteActorPolicy(ProbabilisticActorPolicy):
         If actions are not Discrete.
     """
 
-    def __init__(
-        self,
-        *,
-        actor: nn.Module,
-        dist_fn: Callable[[Any], Distribution] = categorical,
-        deterministic_eval: bool = False,
-        action_space: gymnasium.Space[Any],
-        observation_space: gymnasium.Space[Any] | None = None,
-    ) -> None:
-        if not isinstance(action_space, spaces.Discrete):
-            raise PolicySpecError(f"action_space must be a Discrete space, got a {type(action_space).__name__}")
-        super().__init__(
-            actor=actor,
-            dist_fn=dist_fn,
-            deterministic_eval=deterministic_eval,
-            action_space=action_space,
-            observation_space=observation_space,
-        )
+    _action_spaces = spaces.Discrete
+    _action_words = "a Discrete space"
 
 
 def log_probability(dist: Distribution, act: torch.Tensor) -> torch.Tensor:

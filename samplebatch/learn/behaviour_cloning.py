@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.errors import PolicySpecError
 from samplebatch.learn.algorithm import OfflineAlgorithm, SimpleLossTrainingStats
 from samplebatch.learn.networks import ask
 from samplebatch.learn.optimizer import OptimizerFactory
@@ -25,7 +24,7 @@ class ImitationPolicy(Policy):
     ----------
     actor
         From observations to the logits of discrete actions, or to continuous actions themselves.
-    action_space, observation_space, action_scaling, action_bound_method
+    action_space, **options
         As `Policy` takes them. Continuous actions are learned as they are stored: in [-1, 1], to be scaled, where the
         policy that collected them was scaled; else in the units of the space, with an `action_bound_method` of None.
 
@@ -41,20 +40,11 @@ class ImitationPolicy(Policy):
     1
     """
 
-    def __init__(
-        self,
-        *,
-        actor: nn.Module,
-        action_space: gymnasium.Space[Any],
-        observation_space: gymnasium.Space[Any] | None = None,
-        action_scaling: bool = False,
-        action_bound_method: Literal["clip", "tanh"] | None = "clip",
-    ) -> None:
-        if not isinstance(action_space, spaces.Discrete | spaces.Box):
-            raise PolicySpecError(
-                f"action_space must be a Discrete space or a Box, got a {type(action_space).__name__}"
-            )
-        super().__init__(action_space, observation_space, action_scaling, action_bound_method)
+    _action_spaces = (spaces.Discrete, spaces.Box)
+    _action_words = "a Discrete space or a Box"
+
+    def __init__(self, *, actor: nn.Module, action_space: gymnasium.Space[Any], **options: Any) -> None:
+        super().__init__(action_space, **options)
         self.actor = actor
 
     def forward(self, batch: Batch, state: Any = None) -> Batch:

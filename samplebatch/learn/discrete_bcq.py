@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, smooth_l1_loss
@@ -31,10 +30,8 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         From observations to the logits of the actions in the data.
     unlikely_action_threshold
         How likely an action must be, in parts of the likeliest one, from 0 (all are) to below 1.
-    action_space, observation_space
-        The spaces of one environment; actions are Discrete.
-    eps_inference
-        The probability of a random action outside of training steps.
+    **options
+        As of `DiscreteQLearningPolicy`: `action_space`, `observation_space` and `eps_inference`.
 
     Raises
     ------
@@ -45,18 +42,9 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
     """
 
     def __init__(
-        self,
-        *,
-        model: nn.Module,
-        imitator: nn.Module,
-        unlikely_action_threshold: float = 0.3,
-        action_space: gymnasium.Space[Any],
-        observation_space: gymnasium.Space[Any] | None = None,
-        eps_inference: float = 0.0,
+        self, *, model: nn.Module, imitator: nn.Module, unlikely_action_threshold: float = 0.3, **options: Any
     ) -> None:
-        super().__init__(
-            model=model, action_space=action_space, observation_space=observation_space, eps_inference=eps_inference
-        )
+        super().__init__(model=model, **options)
         if fraction("unlikely_action_threshold", unlikely_action_threshold) == 1.0:
             raise ArgumentError("unlikely_action_threshold must be below 1, got 1")
         self.imitator = imitator

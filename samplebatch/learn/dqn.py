@@ -17,7 +17,6 @@ from torch import nn
 from samplebatch.arguments import fraction, positive, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.errors import PolicySpecError
 from samplebatch.learn.algorithm import Indices, OffPolicyAlgorithm, SimpleLossTrainingStats
 from samplebatch.learn.networks import ask
 from samplebatch.learn.optimizer import OptimizerFactory
@@ -52,6 +51,9 @@ class DiscreteQLearningPolicy(Policy):
     tensor([1])
     """
 
+    _action_spaces = spaces.Discrete
+    _action_words = "a Discrete space"
+
     def __init__(
         self,
         *,
@@ -61,10 +63,8 @@ class DiscreteQLearningPolicy(Policy):
         eps_training: Epsilon = 0.0,
         eps_inference: float = 0.0,
     ) -> None:
-        if not isinstance(action_space, spaces.Discrete):
-            raise PolicySpecError(f"action_space must be a Discrete space, got a {type(action_space).__name__}")
         super().__init__(action_space, observation_space, action_bound_method=None)
-        self.model, self.action_count = model, int(action_space.n)
+        self.model, self.action_count = model, int(spaces.flatdim(action_space))
         self.set_eps_training(eps_training)
         self.set_eps_inference(eps_inference)
         self._steps: torch.Tensor

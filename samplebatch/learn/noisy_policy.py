@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium import spaces
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.errors import PolicySpecError
 from samplebatch.learn.exploration import BaseNoise, GaussianNoise
 from samplebatch.learn.policy import Policy
 
@@ -22,8 +21,8 @@ class ContinuousPolicyWithExplorationNoise(Policy):
     ----------
     exploration_noise
         Makes noise of a shape; `"default"` for normal noise with a standard deviation of 0.1; None for none.
-    action_space, observation_space, action_scaling, action_bound_method
-        As `Policy` takes them.
+    action_space, action_scaling, **options
+        As `Policy` takes them; actions are a Box, and scaled by default.
 
     Raises
     ------
@@ -31,18 +30,18 @@ class ContinuousPolicyWithExplorationNoise(Policy):
         If the action space is no Box, or has no bounds to scale to.
     """
 
+    _action_spaces = spaces.Box
+    _action_words = "a Box"
+
     def __init__(
         self,
         *,
         exploration_noise: BaseNoise | Literal["default"] | None = None,
         action_space: gymnasium.Space[Any],
-        observation_space: gymnasium.Space[Any] | None = None,
         action_scaling: bool = True,
-        action_bound_method: Literal["clip", "tanh"] | None = "clip",
+        **options: Any,
     ) -> None:
-        if not isinstance(action_space, spaces.Box):
-            raise PolicySpecError(f"action_space must be a Box, got a {type(action_space).__name__}")
-        super().__init__(action_space, observation_space, action_scaling, action_bound_method)
+        super().__init__(action_space, action_scaling=action_scaling, **options)
         self.exploration_noise = GaussianNoise(sigma=0.1) if exploration_noise == "default" else exploration_noise
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -67,6 +67,10 @@ class Policy(nn.Module, ABC):
     array([1.], dtype=float32)
     """
 
+    _action_spaces: ClassVar[Any] = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box
+    _action_words: ClassVar[str] = "a Discrete, MultiDiscrete, MultiBinary or Box"
+    """The kinds of spaces that the policy can act in, and how its error names them."""
+
     def __init__(
         self,
         action_space: gymnasium.Space[Any],
@@ -75,10 +79,8 @@ class Policy(nn.Module, ABC):
         action_bound_method: Literal["clip", "tanh"] | None = "clip",
     ) -> None:
         super().__init__()
-        if not isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
-            raise PolicySpecError(
-                f"action_space must be a Discrete, MultiDiscrete, MultiBinary or Box, got {type(action_space).__name__}"
-            )
+        if not isinstance(action_space, self._action_spaces):
+            raise PolicySpecError(f"action_space must be {self._action_words}, got a {type(action_space).__name__}")
         if action_bound_method not in ("clip", "tanh", None):
             raise PolicySpecError(f"action_bound_method must be 'clip', 'tanh' or None, got {action_bound_method!r}")
         bounded = isinstance(action_space, spaces.Box) and action_space.is_bounded()

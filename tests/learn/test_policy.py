@@ -116,7 +116,7 @@ def test_actions_for_one_environment_need_no_gradients() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((spaces.Text(3),), "must be a Discrete, MultiDiscrete, MultiBinary or Box, got Text"),
+        ((spaces.Text(3),), "must be a Discrete, MultiDiscrete, MultiBinary or Box, got a Text"),
         ((spaces.Discrete(2), None, True), "no Box with bounds"),
         ((spaces.Box(0, np.inf, (1,)), None, True), "no Box with bounds"),
         ((BOX, None, False, "squash"), "'clip', 'tanh' or None, got 'squash'"),
