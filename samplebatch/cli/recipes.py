@@ -28,9 +28,8 @@ from samplebatch.learn.networks import MLP, Convolutional
 from samplebatch.learn.optimizer import AdamOptimizerFactory
 from samplebatch.learn.ppo import PPO
 from samplebatch.learn.reinforce import Reinforce
-from samplebatch.learn.sac import SAC, SACPolicy
+from samplebatch.learn.sac import SAC, AutoAlpha, SACPolicy
 from samplebatch.learn.td3 import TD3, ContinuousDeterministicPolicy
-from samplebatch.learn.temperature import AutoAlpha
 from samplebatch.learn.trainer_params import (
     OfflineTrainerParams,
     OffPolicyTrainerParams,

@@ -27,13 +27,14 @@ from samplebatch.cli.report import check_picture
 from samplebatch.env.registry import make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError
 from samplebatch.learn.checkpoint import FILE, load_checkpoint
+from samplebatch.learn.loggers import TrainingLog
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.sources import open_source
-from samplebatch.learn.training_log import TrainingLog, learning_curves, read_log
 from samplebatch.learn.training_loop import Trainer
 from samplebatch.rollout.collector import Collector
 from samplebatch.storage.arrow_file import replacing
 from samplebatch.storage.saving import load
+from samplebatch.storage.training_log import learning_curves, read_log
 from samplebatch.workers.workers import RolloutWorkers
 
 INTERRUPTED = 130

@@ -7,7 +7,7 @@ import pickle
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,17 +25,7 @@ _KIND = "samplebatch.kind"
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor)
 
 
-class Saved(Protocol):
-    """A trainer, or anything else with a state that may hold pickled environments."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Load the state."""
-
-
-def save_checkpoint(trainer: Saved, folder: str | os.PathLike[str]) -> Path:
+def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
     """Write the state of a trainer into a folder, in place of the one before; a crash leaves either whole.
 
     Parameters
@@ -65,7 +55,7 @@ def save_checkpoint(trainer: Saved, folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def load_checkpoint(trainer: Saved, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> str | None:
+def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> str | None:
     """Let a trainer go on from the state that `save_checkpoint` wrote.
 
     Parameters

@@ -7,7 +7,7 @@ which policy is the collector's `policy_mapping`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 
@@ -20,6 +20,8 @@ from samplebatch.learn.policy import Policy
 from samplebatch.learn.trainer import OffPolicyTrainer, OnPolicyTrainer
 from samplebatch.learn.trainer_params import OffPolicyTrainerParams, OnPolicyTrainerParams
 from samplebatch.names import PolicyID, label_policies
+
+AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
 
 
 class MultiAgentPolicy(Mapping[PolicyID, Policy]):
@@ -111,7 +113,7 @@ class MultiAgentTrainingStats(TrainingStats):
         }
 
 
-class _Independent(Algorithm[Any]):
+class _Independent(Algorithm[Any], Generic[AlgorithmT]):
     """An algorithm for each policy.
 
     Parameters
@@ -127,7 +129,7 @@ class _Independent(Algorithm[Any]):
 
     policy: MultiAgentPolicy
 
-    def __init__(self, algorithms: Mapping[PolicyID, Algorithm[Any]]) -> None:
+    def __init__(self, algorithms: Mapping[PolicyID, AlgorithmT]) -> None:
         super().__init__(policy=MultiAgentPolicy({own_id: one.policy for own_id, one in algorithms.items()}))
         self._labels = label_policies(algorithms)
         self.algorithms = nn.ModuleDict({self._labels[own_id]: one for own_id, one in algorithms.items()})
@@ -155,7 +157,7 @@ class _Independent(Algorithm[Any]):
         return MultiAgentTrainingStats(stats)
 
 
-class MultiAgentOffPolicyAlgorithm(_Independent):
+class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     """Independent learners that learn off policy, each from samples of its policy's part of a buffer.
 
     Parameters
@@ -186,9 +188,6 @@ class MultiAgentOffPolicyAlgorithm(_Independent):
     ['adversary/loss', 'agent/loss']
     """
 
-    def __init__(self, algorithms: Mapping[PolicyID, OffPolicyAlgorithm[Any]]) -> None:
-        super().__init__(algorithms)
-
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
         """Make the trainer that runs such an algorithm."""
         return OffPolicyTrainer(self, params)
@@ -213,7 +212,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent):
         return self._update_each(buffer, lambda algorithm, own: algorithm.update(own, sample_size))
 
 
-class MultiAgentOnPolicyAlgorithm(_Independent):
+class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     """Independent learners that learn on policy, each from all steps of its policy.
 
     Parameters
@@ -226,9 +225,6 @@ class MultiAgentOnPolicyAlgorithm(_Independent):
     policy
         The policies, a `MultiAgentPolicy`: for collectors, workers and trainers.
     """
-
-    def __init__(self, algorithms: Mapping[PolicyID, OnPolicyAlgorithm[Any]]) -> None:
-        super().__init__(algorithms)
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
         """Make the trainer that runs such an algorithm."""

@@ -1,17 +1,26 @@
-"""Loggers: where trainers tell their figures, TensorBoard, Weights & Biases, or a base for others."""
+"""Loggers: where trainers tell their figures, a dataset, TensorBoard, Weights & Biases, or a base for others."""
 
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from samplebatch.arguments import whole
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import require
+from samplebatch.storage.dataset import Dataset
+from samplebatch.storage.training_log import COLUMNS
 
 UNITS = {"training": "env_step", "test": "env_step", "update": "update_step", "info": "epoch"}
 """Kinds of figures, and the steps that each is told at."""
+_FLUSH_S = 10.0
+"""Seconds for which figures may wait in memory."""
+_MAX_WAITING = 10_000
 
 
 class Logger(ABC):
@@ -198,6 +207,77 @@ class WandbLogger(Logger):
     def finalize(self) -> None:
         """Finish the run."""
         self.run.finish()
+
+
+class TrainingLog(Logger):
+    """Logger that appends to a dataset, which `samplebatch inspect` draws and any Parquet reader can query.
+
+    Each figure is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`; `value`;
+    `time`, in seconds since 1970; and `row`, its number in the training. A process that is killed costs the figures of
+    the last ten seconds at most. Where a training is resumed from a checkpoint, the figures after that are told again,
+    with the same row numbers; readers take the newest (see `read_log`).
+
+    Parameters
+    ----------
+    folder
+        The folder of the dataset; it is made with the first figures.
+    training_interval, test_interval, update_interval, info_interval
+        As for `Logger`; by default nothing is left out.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> log = TrainingLog(tempfile.mkdtemp() + "/log")
+    >>> for step in (100, 200):
+    ...     log.log_test_data({"returns_stat": {"mean": step / 10}}, step)
+    >>> log.finalize()
+    >>> from samplebatch.learn import learning_curves
+    >>> learning_curves(log.folder)["test/returns_stat/mean"]
+    LearningCurve(unit='env_step', steps=array([100, 200]), values=array([10., 20.]))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], training_interval: int = 1, **intervals: int) -> None:
+        super().__init__(training_interval, **{"update_interval": 1} | intervals)
+        self.folder = folder
+        self._dataset = Dataset(folder)
+        self._rows = 0
+        self._waiting: list[tuple[Any, ...]] = []
+        self._flushed_s = time.monotonic()
+
+    def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
+        """Add a row for each figure."""
+        scope, _, unit = step_type.partition("/")
+        now = time.time()
+        for name, value in data.items():
+            self._waiting.append((self._rows, now, f"{scope}/{name}", unit, step, value))
+            self._rows += 1
+        if len(self._waiting) >= _MAX_WAITING or time.monotonic() - self._flushed_s > _FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append the rows that wait to the dataset."""
+        self._flushed_s = time.monotonic()
+        if self._waiting:
+            columns: dict[str, Any] = dict(zip(COLUMNS, map(list, zip(*self._waiting, strict=True)), strict=True))
+            for name in ("name", "unit"):
+                columns[name] = np.array(columns[name], dtype=object)
+            self._dataset.append(SampleBatch(columns))
+            self._waiting = []
+
+    def finalize(self) -> None:
+        """Append the rest, and join the many small files."""
+        self.flush()
+        if self._dataset.parts():
+            self._dataset.compact()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many figures there are."""
+        return super().state_dict() | {"rows": self._rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the figures of a checkpoint; those after them are told again."""
+        super().load_state_dict(state)
+        self._rows, self._waiting = state["rows"], []
 
 
 def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:

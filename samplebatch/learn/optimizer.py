@@ -154,15 +154,8 @@ class RMSpropOptimizerFactory(TorchOptimizerFactory):
         momentum: float = 0.0,
         centered: bool = False,
     ) -> None:
-        super().__init__(
-            torch.optim.RMSprop,
-            lr=positive("lr", lr),
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
-        )
+        options = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered}
+        super().__init__(torch.optim.RMSprop, lr=positive("lr", lr), **options)
 
 
 class Optimizer:

@@ -13,9 +13,8 @@ from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
 from samplebatch.learn.networks import ask
-from samplebatch.learn.noisy_policy import ContinuousPolicyWithExplorationNoise
 from samplebatch.learn.optimizer import OptimizerFactory
-from samplebatch.learn.twin_critics import TwinCritics
+from samplebatch.learn.twin_critics import ContinuousPolicyWithExplorationNoise, TwinCritics
 
 
 class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):

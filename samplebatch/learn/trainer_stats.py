@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -136,12 +136,11 @@ class TrainingCounters:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters by name, for `load_state_dict`."""
-        return {own.name: getattr(self, own.name) for own in fields(self)}
+        return vars(self).copy()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on from those of another training."""
-        for own in fields(self):
-            setattr(self, own.name, state[own.name])
+        vars(self).update(state)
 
     def info(self, train_step: int) -> InfoStats:
         """Report on the training so far.
