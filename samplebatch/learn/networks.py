@@ -284,12 +284,11 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return torch.cat([_flatten(part, obs[name] if held is None else held[str(name)]) for name, part in parts], -1)
     if isinstance(space, spaces.Discrete):
-        return nn.functional.one_hot(obs.long() - int(space.start), int(space.n)).to(torch.get_default_dtype())
-    if isinstance(space, spaces.MultiDiscrete):
+        rows: torch.Tensor = nn.functional.one_hot(obs.long() - int(space.start), int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
         choices = zip(obs.long().unbind(-1), space.nvec.tolist(), strict=True)
-        return torch.cat([nn.functional.one_hot(one, count) for one, count in choices], -1).to(
-            torch.get_default_dtype()
-        )
-    axes = len(space.shape or ())
-    rows: torch.Tensor = obs.flatten(-axes) if axes > 1 else obs if axes else obs[..., None]
+        rows = torch.cat([nn.functional.one_hot(one, count) for one, count in choices], -1)
+    else:
+        axes = len(space.shape or ())
+        rows = obs.flatten(-axes) if axes > 1 else obs if axes else obs[..., None]
     return rows if rows.is_floating_point() else rows.to(torch.get_default_dtype())
