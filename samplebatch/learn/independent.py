@@ -249,15 +249,8 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
         """
-        return self._update_each(
-            as_multi_agent_buffer(buffer), lambda algorithm, own: algorithm.update(own, batch_size, repeat)
-        )
-
-
-def as_multi_agent_buffer(source: MultiAgentReplayBuffer | MultiAgentBatch) -> MultiAgentReplayBuffer:
-    """Return steps as a buffer of several policies: a batch fills one of its size."""
-    if isinstance(source, MultiAgentReplayBuffer):
-        return source
-    buffer = MultiAgentReplayBuffer({policy_id: max(rows.count, 1) for policy_id, rows in source.items()})
-    buffer.add(source)
-    return buffer
+        if isinstance(buffer, MultiAgentBatch):
+            batch, sizes = buffer, {policy_id: max(rows.count, 1) for policy_id, rows in buffer.items()}
+            buffer = MultiAgentReplayBuffer(sizes)
+            buffer.add(batch)
+        return self._update_each(buffer, lambda algorithm, own: algorithm.update(own, batch_size, repeat))

@@ -65,8 +65,7 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
 class OptimizerFactory(ABC):
     """A maker of optimizers, given to algorithms in place of one, since they know the parameters."""
 
-    def __init__(self) -> None:
-        self.lr_scheduler_factory: LRSchedulerFactory | None = None
+    lr_scheduler_factory: LRSchedulerFactory | None = None
 
     def with_lr_scheduler_factory(self, lr_scheduler_factory: LRSchedulerFactory) -> Self:
         """Give the optimizers to come a schedule of their learning rate, and return the factory."""
@@ -102,7 +101,6 @@ class TorchOptimizerFactory(OptimizerFactory):
     """
 
     def __init__(self, optim_class: Callable[..., torch.optim.Optimizer], **kwargs: Any) -> None:
-        super().__init__()
         self.optim_class, self.kwargs = optim_class, kwargs
 
     def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
