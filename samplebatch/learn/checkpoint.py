@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -173,25 +172,6 @@ def rows_part(rows: Any) -> Any:
     raise ArgumentError(
         f"buffer must have state_dict and load_state_dict to be a part of checkpoints, a {kind.__name__} has not"
     )
-
-
-def generators_state() -> dict[str, Any]:
-    """Return the states of the generators that belong to the process: of `random`, `numpy.random` and torch."""
-    return {
-        "random": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def load_generators(state: Mapping[str, Any]) -> None:
-    """Let the process's generators draw on from their states."""
-    random.setstate(state["random"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _encode(value: Any) -> Any:

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
+
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.checkpoint import generators_state, load_generators, save_checkpoint
+from samplebatch.learn.checkpoint import save_checkpoint
 from samplebatch.learn.display import make_display, short
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.rollouts import Rollouts, make_rollouts
 from samplebatch.learn.trainer_params import TrainerParams
 from samplebatch.learn.trainer_stats import EpochStats, InfoStats, RecentMeans, TrainingCounters, figures_of
 from samplebatch.rollout.collect_statistics import CollectStats, SequenceSummaryStats
+from samplebatch.workers.generators import generators_state, load_generators
 
 ParamsT = TypeVar("ParamsT", bound=TrainerParams)
 
@@ -311,12 +314,13 @@ class Trainer(ABC, Generic[ParamsT]):
         """
         collectors = {name: own.state_dict() for name, own in self._collectors().items()}
         self.info()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {
             "trainer": type(self).__name__,
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "collectors": collectors,
             "why_reset": next((why for own in collectors.values() if (why := own.get("why_reset"))), None),
-            "generators": generators_state(),
+            "generators": generators_state() | {"cuda": cuda},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
@@ -344,5 +348,7 @@ class Trainer(ABC, Generic[ParamsT]):
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
         load_generators(state["generators"])
+        if state["generators"]["cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["generators"]["cuda"])
         self._is_resumed = True
         self._seen_s = time.monotonic()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections.abc import Mapping
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 
 from samplebatch.env.seeds import PROCESS, seeds_at
+from samplebatch.workers.generators import generators_state, load_generators
 from samplebatch.workers.spec import StateRequest, WorkerSpec
 from samplebatch.workers.task import Count, Task, WeightsSource, answer, make_task
 
@@ -45,10 +43,10 @@ def exchange_state(task: Task, request: StateRequest) -> bytes | None:
     """Go on from the state in a request, or return the own, pickled, that of the process's generators included."""
     told = answer(task, request)
     if request.state is not None:
-        _load_generators(request.state["generators"])
+        load_generators(request.state["generators"])
         return None
     try:
-        return pickle.dumps(told if "refused" in told else {**told, "generators": _save_generators()})
+        return pickle.dumps(told if "refused" in told else {**told, "generators": generators_state()})
     except Exception as error:
         return pickle.dumps({"refused": f"{type(error).__name__}: {error}"})
 
@@ -61,20 +59,3 @@ def _seed(seeds: np.random.SeedSequence) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(words[2])
-
-
-def _save_generators() -> dict[str, Any]:
-    """Return the states of the process's own generators."""
-    torch = sys.modules.get("torch")
-    drawn = None if torch is None else torch.get_rng_state()
-    return {"random": random.getstate(), "numpy": np.random.get_state(), "torch": drawn}
-
-
-def _load_generators(state: Mapping[str, Any] | None) -> None:
-    """Let the process's own generators go on; a worker without a process leaves those of its caller alone."""
-    if state is None:
-        return
-    random.setstate(state["random"])
-    np.random.set_state(state["numpy"])
-    if state["torch"] is not None:
-        import_module("torch").set_rng_state(state["torch"])
