@@ -12,6 +12,7 @@ import pytest
 import samplebatch
 import samplebatch.batch
 import samplebatch.column
+import samplebatch.learn
 import samplebatch.rollout
 import samplebatch.transport
 
@@ -73,6 +74,13 @@ def test_a_misspelt_name_lists_the_near_ones() -> None:
         _ = samplebatch.SampelBatch
     with pytest.raises(ImportError, match="SampelBatch"):
         from samplebatch import SampelBatch  # noqa: F401
+
+
+def test_the_learning_side_does_not_load_torch_before_a_public_name_is_used() -> None:
+    code = "import samplebatch.learn, samplebatch.storage.training_log; hasattr(samplebatch.learn, '__wrapped__')"
+    assert "torch" not in json.loads(run_python(code + REPORT))
+    with pytest.raises(AttributeError, match="has no attribute 'DQM'; did you mean 'DQN'"):
+        _ = samplebatch.learn.DQM
 
 
 def test_version_is_a_release() -> None:
