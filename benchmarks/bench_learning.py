@@ -1,0 +1,56 @@
+"""`learning.*`: a short training from its first step, in microseconds: collecting, storing, sampling and updates.
+
+Everybody learns the same task with the same networks and hyperparameters, each with its own collectors, buffers and
+trainers, as in the learning curves (`benchmarks.learning_curves`), on one thread of torch's. A call is a new training
+of so few steps that many can be told apart; what sets it up is not timed. How well it is learned, the curves tell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from benchmarks.harness import Row, Way, row
+from benchmarks.learning_curves import CONTESTANTS, runs_of
+from benchmarks.learning_tasks import TASKS, Curve
+
+STEPS = {"ppo": 2048, "dqn": 2024, "sac": 700, "td3": 700, "her": 1012, "mappo": 3200}
+"""Environment steps of a call, by task: some hundred updates, once there are the steps that an algorithm waits for."""
+
+
+def learner(who: str, lib: Any, name: str) -> Callable[[], float]:
+    """Set up trainings, each of which is timed."""
+    import torch
+
+    task = replace(TASKS[name], steps=STEPS[name])
+    runs = runs_of(who)
+
+    def learn() -> float:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            train = runs[name](task, Curve(), 0)
+            began = perf_counter()
+            train()
+            seconds = perf_counter() - began
+        torch.set_num_threads(threads)
+        return seconds
+
+    return learn
+
+
+ROWS: list[Row] = [
+    row(
+        f"learning.{name}",
+        partial(str, name),
+        view=None,
+        **{who: Way(partial(learner, who), clocked=True) for who in CONTESTANTS},
+    )
+    for name in STEPS
+]
