@@ -20,6 +20,8 @@ Flags = npt.NDArray[np.bool_]
 _count = np.count_nonzero
 _zeros = np.zeros
 _INTP = np.dtype(np.intp)
+_UINTP = np.dtype(np.uintp)
+_logical_not = np.logical_not
 
 
 class Cursors:
@@ -115,7 +117,8 @@ class Cursors:
     def prev_of_one(self, slots: Ints, done: Flags) -> Ints | None:
         """Find the previous steps as `prev` does in the common case; None in any other."""
         found: Ints = slots - 1
-        if self.n > 1 or _count(found.view(np.uintp) >= self.size):
+        # Among bytes, a flag that is set is found sooner than NumPy counts.
+        if self.n > 1 or 1 in (found.view(_UINTP) >= self.size).tobytes():
             return None
         first = done.take(found)
         first |= slots == self.cursor
@@ -124,11 +127,11 @@ class Cursors:
 
     def next_of_one(self, slots: Ints, done: Flags) -> Ints | None:
         """Find the next steps as `next` does in the common case; None in any other."""
-        if self.n > 1 or not self.size or _count(slots.view(np.uintp) >= self.size - 1):
+        if self.n > 1 or not self.size or 1 in (slots.view(_UINTP) >= self.size - 1).tobytes():
             return None
         final = done.take(slots)
         final |= slots == self._last
-        found: Ints = slots + np.logical_not(final, final)
+        found: Ints = slots + _logical_not(final, final)
         return found
 
     def window_of_one(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints, Flags] | None:
@@ -138,7 +141,7 @@ class Cursors:
         newest frame.
         """
         window = slots[..., None] + np.arange(1 - count, 2)
-        if self.n > 1 or _count(window.view(np.uintp) >= self.size):
+        if self.n > 1 or _count(window.view(_UINTP) >= self.size):
             return None
         ends = done.take(window[..., :-1])
         if self.cursor and self.size == self.capacity:
