@@ -145,7 +145,7 @@ def arrow_writer(
 
 
 def _reserve(file: BinaryIO, nbytes: int) -> None:
-    """Reserve blocks of the disk for the body of a file, and for what stands around it, which `truncate` gives back.
+    """Reserve blocks of the disk for the body of a file and the metadata around it; `truncate` gives the rest back.
 
     Blocks that are found as bytes are written take twice the time, and where some are missing when the file is renamed,
     the system writes all of it at once.
