@@ -132,7 +132,9 @@ class _Draws:
         # A copy: agents may share the space, and the environment may draw from it too.
         self._space = copy.deepcopy(space)
         self._space.seed(seed)
-        self._policy = RandomPolicy(self._space, seed=seed) if draws_as_random_policy(space) else None
+        # Where a mask comes and goes, the draws of one generator must not repeat those of the other.
+        apart = np.random.SeedSequence(seed).spawn(1)[0]
+        self._policy = RandomPolicy(self._space, seed=apart) if draws_as_random_policy(space) else None
         self._ahead: list[Any] = []
 
     def next(self, mask: Any) -> Any:
