@@ -30,7 +30,7 @@ ALLOWED = {
         "env/processes.py": "answers of the processes of the user's own environments",
     },
     "pickle.Unpickler": {
-        "storage/stub_unpickler.py": "one that finds stubs in place of classes",
+        "batch/stub_unpickler.py": "one that finds stubs in place of classes",
         "env/environment_state.py": "environments in the state of a collector, if the caller allows it",
     },
     "np.load": {"batch/space_dict.py": "bounds of spaces, with pickles refused"},

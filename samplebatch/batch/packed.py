@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from samplebatch.batch.inert_pickle import is_plain, read_pickle
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
@@ -69,8 +70,6 @@ def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: 
     CapacityError
         If it takes more memory than is left of the bound; names the subject.
     """
-    from samplebatch.storage.inert_pickle import is_plain, read_pickle
-
     data = _encode(row)
     try:
         frame = data if data.startswith(_MAGIC) else base64.b64decode(data, validate=True)

@@ -198,7 +198,7 @@ class SampleBatch(ShownBatch, Generic[ValuesT]):
             rew: array([0.5, 1. ]),
         )
         """
-        from samplebatch.batch.nested.functions import as_batch
+        from samplebatch.batch.nested import as_batch
 
         return as_batch(self, names)
 
@@ -317,7 +317,7 @@ def _unpickled(
 @cache
 def _multi_agent_batch() -> type[MultiAgentBatch[Any]]:
     """Import the class that is made of this one, once."""
-    from samplebatch.batch.multi_agent import MultiAgentBatch
+    from samplebatch.batch import MultiAgentBatch
 
     return MultiAgentBatch
 

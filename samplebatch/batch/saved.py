@@ -49,6 +49,6 @@ class Saved:
         >>> samplebatch.load(path, columns=["rewards"], filters=[("rewards", ">", 0.5)])["rewards"]
         array([1.])
         """
-        from samplebatch.storage.saving import save
+        from samplebatch.storage import save
 
         save(self, path, compression, durable=durable)

@@ -397,7 +397,7 @@ class MultiAgentReplayBuffer(Saved):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which another buffer goes on exactly as this one would; it can be pickled."""
-        from samplebatch.storage.multi_agent_state import export_multi_agent_state
+        from samplebatch.storage import export_multi_agent_state
 
         return export_multi_agent_state(self)
 
@@ -418,7 +418,7 @@ class MultiAgentReplayBuffer(Saved):
         FormatError
             If the state of a buffer is not whole, or not as it was; names the part. Nothing has changed then.
         """
-        from samplebatch.storage.multi_agent_state import load_multi_agent_state
+        from samplebatch.storage import load_multi_agent_state
 
         load_multi_agent_state(self, state, verify=verify)
 

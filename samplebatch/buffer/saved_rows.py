@@ -20,7 +20,7 @@ class SavedRows(SequenceSampling, Saved):
     def _keep_in(self, storage: str | os.PathLike[str] | None) -> None:
         """Store the rows to come in a new folder, if one is given. The buffer must be empty."""
         if storage is not None:
-            from samplebatch.storage.buffer_folder.buffers import store_in_folder
+            from samplebatch.storage import store_in_folder
 
             store_in_folder(cast("ReplayBuffer", self), storage)
 
@@ -65,7 +65,7 @@ class SavedRows(SequenceSampling, Saved):
         ...     buf[:].obs, type(buf.obs)
         (array([2, 3, 4, 5]), <class 'numpy.ndarray'>)
         """
-        from samplebatch.storage.buffer_folder.buffers import open_buffer
+        from samplebatch.storage import open_buffer
 
         return cast("Self", open_buffer(cast("type[ReplayBuffer]", cls), path, verify=verify))
 
@@ -120,7 +120,7 @@ class SavedRows(SequenceSampling, Saved):
         >>> again[0].obs
         array(7)
         """
-        from samplebatch.storage.state_dict import export_state
+        from samplebatch.storage import export_state
 
         return export_state(cast("ReplayBuffer", self))
 
@@ -143,7 +143,7 @@ class SavedRows(SequenceSampling, Saved):
         RingError
             If the buffer is a part of another.
         """
-        from samplebatch.storage.state_dict import load_state
+        from samplebatch.storage import load_state
 
         load_state(cast("ReplayBuffer", self), state, verify=verify)
 
@@ -185,7 +185,7 @@ class SavedRows(SequenceSampling, Saved):
         OSError
             If the file cannot be read.
         """
-        from samplebatch.storage.saving import load_buffer
+        from samplebatch.storage import load_buffer
 
         kind = cast("type[ReplayBuffer]", cls)
         trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
@@ -210,9 +210,9 @@ class SavedRows(SequenceSampling, Saved):
         OSError
             If the file cannot be written.
         """
-        from samplebatch.storage.hdf5_buffer import save_buffer
+        from samplebatch.storage import save_hdf5_buffer
 
-        save_buffer(cast("ReplayBuffer", self), path, compression)
+        save_hdf5_buffer(cast("ReplayBuffer", self), path, compression)
 
     @classmethod
     def load_hdf5(
@@ -249,8 +249,8 @@ class SavedRows(SequenceSampling, Saved):
         MissingExtraError
             If h5py is not installed.
         """
-        from samplebatch.storage.hdf5_buffer import load_buffer
+        from samplebatch.storage import load_hdf5_buffer
 
         kind = cast("type[ReplayBuffer]", cls)
         trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
-        return cast("Self", load_buffer(kind, path, missing=missing, **trust))
+        return cast("Self", load_hdf5_buffer(kind, path, missing=missing, **trust))

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import values_of
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.stub_unpickler import Foreign
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ColumnTypeError, require
 from samplebatch.storage.buffer_description import make_buffer
-from samplebatch.storage.stub_unpickler import Foreign
 from samplebatch.storage.tianshou_pickle import Standing
 from samplebatch.storage.tianshou_state import attributes_for, description_in, rings_in, rows_for, sampler_in, table_in
 

@@ -58,7 +58,7 @@ _MAX_PICKLED_NUMBER = 1 << 10
 """Bytes that a pickled number has at the most."""
 
 
-def save_buffer(
+def save_hdf5_buffer(
     buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True
 ) -> None:
     """Write a buffer to an HDF5 file; see `ReplayBuffer.save_hdf5`."""
@@ -159,7 +159,7 @@ def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
 # Reading
 
 
-def load_buffer(
+def load_hdf5_buffer(
     cls: type[_Buffer],
     path: str | os.PathLike[str],
     *,

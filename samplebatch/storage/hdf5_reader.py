@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.inert_pickle import is_plain, parts_of, read_pickle
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.column.memory_bound import MemoryBound
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import ColumnTypeError, FormatError
 from samplebatch.storage.damage import name_damage
-from samplebatch.storage.inert_pickle import is_plain, parts_of, read_pickle
 
 if TYPE_CHECKING:
     import h5py

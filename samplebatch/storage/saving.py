@@ -11,7 +11,6 @@ from samplebatch.arguments import choice
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, FormatError, StorageError
-from samplebatch.storage import hdf5_buffer
 from samplebatch.storage.arrow_file import arrow_table, write_arrow
 from samplebatch.storage.batch_table import (
     AnyBatch,
@@ -30,6 +29,7 @@ from samplebatch.storage.commit_log import LOG
 from samplebatch.storage.dataset import Dataset
 from samplebatch.storage.file_bytes import file_bytes
 from samplebatch.storage.hdf5_batch import holds_batch, read_hdf5, write_hdf5
+from samplebatch.storage.hdf5_buffer import load_hdf5_buffer, save_hdf5_buffer
 from samplebatch.storage.multi_agent_folder import MANIFEST, read_policies, write_policies
 from samplebatch.storage.parquet import parquet_table, write_parquet
 from samplebatch.storage.selection import Filters, RowFilter
@@ -51,7 +51,7 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
             raise FormatError(f"{os.fspath(path)!r} must be a folder, with a file a policy; leave out the ending")
         write_policies(thing, path, compression)
     elif form == "HDF5":
-        write = hdf5_buffer.save_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
+        write = save_hdf5_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
         write(thing, path, _hdf5_filter(thing, compression), durable=durable)
     elif isinstance(thing, ReplayBuffer):
         if form is None:
@@ -211,7 +211,7 @@ def load_buffer(
     form = form_of_file(path)
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
     if form == "HDF5":
-        return hdf5_buffer.load_buffer(cls, path, missing=missing, **trust)
+        return load_hdf5_buffer(cls, path, missing=missing, **trust)
     return read_buffer(cls, path, form, missing=missing, **trust)
 
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.inert_pickle import resolve_stubs
+from samplebatch.batch.stub_unpickler import Foreign, Named
 from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.samplers import Prioritized, Sampler
 from samplebatch.buffer.store import Store
@@ -19,8 +21,6 @@ from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError
 from samplebatch.storage import buffer_state, tianshou_pickle
 from samplebatch.storage.buffer_description import VERSION
-from samplebatch.storage.inert_pickle import resolve_stubs
-from samplebatch.storage.stub_unpickler import Foreign, Named
 from samplebatch.storage.tianshou_pickle import Standing
 from samplebatch.storage.untrusted_state import State, check_rings
 

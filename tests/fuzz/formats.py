@@ -29,13 +29,13 @@ from samplebatch import (
     write_arrow,
     write_parquet,
 )
+from samplebatch.batch.inert_pickle import is_plain, read_pickle
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.storage.buffer_file import write_buffer
 from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
 from samplebatch.storage.hdf5_batch import write_hdf5
-from samplebatch.storage.inert_pickle import is_plain, read_pickle
 from samplebatch.storage.state_checksums import CHECKSUMS
 from tests.fuzz.driver import FileTarget, files_of, written
 from tests.fuzz.mutations import Files, mutate, mutate_tree

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samplebatch.batch.inert_pickle import is_plain, read_pickle, resolve_stubs
+from samplebatch.batch.stub_unpickler import Foreign
 from samplebatch.errors import FormatError, SampleBatchError
-from samplebatch.storage.inert_pickle import is_plain, read_pickle, resolve_stubs
-from samplebatch.storage.stub_unpickler import Foreign
 
 SCALARS = (
     st.none()

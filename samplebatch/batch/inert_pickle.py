@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.stub_unpickler import MALFORMED, Foreign, Named, load_stubs
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError
-from samplebatch.storage.stub_unpickler import MALFORMED, Foreign, Named, load_stubs
 
 _ARRAY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 _NUMERIC_MODULES = ("numpy._core.numeric", "numpy.core.numeric")
