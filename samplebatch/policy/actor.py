@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
@@ -17,12 +16,10 @@ from samplebatch.env.infos import Rows
 from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy import state as policy_state
+from samplebatch.policy.action_map import ActionMap, check_action_map, make_action_map, space_to_draw
 from samplebatch.policy.as_policy import Decision, as_policy, own_policy
 from samplebatch.policy.random import RandomPolicy
 from samplebatch.policy.random_by_environment import RandomByEnvironment
-
-ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
-"""How actions become what environments take: cut off at the bounds, scaled to them from [-1, 1], or by a function."""
 
 _RECORDED = (names.ACTION_LOGP, names.ACTION_PROB, names.ACTION_DIST_INPUTS, names.VF_PREDS)
 """Columns of a decision that are kept beside actions, state and `policy`."""
@@ -79,7 +76,8 @@ class Actor:
     exploration_noise
         Whether the policy's `add_exploration_noise` is called; or what is called, on actions and batch, in its place.
     map_action
-        Takes the place of the policy's `map_action`.
+        Takes the place of the policy's `map_action`. Random actions are drawn from the action space by themselves, and
+        are only mapped where that means scaling.
     seed
         The seed of random actions.
     hidden
@@ -107,7 +105,6 @@ class Actor:
         policy_seed, draw_seed = (seed or np.random.SeedSequence()).spawn(2)
         self.policy = as_policy(policy, action_space, seed=policy_seed)
         policy = own_policy(policy)
-        self._random = RandomPolicy(action_space, seed=draw_seed)
         self._observations, self._layout = observations, actions
         self._obs_names = column_names(names.OBS, observations)
         self._plain = observations.plain and actions.plain
@@ -122,8 +119,9 @@ class Actor:
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
         self._unmap: Callable[[Any], Any] | None = getattr(policy, "map_action_inverse", None)
         if map_action is not None:
-            self._map = map_action if callable(map_action) else _make_action_map(map_action, action_space)
-            self._unmap = None
+            self._map, self._unmap = make_action_map(map_action, action_space), None
+        self._random = RandomPolicy(space_to_draw(map_action, action_space), seed=draw_seed)
+        self._map_drawn = self._map if map_action == "scale" else None
         self._hidden = hidden
 
     def act(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> ActResult:
@@ -183,8 +181,11 @@ class Actor:
     def draw(self, obs: Sequence[Leaf], rows: int) -> ActResult:
         """Draw actions at random."""
         drawn = self._random.sample(rows)
-        leaves = self._layout.flatten(drawn)
-        kept = leaves if self._unmap is None else self._layout.flatten(to_numpy(self._unmap(drawn)))
+        kept = leaves = self._layout.flatten(drawn)
+        if self._unmap is not None:
+            kept = self._layout.flatten(to_numpy(self._unmap(drawn)))
+        elif self._map_drawn is not None:
+            leaves = self._layout.flatten(self._map_drawn(drawn))
         return ActResult(self._columns(obs, kept), leaves, None, {"act": drawn})
 
     def state_dict(self) -> dict[str, Any]:
@@ -286,26 +287,3 @@ def check_noise(wanted: Any) -> None:
     """
     if not callable(wanted) and not isinstance(wanted, bool | np.bool_):
         raise PolicySpecError(f"exploration_noise must be True, False or a function, got {wanted!r}")
-
-
-def check_action_map(wanted: Any) -> None:
-    """Check a `map_action`; functions pass.
-
-    Raises
-    ------
-    PolicySpecError
-        If it is no word for a map, no function and not None.
-    """
-    if not callable(wanted) and wanted not in (None, "clip", "scale"):
-        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {wanted!r}")
-
-
-def _make_action_map(kind: str, space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-    low, high = getattr(space, "low", None), getattr(space, "high", None)
-    if low is None or high is None:
-        raise PolicySpecError(f"map_action={kind!r} needs a Box of actions, got {type(space).__name__}")
-    if kind == "clip":
-        return lambda act: act.clip(low, high)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise PolicySpecError("map_action='scale' needs bounds on every action; use 'clip' or a function")
-    return lambda act: (low + (act.clip(-1.0, 1.0) + 1.0) * ((high - low) / 2.0)).clip(low, high)

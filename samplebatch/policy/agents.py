@@ -23,9 +23,10 @@ from samplebatch.errors import (
     near_names,
 )
 from samplebatch.names import PolicyID
-from samplebatch.policy.actor import ActionMap, Actor, check_action_map, check_noise
+from samplebatch.policy.action_map import ActionMap, check_action_map, make_action_map, map_of_draws, space_to_draw
+from samplebatch.policy.actor import Actor, check_noise
+from samplebatch.policy.as_policy import is_random
 from samplebatch.policy.random import RandomPolicy, draws_as_random_policy
-from samplebatch.policy.source import RANDOM
 from samplebatch.policy.state import detach, put, take
 
 _MASK = "action_mask"
@@ -93,10 +94,12 @@ class RandomAgents(AgentActor):
     ----------
     seeds
         Seeds of the generators of the agents of each environment, by `env_id`.
+    map_action
+        As for `Actor`.
     """
 
-    def __init__(self, seeds: Mapping[int, np.random.SeedSequence]) -> None:
-        self._seeds = seeds
+    def __init__(self, seeds: Mapping[int, np.random.SeedSequence], *, map_action: ActionMap | None = None) -> None:
+        self._seeds, self._map_action = seeds, map_of_draws(map_action)
         self._draws: dict[tuple[int, Any], _Draws] = {}
 
     def act(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
@@ -108,7 +111,11 @@ class RandomAgents(AgentActor):
                 if draws is None:
                     draws = self._draws[key] = self._begin(group, group.agents[place])
                 actions.append(draws.next(_mask(group.observations[place], group.infos[place])))
-        return AgentActions(actions, {names.ACTIONS: actions})
+        if self._map_action is None or not actions:
+            return AgentActions(actions, {names.ACTIONS: actions})
+        first = groups[0]
+        scale = make_action_map(self._map_action, action_space_of(first.adapter.environment, first.agents[0]))
+        return AgentActions(list(scale(np.stack(actions))), {names.ACTIONS: actions})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generators, and the actions that are drawn already; see `AgentActor.state_dict`."""
@@ -121,7 +128,7 @@ class RandomAgents(AgentActor):
         self._draws = {key: _Draws.from_state_dict(own) for key, own in state["draws"].items()}
 
     def _begin(self, group: AgentGroup, agent: Any) -> _Draws:
-        space = action_space_of(group.adapter.environment, agent)
+        space = space_to_draw(self._map_action, action_space_of(group.adapter.environment, agent))
         return _Draws(space, seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
 
 
@@ -267,26 +274,27 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = {"exploration_noise": check_noise
 
 
 def check_options(name: str, options: Any, policy: Any) -> Any:
-    """Check that all policies that an option of a collector names are there, and are none that act at random.
+    """Check that all policies that an option of a collector names are there, and that noise is not for random ones.
 
     Raises
     ------
     PolicyNotFoundError
         If one is not there.
     PolicySpecError
-        If one acts at random, or the option stands for nothing.
+        If one acts at random and is to have noise, or the option stands for nothing.
     """
-    if isinstance(options, Mapping):
-        for policy_id, wanted in options.items():
-            if isinstance(policy, Mapping) and policy_id not in policy:
-                raise PolicyNotFoundError(
-                    f"{name} must name policies, got {policy_id!r}; {near_names(policy_id, policy)}"
-                )
-            own = policy[policy_id] if isinstance(policy, Mapping) else policy
-            if wanted and isinstance(own, str) and own == RANDOM:
-                raise PolicySpecError(f"policy {policy_id!r} must decide by itself to have {name}, and acts at random")
-    for wanted in options.values() if isinstance(options, Mapping) else (options,):
+    by_id = isinstance(options, Mapping)
+    for wanted in options.values() if by_id else (options,):
         _CHECKS[name](wanted)
+    needs_decisions = name == "exploration_noise"
+    for policy_id, wanted in options.items() if by_id else ():
+        if isinstance(policy, Mapping) and policy_id not in policy:
+            raise PolicyNotFoundError(f"{name} must name policies, got {policy_id!r}; {near_names(policy_id, policy)}")
+        own = policy[policy_id] if isinstance(policy, Mapping) else policy
+        if wanted and needs_decisions and is_random(own):
+            raise PolicySpecError(f"policy {policy_id!r} must decide by itself to have {name}, and acts at random")
+    if not by_id and options and needs_decisions and is_random(policy):
+        raise PolicySpecError(f"a policy must decide by itself to have {name}, and acts at random")
     return options
 
 

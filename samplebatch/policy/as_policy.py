@@ -266,7 +266,7 @@ def as_policy(
         if takes is None and not deterministic:
             return policy.with_actions(layout)
         policy = policy.policy
-    if isinstance(policy, str) and policy == "random":
+    if is_random(policy):
         if action_space is None:
             raise PolicySpecError("action_space must be given where the policy is 'random'")
         policy = action_space
@@ -287,6 +287,11 @@ def as_policy(
     signature = read_signature(policy, takes)
     kind = TorchPolicy if is_module(policy) or signature.first == "tensor" else PolicyAdapter
     return kind(policy, signature, layout)
+
+
+def is_random(policy: Any) -> bool:
+    """Tell whether a policy is the word `"random"`: actions are drawn from the space of the environment."""
+    return isinstance(policy, str) and policy == "random"
 
 
 def own_policy(policy: Any) -> Any:

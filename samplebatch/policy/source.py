@@ -11,9 +11,8 @@ from typing import Any
 
 from samplebatch.errors import PolicySpecError, near_names
 from samplebatch.names import label_policies
-from samplebatch.policy.as_policy import own_policy
+from samplebatch.policy.as_policy import is_random, own_policy
 
-RANDOM = "random"
 _WEIGHTS_NBYTES, _NO_WEIGHTS_NBYTES = 16 << 20, 1 << 20
 _SPACES = ("observation_space", "action_space")
 
@@ -85,7 +84,7 @@ def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
     'random'
     """
     if isinstance(policy, str):
-        if policy == RANDOM:
+        if is_random(policy):
             return policy
         policy = _import_policy(policy)
     wanted = _factory_parameters(policy)
@@ -134,7 +133,7 @@ def check_policy(policy: Any) -> None:
         If it is not.
     """
     for one in policy.values() if isinstance(policy, Mapping) else (policy,):
-        if isinstance(one, str) and one != RANDOM:
+        if isinstance(one, str) and not is_random(one):
             _import_policy(one)
 
 
@@ -160,7 +159,7 @@ def load_weights(policy: Any, weights: Any) -> None:
             load_weights(policy[policy_id], own)
         return
     policy = own_policy(policy)
-    if isinstance(policy, str) and policy == RANDOM:
+    if is_random(policy):
         return
     for method in ("load_state_dict", "set_weights"):
         load: Callable[[Any], Any] | None = getattr(policy, method, None)
@@ -184,7 +183,7 @@ def label_weights(policy: Any, weights: Any) -> Any:
 def weights_nbytes(policy: Any) -> int:
     """Tell how much room weights need that are like the policy's own, with some for their description."""
     policies = list(policy.values()) if isinstance(policy, Mapping) else [policy]
-    if all(isinstance(one, str) and one == RANDOM for one in policies):
+    if all(map(is_random, policies)):
         return _NO_WEIGHTS_NBYTES
     made = [own_policy(one) for one in policies if not isinstance(one, type)]
     states = [one.state_dict() for one in made if hasattr(one, "state_dict")]

@@ -38,7 +38,7 @@ _HOMES = {
     "SpaceLayout": "samplebatch.env.spaces",
     "RandomPolicy": "samplebatch.policy.random",
     "RemoteBuffer": "samplebatch.rollout.buffers",
-    "ActionMap": "samplebatch.policy.actor",
+    "ActionMap": "samplebatch.policy.action_map",
     "PolicyLike": "samplebatch.policy.as_policy",
     "CollectorPolicy": "samplebatch.policy.as_policy",
     "EnvLike": "samplebatch.env.registry",
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from samplebatch.env.registry import known_environments as known_environments
     from samplebatch.env.registry import make_environment as make_environment
     from samplebatch.env.spaces import SpaceLayout as SpaceLayout
-    from samplebatch.policy.actor import ActionMap as ActionMap
+    from samplebatch.policy.action_map import ActionMap as ActionMap
     from samplebatch.policy.as_policy import CollectorPolicy as CollectorPolicy
     from samplebatch.policy.as_policy import PolicyAdapter as PolicyAdapter
     from samplebatch.policy.as_policy import PolicyLike as PolicyLike

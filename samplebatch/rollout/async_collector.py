@@ -19,7 +19,8 @@ from samplebatch.env.registry import Environment
 from samplebatch.env.spaces import put
 from samplebatch.errors import ArgumentError
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.actor import ActionMap, ActResult
+from samplebatch.policy.action_map import ActionMap
+from samplebatch.policy.actor import ActResult
 from samplebatch.policy.as_policy import CollectorPolicy
 from samplebatch.rollout.buffers import RemoteBuffer
 from samplebatch.rollout.collect_statistics import CollectStats

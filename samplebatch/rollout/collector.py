@@ -19,8 +19,10 @@ from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, as_seeds, seed_nu
 from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import EnvironmentSpecError
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.actor import ActionMap, Actor, ActResult
-from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_space
+from samplebatch.policy.action_map import ActionMap, map_of_draws, space_to_draw
+from samplebatch.policy.actor import Actor, ActResult
+from samplebatch.policy.agents import check_options
+from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_random, is_space
 from samplebatch.policy.peers import policy_of
 from samplebatch.policy.random_by_environment import RandomByEnvironment
 from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
@@ -77,7 +79,7 @@ class Collector(Resumable):
         Keyword arguments of the functions or ids that make environments.
     exploration_noise
         Whether to let the policy's `add_exploration_noise` change the actions; or a function of actions and batch that
-        does.
+        does. A policy that is `"random"` has none.
     on_episode_done_hook
         Called on the steps of every episode that ended, under Tianshou's names; what it returns, arrays with a row a
         step by name, is kept with the steps. (See `EpisodeHook`.)
@@ -88,6 +90,7 @@ class Collector(Resumable):
     map_action
         How actions become what the environments take: `"clip"` to the bounds of the space, `"scale"` from [-1, 1] to
         them, or a function. By default what the policy's `map_action` does, if it has one. Kept are the actions before.
+        Random actions are drawn from the space itself: of these only `"scale"` keeps others, from [-1, 1].
     seed
         Seed of the environments, the first time they are reset, and of random actions. With the same seed and a policy
         that draws nothing itself, the data are the same, `eps_id` aside.
@@ -164,8 +167,9 @@ class Collector(Resumable):
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
         )
         env_ids = range(first_env_id, first_env_id + self.num_envs)
-        if isinstance(policy, str) and policy == "random":
-            policy = environments.action_space
+        if is_random(policy):
+            check_options("exploration_noise", exploration_noise, policy)
+            policy, map_action = space_to_draw(map_action, environments.action_space), map_of_draws(map_action)
         if is_space(policy):
             # By environment, so that its data do not depend on how many others there are.
             policy = RandomByEnvironment(policy, env_ids, [seeds_at(random_seeds, env_id) for env_id in env_ids])

@@ -19,9 +19,9 @@ from samplebatch.env.registry import MultiAgentEnvLike
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, as_seeds, seed_number, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
-from samplebatch.policy.actor import ActionMap
+from samplebatch.policy.action_map import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
-from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode
+from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_random
 from samplebatch.rollout.agent_steps import JointStep, Outcomes, Share
 from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts, report
@@ -33,8 +33,6 @@ from samplebatch.rollout.turns import Turn, TurnQueue
 
 if TYPE_CHECKING:
     from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
-
-_RANDOM = "random"
 
 
 class MultiAgentCollector(Resumable):
@@ -78,11 +76,12 @@ class MultiAgentCollector(Resumable):
         Keyword arguments of the functions or ids that make environments.
     map_action
         How actions become what the environments take, as for `Collector`; or one by policy id. Kept are the actions
-        before. Policies that are `"random"` draw from the environments' spaces, and have none.
+        before. Random actions are drawn from the environments' spaces themselves: of these only `"scale"` keeps
+        others, from [-1, 1].
     exploration_noise
         Whether a policy's `add_exploration_noise` is called on what it decided; or what is called, on actions and
         batch, in its place; or one of these by policy id, where those that are not named get no noise. Policies that
-        are `"random"` get none in any case.
+        are `"random"` have none.
     seed
         Seed of environments and actions; the same seed gives the same data, `eps_id` aside. What happens in the
         environment of one `env_id` does not depend on how many others there are, as long as policies see to it.
@@ -102,7 +101,7 @@ class MultiAgentCollector(Resumable):
     PolicyNotFoundError
         If `exploration_noise`, `map_action` or one of the `hooks` names a policy that `policy` lacks.
     PolicySpecError
-        If `exploration_noise` or `map_action` names a policy that is `"random"`.
+        If `exploration_noise` is for a policy that is `"random"` alone, or names it.
     ArgumentError
         If `num_envs` is no whole number from 1 on, or another number than that of the environments given; if the buffer
         is none of several agents, there are both a buffer and `hooks`, or `seed` is none.
@@ -410,13 +409,12 @@ class MultiAgentCollector(Resumable):
             if policy_id not in policy:
                 raise PolicyNotFoundError(f"policy must have {policy_id!r}; {near_names(policy_id, policy)}")
             policy = policy[policy_id]
-        if isinstance(policy, str) and policy == _RANDOM:
-            return self._random
+        mapped = self._map_action.get(policy_id) if isinstance(self._map_action, Mapping) else self._map_action
+        seeds = seeds_at(self._policy_seeds, *names.policy_seed(policy_id))
+        if is_random(policy):
+            if mapped != "scale":
+                return self._random
+            env_ids = [adapter.env_id for adapter in self._adapters]
+            return RandomAgents({env_id: seeds_at(seeds, env_id) for env_id in env_ids}, map_action=mapped)
         noise = self._noise.get(policy_id, False) if isinstance(self._noise, Mapping) else self._noise
-        mapped = self._map_action
-        return PolicyAgents(
-            policy,
-            seeds_at(self._policy_seeds, *names.policy_seed(policy_id)),
-            exploration_noise=noise,
-            map_action=mapped.get(policy_id) if isinstance(mapped, Mapping) else mapped,
-        )
+        return PolicyAgents(policy, seeds, exploration_noise=noise, map_action=mapped)

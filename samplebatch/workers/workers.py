@@ -20,10 +20,10 @@ from samplebatch.env.registry import Environment
 from samplebatch.env.seeds import as_seeds
 from samplebatch.errors import ArgumentError, WorkerError
 from samplebatch.names import PolicyID
-from samplebatch.policy.actor import ActionMap
+from samplebatch.policy.action_map import ActionMap
 from samplebatch.policy.agents import Noise, check_options
 from samplebatch.policy.as_policy import PolicyLike
-from samplebatch.policy.source import RANDOM, check_policy, label_weights
+from samplebatch.policy.source import check_policy, label_weights
 from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
 from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
 from samplebatch.rollout.fragments import join_streams
@@ -155,7 +155,7 @@ class RolloutWorkers(ResumableWorkers):
     def __init__(
         self,
         env: Environment | Sequence[Environment],
-        policy: PolicyLike | str | Mapping[PolicyID, PolicyLike | str] = RANDOM,
+        policy: PolicyLike | str | Mapping[PolicyID, PolicyLike | str] = "random",
         buffer: ReplayBuffer | MultiAgentReplayBuffer | RemoteBuffer | None = None,
         *,
         n_step: int | None = None,

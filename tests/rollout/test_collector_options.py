@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import arena
+import gymnasium
 import gyms
 import numpy as np
+import pettingzoo
 import pytest
 
 from samplebatch import (
@@ -223,3 +225,106 @@ def test_a_policy_that_cannot_be_asked_is_named(make: Any) -> None:
         given = {"policy": policy, "env": env}
         with pytest.raises(PolicySpecError, match=words), make(**given) as collector:
             collector.collect(n_step=1)
+
+
+class Steered(gymnasium.Env[Any, Any]):
+    """Observes the action that it was given, between -3 and 5."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-3, 5, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.asarray(action, np.float32), 0.0, False, False, {}
+
+
+class SteeredTogether(pettingzoo.ParallelEnv[str, Any, Any]):
+    """As `Steered`, for two agents."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "steered"}
+    possible_agents: ClassVar[list[str]] = ["left_0", "right_0"]
+
+    def observation_space(self, agent: str) -> Any:
+        return Steered.observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return Steered.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        nothing = dict.fromkeys(self.agents, False)
+        seen = {agent: np.asarray(actions[agent], np.float32) for agent in self.agents}
+        return seen, dict.fromkeys(self.agents, 0.0), nothing, nothing, {agent: {} for agent in self.agents}
+
+    def close(self) -> None:
+        return None
+
+
+STEERED = {name: (make, Steered) for name, make in COLLECTORS.items()} | {
+    "of several agents": (lambda env, **given: MultiAgentCollector(env, "random", **given), SteeredTogether)
+}
+
+
+def given_and_kept(batch: Any) -> tuple[Any, Any]:
+    """Return the actions that the environments of a batch were given, and those that it has, both in float64."""
+    parts = batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else (batch,)
+    given, kept = (np.concatenate([part[name] for part in parts]) for name in ("new_obs", "actions"))
+    return given.astype(np.float64), kept.astype(np.float64)
+
+
+@pytest.mark.parametrize(("make", "env"), STEERED.values(), ids=STEERED)
+@pytest.mark.parametrize("map_action", [None, "clip", "scale", np.negative], ids=str)
+def test_random_actions_are_those_of_the_environment(make: Any, env: Any, map_action: Any) -> None:
+    with make(env, seed=1, map_action=map_action) as collector:
+        given, kept = given_and_kept(collector.collect(n_step=300).batch)
+    assert -3 <= given.min() < -2.5
+    assert 4.5 < given.max() <= 5
+    # All over the space: scaled twice, half of them would lie at its bounds.
+    assert np.unique(given).size > 290
+    if map_action == "scale":
+        assert np.abs(kept).max() <= 1
+        assert np.allclose(-3 + (kept + 1) * 4, given, atol=1e-5)
+    else:
+        assert np.array_equal(kept, given)
+
+
+def test_random_steps_before_training_keep_what_the_policy_would_give() -> None:
+    with Collector(lambda obs: obs * 0, Steered, seed=1, map_action="scale") as collector:
+        given, kept = given_and_kept(collector.collect(n_step=300, random=True).batch)
+    assert -3 <= given.min() < -2.5
+    assert np.abs(kept).max() <= 1
+    assert np.allclose(-3 + (kept + 1) * 4, given, atol=1e-5)
+
+
+def test_each_policy_may_scale_its_random_actions() -> None:
+    given: dict[str, Any] = {"policy": {"left": "random", "right": "random"}, "map_action": {"left": "scale"}}
+    batches = []
+    for _ in range(2):
+        with MultiAgentCollector(SteeredTogether, seed=3, **given) as collector:
+            batches.append(collector.collect(n_step=50).batch)
+    for batch in batches:
+        assert np.abs(batch["left"]["actions"]).max() <= 1
+        assert np.array_equal(batch["right"]["actions"], batch["right"]["new_obs"])
+        assert np.array_equal(batch["left"]["actions"], batches[0]["left"]["actions"])
+
+
+def test_scaled_random_actions_go_on_where_they_were() -> None:
+    given: dict[str, Any] = {"seed": 3, "map_action": "scale"}
+    with MultiAgentCollector(SteeredTogether, **given) as one, MultiAgentCollector(SteeredTogether, **given) as other:
+        one.collect(n_step=10)
+        other.load_state_dict(one.state_dict(), allow_pickle=True)
+        batches = [collector.collect(n_step=100).batch for collector in (one, other)]
+    for policy_id, steps in batches[0].policy_batches.items():
+        assert np.array_equal(steps["actions"], batches[1][policy_id]["actions"])
+
+
+@pytest.mark.parametrize(("make", "env"), STEERED.values(), ids=STEERED)
+def test_random_actions_have_no_noise(make: Any, env: Any) -> None:
+    with pytest.raises(PolicySpecError, match=r"^a policy must decide by itself to have exploration_noise, and acts"):
+        make(env, exploration_noise=lambda act, batch: act)
