@@ -444,7 +444,7 @@ def test_one_function_or_id_makes_all_environments() -> None:
 def test_functions_go_to_other_processes_however_these_start(start_method: str) -> None:
     length = 3
     makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=length), partial(gymnasium.make, "CartPole-v1")]
-    with AsyncCollector(lean, makers, start_method=start_method, seed=1) as collector:
+    with AsyncCollector(lean, makers, start_method=start_method, seed=1, wait_num=2) as collector:
         batch = collector.collect(n_step=30).batch
     check_trajectories(batch)
     assert batch["t"][batch["env_id"] == 0].max() == 2
