@@ -11,6 +11,7 @@ import copy
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -72,16 +73,18 @@ class AgentGroup:
         "shapes",
     )
 
-    def __init__(self, adapter: MultiAgentAdapter, policy_id: PolicyID, agents: list[Any], indices: list[int]) -> None:
+    def __init__(
+        self, adapter: MultiAgentAdapter, policy_id: PolicyID, agents: list[Any], positions: Mapping[Any, int]
+    ) -> None:
         self.adapter = adapter
         self.policy_id = policy_id
         self.agents = agents
-        self.keys = [(adapter.env_id, agent) for agent in agents]
+        self.keys = [*zip(repeat(adapter.env_id), agents, strict=False)]
         count = len(agents)
         self.env_ids: Ints = np.full(count, adapter.env_id)
         self.eps_ids: Ints = np.full(count, adapter.eps_id)
-        self.indices: Ints = np.array(indices)
         self.pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*agents) if count > 1 else _pick_only(agents[0])
+        self.indices: Ints = np.array(self.pick(positions))
         self.observations: Sequence[Any] = ()
         self.infos: Sequence[Any] = ()
         self.begins: list[bool] | None = None
@@ -185,8 +188,7 @@ class MultiAgentAdapter(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the environment and the episode, which can be pickled, for `load_state_dict`."""
         groups = [
-            (group.policy_id, group.agents, group.indices.tolist(), group.observations, group.infos, group.begins)
-            for group in self.groups
+            (group.policy_id, group.agents, group.observations, group.infos, group.begins) for group in self.groups
         ]
         values = {name: value for name, value in vars(self).items() if name not in _APART}
         return {"saved": save_environments([self.environment]), **copy.deepcopy({"values": values, "groups": groups})}
@@ -203,8 +205,8 @@ class MultiAgentAdapter(ABC):
             return False
         vars(self).update(copy.deepcopy(state["values"]))
         self.groups = []
-        for policy_id, agents, indices, observations, infos, begins in copy.deepcopy(state["groups"]):
-            group = AgentGroup(self, policy_id, agents, indices)
+        for policy_id, agents, observations, infos, begins in copy.deepcopy(state["groups"]):
+            group = AgentGroup(self, policy_id, agents, self._positions)
             group.observations, group.infos, group.begins = observations, infos, begins
             self.groups.append(group)
         return True
@@ -252,8 +254,8 @@ class MultiAgentAdapter(ABC):
             by_policy.setdefault(policy_id, []).append(agent)
         groups = []
         for policy_id, own in by_policy.items():
-            group = AgentGroup(self, policy_id, own, [positions[agent] for agent in own])
-            group.observations = [observations[agent] for agent in own]
+            group = AgentGroup(self, policy_id, own, positions)
+            group.observations = group.pick(observations)
             group.infos = [infos.get(agent, {}) for agent in own]
             begins = [agent not in going_on for agent in own]
             group.begins = begins if any(begins) else None

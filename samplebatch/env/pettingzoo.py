@@ -40,7 +40,7 @@ class ParallelAdapter(MultiAgentAdapter):
     ) -> None:
         """Let agents be the next to act."""
         _check("an observation", observations, agents)
-        self._refuse_none([observations[agent] for agent in agents], agents)
+        self._refuse_none(map(observations.__getitem__, agents), agents)
         self._agents = agents
         self.groups = self._group(agents, observations, infos, going_on)
 
@@ -50,10 +50,10 @@ class ParallelAdapter(MultiAgentAdapter):
         if len(groups) == 1:
             given = dict(zip(agents, actions[0], strict=True))
         else:
-            pairs = zip(groups, actions, strict=True)
-            by_agent = {agent: action for group, own in pairs for agent, action in zip(group.agents, own, strict=True)}
             # The environment may look at them in its order.
-            given = {agent: by_agent[agent] for agent in agents}
+            given = dict.fromkeys(agents)
+            for group, own in zip(groups, actions, strict=True):
+                given.update(zip(group.agents, own, strict=True))
         answers = observations, rewards, terminations, truncations, infos = environment.step(given)
         try:
             outcomes = [self._advance(group, answers) for group in groups]

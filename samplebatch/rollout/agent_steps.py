@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -57,20 +57,24 @@ class PolicyStep:
     def __init__(self, policy_id: PolicyID, actor: AgentActor, groups: list[AgentGroup]) -> None:
         self.policy_id = policy_id
         self.groups = groups
-        self.observations: Block = stack_rows(names.OBS, [seen for group in groups for seen in group.observations])
-        self.streams = Streams(
-            _join([group.eps_ids for group in groups]),
-            _join([group.env_ids for group in groups]),
-            _join([group.indices for group in groups]),
-        )
-        self.t = np.array([group.adapter.t for group in groups for _ in group.agents])
-        stops = [*accumulate([len(group.agents) for group in groups])]
-        self.parts = [slice(*ends) for ends in zip([0, *stops], stops, strict=False)]
+        self.parts: list[slice] = []
         self.actions: Sequence[Any] = ()
         self.columns: dict[str, Block] = {}
         self._actor = actor
+        self._places: dict[MultiAgentAdapter, int] = {}
+        seen: list[Any] = []
+        streams: list[Streams] = []
+        t: list[int] = []
+        for group in groups:
+            self.parts.append(slice(len(t), len(t) + len(group.agents)))
+            self._places[group.adapter] = group.adapter.groups.index(group)
+            seen += group.observations
+            streams.append(Streams(group.eps_ids, group.env_ids, group.indices))
+            t += [group.adapter.t] * len(group.agents)
+        self.observations: Block = stack_rows(names.OBS, seen)
+        self.streams = streams[0] if len(streams) == 1 else Streams(*map(np.concatenate, zip(*streams, strict=True)))
+        self.t = np.array(t)
         self._times = _count_on(self.t)
-        self._places = {group.adapter: group.adapter.groups.index(group) for group in groups}
 
     def ask(self) -> None:
         """Ask the policy for the actions of all of its agents."""
@@ -136,10 +140,6 @@ class JointStep:
             for group, part in zip(step.groups, step.parts, strict=True)
         }
         self.shares: list[list[Share]] = [[shares[group] for group in groups] for groups in acting]
-
-
-def _join(parts: Sequence[Ints]) -> Ints:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _count_on(t: Ints) -> Iterator[Ints]:

@@ -17,8 +17,9 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import aligned, html_table
 from samplebatch.errors import ArgumentError
 from samplebatch.names import PolicyID
-from samplebatch.rollout.statistics import EpisodeStatistics
+from samplebatch.rollout.statistics import EpisodeStatistics, PolicyStatistics
 
+_NONE_ENDED = PolicyStatistics(0, np.empty(0), np.empty(0, np.int64))
 _HEADINGS = ("", "mean", "std", "min", "max")
 
 BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
@@ -238,21 +239,24 @@ def report(
         The steps; None where they are elsewhere.
     """
     policies = {}
+    returns, lens = [np.empty(0)], [np.empty(0, np.int64)]
     for policy_id, steps in agent_steps.items():
-        own = ended.policies.get(policy_id)
+        own = ended.policies.get(policy_id, _NONE_ENDED)
         policies[policy_id] = CollectStats[SampleBatch].from_counts(
             steps=steps,
             time_s=time_s,
-            returns=np.empty(0) if own is None else own.returns,
-            lens=np.empty(0, np.int64) if own is None else own.lengths,
-            episodes=0 if own is None else own.episodes,
+            returns=own.returns,
+            lens=own.lengths,
+            episodes=own.episodes,
             batch=None if batch is None else batch.policy_batches.get(policy_id),
         )
+        returns.append(own.returns)
+        lens.append(own.lengths)
     return CollectStats.from_counts(
         steps=env_steps,
         time_s=time_s,
-        returns=np.concatenate([np.empty(0), *(own.returns for own in policies.values())]),
-        lens=np.concatenate([np.empty(0, np.int64), *(own.lens for own in policies.values())]),
+        returns=np.concatenate(returns),
+        lens=np.concatenate(lens),
         episodes=ended.episodes,
         batch=batch,
         policies=policies,

@@ -149,7 +149,8 @@ class _Trajectories(NamedTuple):
 
 def _sum_up(steps: SampleBatch, rows: npt.NDArray[np.intp]) -> _Trajectories:
     """Sum up rows, at least one, by trajectory."""
-    eps_id, agent, rewards = (np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX, names.REWARDS))
+    eps_id, agent = np.asarray(steps[names.EPS_ID]), np.asarray(steps[names.AGENT_INDEX])
+    rewards = np.asarray(steps[names.REWARDS])
     rows = rows[by_stream(eps_id[rows], agent[rows])]
     starts = run_starts(eps_id[rows], agent[rows])
     first = rows[starts]

@@ -263,23 +263,23 @@ class Encoder:
         return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
 
     def _of_multi_agent(self, batch: MultiAgentBatch) -> Frame:
-        parts = [(policy, own, self._take(own._all())) for policy, own in batch.policy_batches.items()]
-        schema = self.intern(
-            MULTI_AGENT_BATCH,
-            tuple([(policy, tuple(taken.key), freeze(own._nested)) for policy, own, taken in parts]),
-        )
+        parts, rows, flags, variable = [], [], [], []
+        arrays: list[npt.NDArray[Any]] = []
+        buffers: list[npt.NDArray[np.uint8]] = []
+        for policy_id, steps in batch.policy_batches.items():
+            taken = self._take(steps._all())
+            parts.append((policy_id, tuple(taken.key), freeze(steps._nested)))
+            rows.append(taken.rows)
+            flags.append(steps._flags)
+            variable.append(taken.variable)
+            arrays += taken.arrays
+            buffers += taken.buffers
         metadata: dict[str, Any] = {ENV_STEPS: int(batch.count)}
-        if any(own._flags != DEFAULT for _, own, _ in parts):
-            metadata[FLAGS] = [plain_flags(own._flags) for _, own, _ in parts]
-        if any(taken.variable for _, _, taken in parts):
-            metadata[VARIABLE] = [taken.variable for _, _, taken in parts]
-        return Frame(
-            schema,
-            tuple([taken.rows for _, _, taken in parts]),
-            [array for _, _, taken in parts for array in taken.arrays],
-            metadata,
-            [buffer for _, _, taken in parts for buffer in taken.buffers],
-        )
+        if flags.count(DEFAULT) != len(flags):
+            metadata[FLAGS] = [*map(plain_flags, flags)]
+        if any(variable):
+            metadata[VARIABLE] = variable
+        return Frame(self.intern(MULTI_AGENT_BATCH, tuple(parts)), tuple(rows), arrays, metadata, buffers)
 
     def _take(self, columns: Mapping[str, Column]) -> PartEncoder:
         taken = PartEncoder(allow_pickle=self._allow_pickle)
