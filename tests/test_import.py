@@ -77,7 +77,7 @@ def test_a_misspelt_name_lists_the_near_ones() -> None:
 
 
 def test_the_learning_side_does_not_load_torch_before_a_public_name_is_used() -> None:
-    code = "import samplebatch.learn, samplebatch.storage.training_log; hasattr(samplebatch.learn, '__wrapped__')"
+    code = "import samplebatch.learn, samplebatch.loggers.training_log; hasattr(samplebatch.learn, '__wrapped__')"
     assert "torch" not in json.loads(run_python(code + REPORT))
     with pytest.raises(AttributeError, match="has no attribute 'DQM'; did you mean 'DQN'"):
         _ = samplebatch.learn.DQM

@@ -81,6 +81,36 @@ def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> EnvSteps:
     return EnvSteps(step.reshape(-1), keys // width)
 
 
+def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, SampleBatch]:
+    """Order each policy's rows by episode and agent, and in time order, with episodes numbered as they come.
+
+    Identifiers of episodes are drawn: ordered by those, two trainings from one seed would not learn the same.
+
+    Parameters
+    ----------
+    policies
+        Batches with the columns `eps_id`, `agent_index` and `t`; those without rows are left out.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> steps = SampleBatch(eps_id=[9, 9, 4], agent_index=[0, 0, 0], t=[1, 0, 0])
+    >>> ordered = order_streams({"walker": steps})["walker"]
+    >>> ordered["eps_id"], ordered["t"]
+    (array([0, 0, 1]), array([0, 1, 0]))
+    """
+    held = {policy_id: rows for policy_id, rows in policies.items() if rows.count}
+    eps_id = np.concatenate([rows[names.EPS_ID] for rows in held.values()])
+    _, first, of_row = np.unique(eps_id, return_index=True, return_inverse=True)
+    numbers, found = first.argsort().argsort()[of_row], {}
+    for policy_id, rows in held.items():
+        own, numbers = numbers[: rows.count], numbers[rows.count :]
+        order = by_stream(own, rows[names.AGENT_INDEX], t=rows[names.T])
+        found[policy_id] = rows.take(order)
+        found[policy_id][names.EPS_ID] = own[order]
+    return found
+
+
 def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
     """List the row after each episode's last, where an episode is a run of equal ids.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.cli.display import console, number, say
 from samplebatch.errors import require
-from samplebatch.storage.training_log import LearningCurve, learning_curves, newest_figures
+from samplebatch.loggers.training_log import LearningCurve, learning_curves, newest_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,8 +11,8 @@ from samplebatch.cli.curves import LOG, draw_curves, show_curves
 from samplebatch.cli.destination import read_any
 from samplebatch.cli.display import console, say, show_columns, show_episodes
 from samplebatch.cli.report import check_picture, draw_episodes, write_html_report
+from samplebatch.loggers.training_log import is_log
 from samplebatch.rollout.statistics import episode_statistics
-from samplebatch.storage.training_log import is_log
 
 
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:

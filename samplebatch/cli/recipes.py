@@ -14,7 +14,7 @@ from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolic
 from samplebatch.learn.cql import CQL
 from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
 from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
-from samplebatch.learn.exploration import GaussianNoise, LinearSchedule
+from samplebatch.learn.exploration import GaussianNoise
 from samplebatch.learn.heads import (
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
@@ -36,6 +36,7 @@ from samplebatch.learn.trainer_params import (
     OnPolicyTrainerParams,
     TrainerParams,
 )
+from samplebatch.policy.schedules import LinearSchedule
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,10 +19,10 @@ from samplebatch.batch.summary import as_html, describe
 from samplebatch.cli.contact_sheet import contact_sheet
 from samplebatch.cli.curves import curves_as_svg
 from samplebatch.errors import FormatError, require
+from samplebatch.loggers.training_log import is_log
 from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
 from samplebatch.storage.arrow_file import replacing
-from samplebatch.storage.training_log import is_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,17 +24,16 @@ from samplebatch.cli.curves import LOG, draw_curves, draw_text
 from samplebatch.cli.display import console, say
 from samplebatch.cli.recipes import RECIPES, complete_settings, find_recipe, make_algorithm, trainer_arguments
 from samplebatch.cli.report import check_picture
+from samplebatch.convert.sources import open_source
 from samplebatch.env.registry import make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError
 from samplebatch.learn.checkpoint import FILE, load_checkpoint
-from samplebatch.learn.loggers import TrainingLog
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.sources import open_source
 from samplebatch.learn.training_loop import Trainer
+from samplebatch.loggers.training_log import TrainingLog, learning_curves, read_log
 from samplebatch.rollout.collector import Collector
 from samplebatch.storage.arrow_file import replacing
 from samplebatch.storage.saving import load
-from samplebatch.storage.training_log import learning_curves, read_log
 from samplebatch.workers.workers import RolloutWorkers
 
 INTERRUPTED = 130

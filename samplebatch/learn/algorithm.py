@@ -16,12 +16,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.convert.sources import open_source
 from samplebatch.errors import ArgumentError, EmptyBufferError
 from samplebatch.learn.lagged import LaggedNetwork, follow
 from samplebatch.learn.modules import set_training
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
-from samplebatch.learn.sources import open_source, sample_steps
 from samplebatch.learn.trainer import OfflineTrainer, OffPolicyTrainer, OnPolicyTrainer
 from samplebatch.learn.trainer_params import OfflineTrainerParams, OffPolicyTrainerParams, OnPolicyTrainerParams
 from samplebatch.learn.trainer_stats import InfoStats
@@ -31,6 +31,7 @@ from samplebatch.returns import batches as returns
 from samplebatch.rollout.collect_statistics import SequenceSummaryStats
 from samplebatch.service.client import ReplayClient
 from samplebatch.service.sharded_client import ShardedReplayClient
+from samplebatch.storage.learner_rows import sample_steps
 from samplebatch.storage.mixed_sampler import MixedSampler
 
 PolicyT = TypeVar("PolicyT", bound=Policy)

@@ -15,7 +15,7 @@ from torch import nn
 
 from samplebatch import names
 from samplebatch.arguments import fraction, positive
-from samplebatch.batch.episodes import by_stream, number_env_steps
+from samplebatch.batch.episodes import number_env_steps, order_streams
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
@@ -132,7 +132,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
     @torch.no_grad()
     def _add_targets(self, batch: MultiAgentBatch) -> MultiAgentBatch:
         """Return rows by stream with their environment steps, advantages, scaled returns and log-probabilities."""
-        parts = _by_stream(batch)
+        parts = order_streams(batch.policy_batches)
         eps_id, t = (np.concatenate([rows[name] for rows in parts.values()]) for name in (names.EPS_ID, names.T))
         numbered, steps = number_env_steps(eps_id, t).step, {}
         for policy_id, rows in parts.items():
@@ -209,20 +209,3 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         agent, target = (torch.cat([own[of] for _, own in rows]) for of in (names.AGENT_INDEX, names.VALUE_TARGETS))
         values = self.critic(self.critic.join(seen))[step, agent]
         return nn.functional.huber_loss(values, target, delta=self.huber_loss_delta)
-
-
-def _by_stream(batch: MultiAgentBatch) -> dict[PolicyID, SampleBatch]:
-    """Order each policy's rows by episode and agent, and in time order, with episodes numbered as they come.
-
-    Identifiers of episodes are drawn: ordered by those, two trainings from one seed would not learn the same.
-    """
-    held = {policy_id: rows for policy_id, rows in batch.items() if rows.count}
-    eps_id = np.concatenate([rows[names.EPS_ID] for rows in held.values()])
-    _, first, of_row = np.unique(eps_id, return_index=True, return_inverse=True)
-    numbers, found = first.argsort().argsort()[of_row], {}
-    for policy_id, rows in held.items():
-        own, numbers = numbers[: rows.count], numbers[rows.count :]
-        order = by_stream(own, rows[names.AGENT_INDEX], t=rows[names.T])
-        found[policy_id] = rows.take(order)
-        found[policy_id][names.EPS_ID] = own[order]
-    return found

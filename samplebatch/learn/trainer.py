@@ -7,9 +7,7 @@ from abc import abstractmethod
 from typing import Any, TypeVar
 
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.checkpoint import rows_part
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.rollouts import Rollouts, make_rollouts
 from samplebatch.learn.trainer_params import (
     OfflineTrainerParams,
     OffPolicyTrainerParams,
@@ -18,6 +16,8 @@ from samplebatch.learn.trainer_params import (
 )
 from samplebatch.learn.training_loop import Trainer, TrainingStep
 from samplebatch.rollout.collect_statistics import CollectStats
+from samplebatch.storage.draws import rows_part
+from samplebatch.workers.rollouts import Rollouts, make_rollouts
 
 OnlineParamsT = TypeVar("OnlineParamsT", bound=OnlineTrainerParams)
 

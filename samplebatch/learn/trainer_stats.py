@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import isfinite
+from dataclasses import dataclass
 from typing import Any
 
-from samplebatch.rollout.collect_statistics import CollectStats, PrintedAsDict, SequenceSummaryStats
-
-_WINDOW = 100
-"""Values that a mean of recent ones is taken of."""
-
-Figures = dict[str, Any]
-"""Numbers by name, in groups that may be nested: `{"loss": 0.5, "returns_stat": {"mean": 200.0}}`."""
+from samplebatch.rollout.collect_statistics import CollectStats, PrintedAsDict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,61 +161,3 @@ class TrainingCounters:
                 update_speed=train_step / train_s if train_s > 0 else 0.0,
             ),
         )
-
-
-@dataclass
-class RecentMeans:
-    """Means of figures over their last 100 values, for trainers; values that are not finite are left out.
-
-    Examples
-    --------
-    >>> losses = RecentMeans()
-    >>> losses.add({"loss": 1.0}), losses.add({"loss": 3.0}), losses.add({"loss": float("nan")})
-    ({'loss': 1.0}, {'loss': 2.0}, {'loss': 2.0})
-    """
-
-    values: dict[str, deque[float]] = field(default_factory=dict)
-
-    def add(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Add a value of some figures, and return their means."""
-        for name, value in figures.items():
-            own = self.values.setdefault(name, deque(maxlen=_WINDOW))
-            if isfinite(value):
-                own.append(float(value))
-        return {name: self.mean(name) for name in figures}
-
-    def mean(self, name: str) -> float:
-        """Return the mean of a figure; 0 if it has no value."""
-        own = self.values.get(name)
-        return sum(own) / len(own) if own else 0.0
-
-    def state_dict(self) -> dict[str, list[float]]:
-        """Return the values that means are taken of, for `load_state_dict`."""
-        return {name: list(own) for name, own in self.values.items()}
-
-    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Go on with the values of another training."""
-        self.values = {name: deque(own, maxlen=_WINDOW) for name, own in state.items()}
-
-
-def figures_of(stats: Any) -> Figures:
-    """Return the numbers of a report by name, summaries of several nested; arrays, batches and None are left out.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> found = figures_of(CollectStats.from_counts(steps=6, time_s=2.0, returns=np.array([1.0]), lens=np.array([2])))
-    >>> found["n_collected_steps"], found["returns_stat"]["mean"], "returns" in found
-    (6, 1.0, False)
-    """
-    own = vars(stats) if hasattr(stats, "__dict__") else dict(stats)
-    found: Figures = {}
-    for name, value in own.items():
-        if isinstance(value, SequenceSummaryStats | TimingStats | CollectStats):
-            found[name] = figures_of(value)
-        elif isinstance(value, Mapping):
-            if nested := figures_of(value):
-                found[name] = nested
-        elif isinstance(value, int | float):
-            found[name] = value
-    return found

@@ -12,13 +12,14 @@ import torch
 
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.checkpoint import save_checkpoint
-from samplebatch.learn.display import make_display, short
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.rollouts import Rollouts, make_rollouts
 from samplebatch.learn.trainer_params import TrainerParams
-from samplebatch.learn.trainer_stats import EpochStats, InfoStats, RecentMeans, TrainingCounters, figures_of
+from samplebatch.learn.trainer_stats import EpochStats, InfoStats, TrainingCounters
+from samplebatch.loggers.display import make_display
+from samplebatch.loggers.figures import RecentMeans, figures_of, short
 from samplebatch.rollout.collect_statistics import CollectStats, SequenceSummaryStats
 from samplebatch.workers.generators import generators_state, load_generators
+from samplebatch.workers.rollouts import Rollouts, make_rollouts
 
 ParamsT = TypeVar("ParamsT", bound=TrainerParams)
 

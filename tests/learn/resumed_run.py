@@ -40,7 +40,7 @@ PRELOADED = [
     "samplebatch.kernels",
     "samplebatch.learn.dqn",
     "samplebatch.learn.trainer",
-    "samplebatch.learn.loggers",
+    "samplebatch.loggers.training_log",
     "samplebatch.storage.dataset",
     "samplebatch.storage.state_dict",
     "torch._dynamo",

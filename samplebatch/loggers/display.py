@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
-from math import isnan
 from typing import Any
 
 from samplebatch.errors import require
+from samplebatch.loggers.figures import short
 
 
 class Display:
@@ -80,14 +80,3 @@ def make_display(*, verbose: bool, show_progress: bool) -> Display:
     if show_progress and sys.stdout.isatty() and find_spec("rich") is not None:
         return Bar(verbose=verbose)
     return Display(verbose=verbose)
-
-
-def short(value: Any) -> str:
-    """Write a figure in few characters.
-
-    >>> short(12345), short(0.25), short(float("nan"))
-    ('12345', '0.25', '-')
-    """
-    if isinstance(value, int):
-        return str(value)
-    return "-" if isnan(value) else f"{value:.4g}"

@@ -1,0 +1,164 @@
+"""The log of a training, a dataset with a row for each figure: written by a logger, read as curves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import FormatError
+from samplebatch.loggers.logger import Logger
+from samplebatch.storage.dataset import Dataset
+
+COLUMNS = ("row", "time", "name", "unit", "step", "value")
+_FLUSH_S = 10.0
+"""Seconds for which figures may wait in memory."""
+_MAX_WAITING = 10_000
+
+
+class TrainingLog(Logger):
+    """Logger that appends to a dataset, which `samplebatch inspect` draws and any Parquet reader can query.
+
+    Each figure is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`; `value`;
+    `time`, in seconds since 1970; and `row`, its number in the training. A process that is killed costs the figures of
+    the last ten seconds at most. Where a training is resumed from a checkpoint, the figures after that are told again,
+    with the same row numbers; readers take the newest (see `read_log`).
+
+    Parameters
+    ----------
+    folder
+        The folder of the dataset; it is made with the first figures.
+    training_interval, test_interval, update_interval, info_interval
+        As for `Logger`; by default nothing is left out.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> log = TrainingLog(tempfile.mkdtemp() + "/log")
+    >>> for step in (100, 200):
+    ...     log.log_test_data({"returns_stat": {"mean": step / 10}}, step)
+    >>> log.finalize()
+    >>> learning_curves(log.folder)["test/returns_stat/mean"]
+    LearningCurve(unit='env_step', steps=array([100, 200]), values=array([10., 20.]))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], training_interval: int = 1, **intervals: int) -> None:
+        super().__init__(training_interval, **{"update_interval": 1} | intervals)
+        self.folder = folder
+        self._dataset = Dataset(folder)
+        self._rows = 0
+        self._waiting: list[tuple[Any, ...]] = []
+        self._flushed_s = time.monotonic()
+
+    def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
+        """Add a row for each figure."""
+        scope, _, unit = step_type.partition("/")
+        now = time.time()
+        for name, value in data.items():
+            self._waiting.append((self._rows, now, f"{scope}/{name}", unit, step, value))
+            self._rows += 1
+        if len(self._waiting) >= _MAX_WAITING or time.monotonic() - self._flushed_s > _FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append the rows that wait to the dataset."""
+        self._flushed_s = time.monotonic()
+        if self._waiting:
+            columns: dict[str, Any] = dict(zip(COLUMNS, map(list, zip(*self._waiting, strict=True)), strict=True))
+            for name in ("name", "unit"):
+                columns[name] = np.array(columns[name], dtype=object)
+            self._dataset.append(SampleBatch(columns))
+            self._waiting = []
+
+    def finalize(self) -> None:
+        """Append the rest, and join the many small files."""
+        self.flush()
+        if self._dataset.parts():
+            self._dataset.compact()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many figures there are."""
+        return super().state_dict() | {"rows": self._rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the figures of a checkpoint; those after them are told again."""
+        super().load_state_dict(state)
+        self._rows, self._waiting = state["rows"], []
+
+
+class LearningCurve(NamedTuple):
+    """Values of one figure over a training.
+
+    Attributes
+    ----------
+    unit
+        The kind of steps: `"env_step"`, `"update_step"` or `"epoch"`.
+    steps, values
+        Where and how much, each of shape (n,).
+    """
+
+    unit: str
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+def is_log(batch: object) -> TypeGuard[SampleBatch]:
+    """Tell whether a batch has the columns of a log."""
+    return isinstance(batch, SampleBatch) and set(COLUMNS) <= set(batch.column_names)
+
+
+def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
+    """Read the figures of a training, each once where a resumed training has told it again.
+
+    Raises
+    ------
+    FormatError
+        If there is no log in the folder.
+    """
+    found = Dataset(folder).read()
+    if not is_log(found):
+        raise FormatError(f"{os.fspath(folder)!r} must be a log of a training, and has other columns")
+    return newest_figures(found)
+
+
+def newest_figures(log: SampleBatch) -> SampleBatch:
+    """Leave out rows that were told again: those with a number that comes later once more, or a smaller one does.
+
+    Examples
+    --------
+    >>> newest_figures(SampleBatch(row=[0, 1, 2, 1], value=[0.0, 1.0, 2.0, 1.5]))["value"]
+    array([0. , 1.5])
+    """
+    rows = np.asarray(log["row"])
+    if not len(rows):
+        return log
+    least_after = np.append(np.minimum.accumulate(rows[::-1])[::-1][1:], np.iinfo(np.int64).max)
+    return log[np.flatnonzero(rows < least_after)]
+
+
+def learning_curves(log: SampleBatch | str | os.PathLike[str]) -> dict[str, LearningCurve]:
+    """Return the curve of each figure, by name.
+
+    Parameters
+    ----------
+    log
+        The folder of a log, or the rows that `read_log` returned.
+
+    Raises
+    ------
+    FormatError
+        If there is no log in the folder.
+    """
+    found = log if isinstance(log, SampleBatch) else read_log(log)
+    names, places = np.unique(np.asarray(found["name"]).astype(str), return_inverse=True)
+    steps, values, units = (np.asarray(found[column]) for column in ("step", "value", "unit"))
+    curves = {}
+    for place, name in enumerate(names.tolist()):
+        rows = np.flatnonzero(places == place)
+        curves[name] = LearningCurve(str(units[rows[0]]), steps[rows], values[rows])
+    return curves
