@@ -24,6 +24,8 @@ from samplebatch.learn.optimizer import OptimizerFactory
 
 STATE_IN = "state_in"
 """What a recurrent policy keeps under `policy` of its state before each step."""
+Evaluated = Iterator[tuple[Batch, Distribution, torch.Tensor]]
+"""Minibatches with the distributions of actions and the values of their rows."""
 _LEARNED = ("obs", "act", "adv", "returns", "v_s", "logp_old")
 """The columns of minibatches."""
 
@@ -129,17 +131,15 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
 
     # Minibatches
 
-    def _evaluated(self, batch: Batch, batch_size: int | None) -> Iterator[tuple[Batch, Distribution, torch.Tensor]]:
-        """Go over all rows once, in random order, and yield minibatches with the distributions and values of rows."""
+    def _evaluated(self, batch: Batch, batch_size: int | None) -> Evaluated:
+        """Go over all rows once, in random order."""
         if _state_in(batch) is not None:
             yield from self._evaluated_sequences(batch, batch_size)
             return
         for rows in self._minibatches(batch, batch_size, _LEARNED):
             yield rows, self.policy.distribution(rows)[0], self._values(rows.obs)
 
-    def _evaluated_sequences(
-        self, batch: Batch, batch_size: int | None
-    ) -> Iterator[tuple[Batch, Distribution, torch.Tensor]]:
+    def _evaluated_sequences(self, batch: Batch, batch_size: int | None) -> Evaluated:
         """Do as `_evaluated` does, with sequences: as many whole ones as fit, but at least one."""
         lengths = chop(np.flatnonzero(batch.begins), len(batch), self.sequence_length)
         firsts = lengths.cumsum() - lengths

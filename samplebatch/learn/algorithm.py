@@ -158,11 +158,13 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Indices]:
         """Draw rows of a buffer, as tensors on the device and in the floating-point dtype of the parameters."""
-        parameter = next(self.parameters())
-        batch, indices = buffer.sample(
-            sample_size, n_step=self.n_step, gamma=self.gamma, device=parameter.device, floats=parameter.dtype
-        )
+        batch, indices = buffer.sample(sample_size, **self._rows_wanted())
         return batch, indices
+
+    def _rows_wanted(self) -> dict[str, Any]:
+        """Return the arguments by which sources make rows that stand for steps, and tensors as the parameters are."""
+        parameter = next(self.parameters())
+        return {"n_step": self.n_step, "gamma": self.gamma, "device": parameter.device, "floats": parameter.dtype}
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         """Add columns that are computed before any gradient step: targets, advantages. Networks are in evaluation mode.
@@ -383,9 +385,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Any]:
         if isinstance(buffer, ReplayBuffer | ReplayClient | ShardedReplayClient):
             return super()._sample_batch(buffer, sample_size)
-        parameter = next(self.parameters())
-        how: dict[str, Any] = {"device": parameter.device, "floats": parameter.dtype}
-        return sample_steps(buffer, sample_size, n_step=self.n_step, gamma=self.gamma, **how)
+        return sample_steps(buffer, sample_size, **self._rows_wanted())
 
     def _postprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> None:
         if isinstance(buffer, MixedSampler):
