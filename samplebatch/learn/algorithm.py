@@ -162,7 +162,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return batch, indices
 
     def _rows_wanted(self) -> dict[str, Any]:
-        """Return the arguments of `sample`: how many steps rows stand for, and the device and dtype of the parameters."""
+        """Return the arguments of `sample`: how many steps rows stand for, and the parameters' device and dtype."""
         parameter = next(self.parameters())
         return {"n_step": self.n_step, "gamma": self.gamma, "device": parameter.device, "floats": parameter.dtype}
 
