@@ -17,7 +17,7 @@ from samplebatch.column.stream_layout import Bytes
 from samplebatch.errors import SampleBatchError, ServiceError
 from samplebatch.service.local_memory import take
 from samplebatch.service.protocol import MAX_ASKED, Draw, LostError, read_error, read_json, write_json
-from samplebatch.service.sample_streams import SampleReader, cut_inline, split_inline
+from samplebatch.service.sample_streams import SampleReader, cut_inline, split_columns, split_inline
 from samplebatch.service.samples import Drawn, unpack, with_batch_text
 from samplebatch.service.writing import close_quietly
 
@@ -57,6 +57,8 @@ class SampleSession:
         self._link = link
         self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, inline=True, ahead=ahead > 0))
         self._samples = SampleReader()
+        self._told: tuple[bytes, dict[str, Any]] = b"", {}
+        """The JSON of the last sample in parts, and its value: those of a form have the same."""
         self._ahead = ahead
         self._asked = 0
         """Samples that were asked for and not handed out."""
@@ -155,12 +157,14 @@ class SampleSession:
         parts: list[Bytes] = []
         rows, said = self._receive()
         while rows is not None and rows.schema.metadata is None:
-            # A part of a sample; the last one brings what else it has.
-            parts.append(rows.column(0).to_numpy())
+            # Parts of a sample; the last message brings what else it has.
+            parts += split_columns(rows)
             if said:
                 self._are_large = True
                 head, rest = cut_inline(said)
-                return [self._samples.read_parts(parts, rest, read_json(head, "an answer"))]
+                if head != self._told[0]:
+                    self._told = head, read_json(head, "an answer")
+                return [self._samples.read_parts(parts, rest, self._told[1])]
             rows, said = self._receive()
         if rows is not None:
             self._are_large = rows.nbytes >= _LARGE_NBYTES

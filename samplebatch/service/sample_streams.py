@@ -7,6 +7,7 @@ are sent are not even copied: they are parts of the stream by themselves.
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -37,8 +38,20 @@ _HEAD_NBYTES: Final = 1 << 12
 MAX_INLINE: Final = 64
 """Streams in a message."""
 
-PARTS: Final = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
-"""Schema of record batches that are parts of a stream, the bytes of a column each; those of samples have metadata."""
+_MAX_TOGETHER: Final = 2
+"""Columns in a message of parts."""
+_TOGETHER_NBYTES: Final = 1 << 22
+"""Bytes up to which columns go in one message. A message takes time of both sides; of larger ones, it is less than that
+which is gained where one is received while the next is sent."""
+
+PARTS: Final = pa.schema([pa.field(f"column_{i}", pa.large_binary(), nullable=False) for i in range(_MAX_TOGETHER)])
+"""Schema of record batches that are parts of a stream: one row, with the bytes of a large column each, or none where
+there are fewer. The schemas of samples have metadata."""
+
+_BYTES: Final = pa.large_binary()
+_NO_BYTES: Final = pa.array([b""], _BYTES)
+_ENDS: Final = struct.Struct("=qq")
+"""The offsets of a column of one row."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 Tree = dict[str, "str | Tree"]
@@ -91,18 +104,21 @@ class _Form(NamedTuple):
         Of their streams.
     cut
         Of the same streams in parts; None if no column is large.
+    said
+        The JSON of messages with their last part.
     """
 
     bare: tuple[str, ...]
     layout: StreamLayout
     cut: CutLayout | None
+    said: bytes
 
 
 class LaidOutStream(Stream):
     """The stream of a sample of a known form."""
 
     def __init__(self, form: _Form, columns: Arrays) -> None:
-        self._layout, self._cut, self._columns = form.layout, form.cut, columns
+        self._layout, self._cut, self._said, self._columns = form.layout, form.cut, form.said, columns
 
     @property
     def nbytes(self) -> int:
@@ -121,24 +137,55 @@ class LaidOutStream(Stream):
     def messages(self) -> Iterator[tuple[pa.RecordBatch, Bytes | None]]:
         """Yield its parts, large columns where they lie, each with its metadata: the last one has the rest."""
         assert self._cut is not None
-        *parts, last = self._cut.parts(self._columns)
+        *parts, last = _group(self._cut.parts(self._columns))
         for part in parts:
-            yield _as_rows(part), None
+            yield _join_columns(part), None
         # Written while the part before it is on its way.
-        message, start = _begin({"cut": self._cut.spans}, self._cut.rest.nbytes)
+        message, start = _begin(self._said, self._cut.rest.nbytes)
         self._cut.rest.write(self._cut.small(self._columns), message[start:])
-        yield _as_rows(last), message
+        yield _join_columns(last), message
 
 
-def _as_rows(part: Bytes) -> pa.RecordBatch:
-    numbers = pa.Array.from_buffers(pa.uint8(), part.nbytes, [None, memory.as_buffer(part)])
-    return pa.RecordBatch.from_arrays([numbers], schema=PARTS)
+def _group(columns: Sequence[Bytes]) -> list[list[Bytes]]:
+    """Group columns into messages, in their order."""
+    found: list[list[Bytes]] = []
+    nbytes = 0
+    for column in columns:
+        nbytes += column.nbytes
+        if not found or nbytes > _TOGETHER_NBYTES or len(found[-1]) == _MAX_TOGETHER:
+            found.append([])
+            nbytes = column.nbytes
+        found[-1].append(column)
+    return found
+
+
+def _join_columns(columns: Sequence[Bytes]) -> pa.RecordBatch:
+    """View columns as a record batch of parts."""
+    arrays = [
+        pa.Array.from_buffers(_BYTES, 1, [None, pa.py_buffer(_ENDS.pack(0, column.nbytes)), memory.as_buffer(column)])
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays + [_NO_BYTES] * (_MAX_TOGETHER - len(arrays)), schema=PARTS)
+
+
+def split_columns(rows: pa.RecordBatch) -> list[Bytes]:
+    """View the columns in a record batch of parts, shape (n,) each.
+
+    Examples
+    --------
+    >>> rows = _join_columns([np.array([1, 2], np.uint8), np.array([3], np.uint8)])
+    >>> split_columns(rows)
+    [array([1, 2], dtype=uint8), array([3], dtype=uint8)]
+    """
+    # Offsets are not looked at: a column has the bytes that came, which are held against the form.
+    found = [column.buffers()[-1] for column in rows.columns]
+    return [np.frombuffer(values, np.uint8) for values in found if values is not None and values.size]
 
 
 def inline(streams: Sequence[Stream]) -> Bytes:
     """Write streams behind JSON that has their sizes: a message of metadata, shape (n,)."""
     sizes = [stream.nbytes for stream in streams]
-    out, start = _begin({"streams": sizes}, sum(map(_aligned, sizes)))
+    out, start = _begin(write_json({"streams": sizes}), sum(map(_aligned, sizes)))
     for stream, size in zip(streams, sizes, strict=True):
         stop = start + _aligned(size)
         stream.write(out[start : start + size])
@@ -148,9 +195,8 @@ def inline(streams: Sequence[Stream]) -> Bytes:
     return out
 
 
-def _begin(told: Mapping[str, Any], nbytes: int) -> tuple[Bytes, int]:
+def _begin(said: bytes, nbytes: int) -> tuple[Bytes, int]:
     """Write the JSON of a message with room for some bytes after it, and tell where they begin."""
-    said = write_json(told)
     start = _aligned(len(said) + 1)
     out = memory.empty((start + nbytes,), np.dtype(np.uint8))
     out.data[:start] = said.ljust(start - 1) + b"\n"
@@ -284,7 +330,10 @@ def _find_form(sample: Sample, bare: tuple[str, ...]) -> _Form | None:
     made.write(stream)
     rows = read_stream(stream)
     layout = StreamLayout.find(stream, rows, SampleBatch.from_arrow(rows)._all())
-    return None if layout is None else _Form(bare, layout, CutLayout.find(layout))
+    if layout is None:
+        return None
+    cut = CutLayout.find(layout)
+    return _Form(bare, layout, cut, b"" if cut is None else write_json({"cut": cut.spans}))
 
 
 class SampleReader:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from samplebatch import Batch, SampleBatch
+from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.column import memory
 from samplebatch.column.stream_layout import Bytes
-from samplebatch.errors import FormatError
-from samplebatch.service import ReplayTable
+from samplebatch.errors import CapacityError, FormatError
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, sample_streams
 from samplebatch.service.items import Sample
 from samplebatch.service.sample_streams import (
     _MAX_FORMS,
@@ -21,6 +25,7 @@ from samplebatch.service.sample_streams import (
     SampleWriter,
     cut_inline,
     inline,
+    split_columns,
     split_inline,
 )
 from samplebatch.service.samples import pack, unpack
@@ -181,7 +186,7 @@ def in_parts(writer: SampleWriter, sample: Sample) -> tuple[list[Bytes], bytes, 
     assert stream.has_parts
     messages = list(stream.messages())
     assert all(told is None for _, told in messages[:-1])
-    return [rows.column(0).to_numpy() for rows, _ in messages], *cut_inline(messages[-1][1])
+    return [part for rows, _ in messages for part in split_columns(rows)], *cut_inline(messages[-1][1])
 
 
 def test_large_columns_are_sent_from_where_they_lie() -> None:
@@ -238,3 +243,114 @@ def test_parts_with_places_that_are_not_theirs_are_refused(damage: Any) -> None:
     parts, told, rest = in_parts(writer, large())
     with pytest.raises(FormatError, match="must have the places of its columns"):
         reader.read_parts(parts, rest, {"cut": damage(json.loads(told)["cut"])})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "messages"),
+    [
+        ([1 << 16] * 2, [2]),
+        ([1 << 16] * 3, [2, 1]),
+        ([3 << 20, 2 << 20], [1, 1]),
+        ([9 << 20, 1 << 15, 1 << 16], [1, 2]),
+    ],
+)
+def test_columns_go_together_up_to_a_size(sizes: list[int], messages: list[int]) -> None:
+    def made() -> Sample:
+        names = [f"column {i}" for i in range(len(sizes))]
+        columns = {
+            name: RNG.integers(0, 256, (2, size // 2), np.uint8) for name, size in zip(names, sizes, strict=True)
+        }
+        return sample_of(2, rew=RNG.random(2), **columns)
+
+    writer, reader = SampleWriter(), SampleReader()
+    sent(writer, reader, made())
+    sample = made()
+    stream = writer.prepare(sample)
+    assert stream is not None
+    assert [len(split_columns(rows)) for rows, _ in stream.messages()] == messages
+    parts, told, rest = in_parts(writer, sample)
+    assert [part.nbytes for part in parts] == sizes
+    assert reader.read_parts(parts, rest, json.loads(told)).batch == sample.batch
+
+
+def test_record_batches_without_bytes_have_no_parts() -> None:
+    foreign = pa.record_batch({"nulls": pa.nulls(3), "empty": pa.array([b""], pa.large_binary()).take([0, 0, 0])})
+    assert split_columns(foreign) == []
+
+
+ROWS = 64
+"""Slots of the ring of frames; each row of a frame has the number of its step."""
+
+
+def frames(first: int, rows: int) -> SampleBatch[Any]:
+    numbers = np.arange(first, first + rows)
+    images = np.broadcast_to(numbers[:, None].astype(np.uint16), (rows, 4000))
+    return SampleBatch(
+        obs=images, new_obs=images + 1, actions=numbers, rewards=np.zeros(rows), terminateds=np.ones(rows, np.bool_)
+    )
+
+
+@pytest.fixture
+def learner() -> Iterator[ReplayClient]:
+    table = ReplayTable("frames", capacity=ROWS, seed=3)
+    with ReplayServer([table]) as server, ReplayClient(server.uri, "frames", shared_memory=False) as client:
+        client.extend(frames(0, ROWS))
+        # From the third one on they come in parts.
+        for _ in range(3):
+            client.sample(ROWS)
+        yield client
+
+
+def test_large_samples_are_not_torn_by_a_writer_while_they_are_sent(learner: ReplayClient) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        with ReplayClient(learner.uri, "frames") as writer:
+            first = ROWS
+            while not done.is_set():
+                writer.extend(frames(first, ROWS // 2))
+                first = (first + ROWS // 2) % 60000
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(60):
+            batch, _ = learner.sample(ROWS)
+            assert (batch.obs == batch.act[:, None]).all()
+            assert (batch.obs_next == batch.act[:, None] + 1).all()
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_an_error_in_the_second_column_is_told_and_the_session_goes_on(
+    learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = DenseStore.take
+
+    def fail(store: DenseStore, slots: Any) -> Any:
+        if store.name == "obs_next":
+            raise CapacityError("column 'obs_next' must have memory, there is none")
+        return take(store, slots)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DenseStore, "take", fail)
+        with pytest.raises(CapacityError, match="column 'obs_next' must have memory"):
+            learner.sample(ROWS)
+    batch, indices = learner.sample(ROWS)
+    assert (batch.obs[:, 0] == indices).all()
+
+
+def test_an_error_after_the_first_part_is_told_and_the_session_goes_on(
+    learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(said: bytes, nbytes: int) -> Any:
+        raise CapacityError("a message must have memory, there is none")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sample_streams, "_TOGETHER_NBYTES", 0)
+        patch.setattr(sample_streams, "_begin", fail)
+        with pytest.raises(CapacityError, match="a message must have memory"):
+            learner.sample(ROWS)
+    batch, indices = learner.sample(ROWS)
+    assert (batch.obs_next[:, 0] == indices + 1).all()
