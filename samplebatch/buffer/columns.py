@@ -211,7 +211,7 @@ class Columns:
     @property
     def nbytes(self) -> int:
         """Bytes that all stores occupy."""
-        return sum(store.nbytes for _, store in self.leaves())
+        return _nbytes_of(self.tree)
 
     # Carrying on elsewhere
 
@@ -274,6 +274,11 @@ def leaves_of(held: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         return
     for name, inner in held.items():
         yield from leaves_of(inner, (*path, name))
+
+
+def _nbytes_of(held: Any) -> int:
+    """Sum up the bytes of the stores of a tree: a service does before each sample."""
+    return sum([_nbytes_of(inner) for inner in held.values()]) if type(held) is dict else int(held.nbytes)
 
 
 def _one_row(value: Any) -> Any:

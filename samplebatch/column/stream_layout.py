@@ -22,6 +22,8 @@ _PREFIX: Final = struct.Struct("<Ii")
 """At the beginning of a message: the mark that one follows, and the bytes that describe it."""
 _CONTINUED: Final = 0xFFFFFFFF
 _MAX_HEAD_NBYTES: Final = 1 << 16
+_BLANK_NBYTES: Final = 1 << 13
+"""Bytes of a stream up to which one copy costs less than those of its pieces."""
 
 _ndarray = np.ndarray
 
@@ -88,7 +90,7 @@ class StreamLayout:
     (True, array([4, 5, 6]))
     """
 
-    __slots__ = ("_beside", "head", "nbytes", "places")
+    __slots__ = ("_beside", "_blank", "head", "nbytes", "places")
 
     def __init__(self, places: Mapping[str, Place], stream: Bytes, head: bytes) -> None:
         self.head = head
@@ -96,6 +98,8 @@ class StreamLayout:
         self.places: Mapping[str, Place] = dict(places)
         self._beside = _bytes_beside(self.places, stream, len(head))
         """Bytes after the head that are no column's, and where they begin: paddings, and the end."""
+        self._blank = stream.tobytes() if stream.nbytes <= _BLANK_NBYTES else None
+        """A stream that is small, to be copied at once and written over."""
 
     @classmethod
     def find(cls, stream: Bytes, rows: pa.RecordBatch, columns: Mapping[str, Column]) -> Self | None:
@@ -158,6 +162,9 @@ class StreamLayout:
     def write_beside(self, out: Bytes) -> None:
         """Write all bytes of a stream but those of its columns into memory, shape (nbytes,)."""
         view = out.data
+        if self._blank is not None:
+            view[:] = self._blank
+            return
         view[: len(self.head)] = self.head
         for start, part in self._beside:
             view[start : start + len(part)] = part

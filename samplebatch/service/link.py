@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -29,6 +28,40 @@ _OPTIONS: Final = [
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
 """How gRPC words that a certificate is of nobody whom the client trusts, or of another address."""
+
+
+class _Errors:
+    """Context of the calls of a link, for all of them: each sample is asked for and received in one.
+
+    Parameters
+    ----------
+    uri
+        The address, for errors.
+    """
+
+    __slots__ = ("_uri",)
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+
+    def __enter__(self) -> None:
+        """Begin a call."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, flight.FlightError):
+            told = error.extra_info
+            if told:
+                raise read_error(_read(told, error)) from None
+            sentence = _sentence(error)
+            if any(sign in sentence for sign in _UNTRUSTED):
+                # Certificates do not get better by waiting.
+                raise AccessError(
+                    f"the certificate of the service at {self._uri} must be one that tls_root_certs vouch for, made "
+                    f"for this address, it is not: {sentence}"
+                ) from error
+            raise LostError(sentence) from error
+        if isinstance(error, pa.ArrowException):
+            raise LostError(_sentence(error)) from error
 
 
 class Patience:
@@ -100,6 +133,7 @@ class Link:
             if _CERTIFICATE not in tls_root_certs:
                 raise ArgumentError("tls_root_certs must be a file with certificates in PEM, it has none")
             self._arguments["tls_root_certs"] = tls_root_certs
+        self._errors = _Errors(uri)
         self._client = self._connect()
 
     def _connect(self) -> Any:
@@ -159,8 +193,7 @@ class Link:
             found: tuple[Any, Any] = self._client.do_exchange(descriptor, self._call)
             return found
 
-    @contextmanager
-    def errors(self) -> Iterator[None]:
+    def errors(self) -> _Errors:
         """Raise the errors that a service tells as those of ours that they are.
 
         Raises
@@ -172,22 +205,7 @@ class Link:
         SampleBatchError
             If the service refused it.
         """
-        try:
-            yield
-        except flight.FlightError as error:
-            told = error.extra_info
-            if told:
-                raise read_error(_read(told, error)) from None
-            sentence = _sentence(error)
-            if any(sign in sentence for sign in _UNTRUSTED):
-                # Certificates do not get better by waiting.
-                raise AccessError(
-                    f"the certificate of the service at {self.uri} must be one that tls_root_certs vouch for, made for "
-                    f"this address, it is not: {sentence}"
-                ) from error
-            raise LostError(sentence) from error
-        except pa.ArrowException as error:
-            raise LostError(_sentence(error)) from error
+        return self._errors
 
     def close(self) -> None:
         """Close the connection."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any, Final
 
 from samplebatch import errors
@@ -232,7 +233,7 @@ class Draw:
         The secret that proves that client and service share memory; None to be sent all samples.
     inline
         Whether samples may come as Arrow streams in place of record batches: small ones in the metadata of a message,
-        of large ones each large column in a message of its own.
+        of large ones the large columns as rows of bytes.
     ahead
         Whether the learner asks for samples before it has the ones before: a large one is sent while the next is drawn.
 
@@ -291,7 +292,7 @@ class Draw:
             raise ArgumentError("length must be given for sequences, it is not")
         return draw
 
-    @property
+    @cached_property
     def options(self) -> dict[str, Any]:
         """The options of `ReplayTable.sample` that are given."""
         given = {name: getattr(self, name) for name in _OPTIONS}

@@ -241,18 +241,24 @@ class StepItems(Items):
 
     def draw(self, request: Request) -> tuple[Any, int]:
         """Draw a sample as the buffer does; steps that were sampled often enough are not drawn."""
+        if request.seed is None and request.options.get("beta") is None:
+            return self._draw(request)
         with self._drawing(request):
-            if request.mode == "episodes":
-                return self._draw_episodes(request)
-            if self.left is not None:
-                return self._draw_counted(request)
-            if request.mode == "sequences":
-                options = {name: request.options[name] for name in ("length", "burn_in", "padded")}
-                batch, indices = self.buffer.sample_sequences(request.batch_size, **options)
-                return self._sequences(batch, indices)
-            n_step, gamma = request.options["n_step"], request.options["gamma"]
-            batch, slots = self.buffer.sample(request.batch_size, n_step=n_step, gamma=gamma)
-            return self._sample(batch, slots, slots), len(slots)
+            return self._draw(request)
+
+    def _draw(self, request: Request) -> tuple[Sample, int]:
+        """Draw a sample with the buffer's generator and exponent."""
+        if request.mode == "episodes":
+            return self._draw_episodes(request)
+        if self.left is not None:
+            return self._draw_counted(request)
+        if request.mode == "sequences":
+            options = {name: request.options[name] for name in ("length", "burn_in", "padded")}
+            batch, indices = self.buffer.sample_sequences(request.batch_size, **options)
+            return self._sequences(batch, indices)
+        n_step, gamma = request.options["n_step"], request.options["gamma"]
+        batch, slots = self.buffer.sample(request.batch_size, n_step=n_step, gamma=gamma)
+        return self._sample(batch, slots, slots), len(slots)
 
     @contextmanager
     def _drawing(self, request: Request) -> Iterator[None]:
