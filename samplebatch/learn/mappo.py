@@ -27,7 +27,7 @@ from samplebatch.learn.heads import JointCritic
 from samplebatch.learn.independent import MultiAgentPolicy
 from samplebatch.learn.moments import RunningMoments
 from samplebatch.learn.networks import recurrent_parts
-from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.ppo import ActorCriticTrainingStats, summarize_steps
 from samplebatch.names import PolicyID, label_policies
 from samplebatch.returns.batches import compute_episodic_return
@@ -182,8 +182,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
             actor_loss, entropy, kl = self._actor_losses(part)
             vf_loss = self._critic_loss(part)
             loss = actor_loss - self.ent_coef * entropy
-            self.optim.step(loss)
-            self.critic_optim.step(vf_loss)
+            descend([(self.optim, loss), (self.critic_optim, vf_loss)])
             figures.append(torch.stack([loss + vf_loss, actor_loss, vf_loss, entropy, kl]).detach())
         return summarize_steps(figures)
 
