@@ -70,7 +70,7 @@ class Seat(gymnasium.Env[Any, Any]):
             obs, _ = self._team.reset()
             self._received.update({agent: (obs[agent], {}) for agent in obs})
             return
-        obs, rewards, over, cut, _ = self._team.step({agent: int(own) for agent, own in actions.items()})
+        obs, rewards, over, cut, _ = self._team.step(actions)
         self._received.update({agent: (obs[agent], rewards[agent], over[agent], cut[agent], {}) for agent in obs})
 
     def receive(self) -> Any:
