@@ -8,7 +8,9 @@ about 49 KB, 1.8 MB and 130 KB.
 - `wire`: the same without shared memory.
 - `gather`: the same once more, and bare gathers the rows of each sample, too.
 - `stream`: 16 samples, some of which are drawn while the ones before are read; without shared memory. Reverb draws all
-  its samples ahead, and stands here alone.
+  its samples ahead, and stands here alone. The first ones came while others had their turns: it is what a learner waits
+  for that computes between two batches.
+- `sustained`: 128 samples of such a stream, read one after the other by a learner that does nothing else.
 - `insert`: 8 fragments of as many steps, under way at once, until the last is acknowledged.
 - `p99`: the 99th percentile of the seconds from sending a fragment to its acknowledgement, one after the other.
 
@@ -35,8 +37,8 @@ from benchmarks import served
 from benchmarks.harness import Row, Way
 from benchmarks.served import EPISODE, KINDS, SIZES, STEPS, STORED, steps
 
-STREAMED, INSERTED, TIMED = 16, 8, 100
-"""Samples, fragments, and fragments that are timed, of one call."""
+STREAMED, SUSTAINED, INSERTED, TIMED = 16, 128, 8, 100
+"""Samples of a stream, of one that goes on, fragments, and fragments that are timed, of one call."""
 FLIGHT_BAR = 1.25
 """80 % of Arrow Flight alone."""
 
@@ -66,6 +68,16 @@ def p99(insert: Call) -> float:
         insert()
         seconds.append(perf_counter() - began)
     return float(np.percentile(seconds, 99))
+
+
+def sustained(read: Call) -> float:
+    """Return the seconds of many samples of a stream, once those are read that came before."""
+    for _ in range(2):
+        read()
+    began = perf_counter()
+    for _ in range(SUSTAINED // STREAMED):
+        read()
+    return perf_counter() - began
 
 
 # Ours
@@ -219,6 +231,11 @@ def _late(setup: Callable[..., Call]) -> Way:
     return Way(lambda lib, kind: partial(p99, setup(lib, kind, 1)), clocked=True)
 
 
+def _sustained(setup: Callable[..., Call]) -> Way:
+    """Time a stream that goes on."""
+    return Way(lambda lib, kind: partial(sustained, setup(lib, kind)), clocked=True)
+
+
 def _row(work: str, kind: str, *, bar: float | None = None, level: float = 1.0, **ways: Way) -> Row:
     named = {name.replace("_", " "): way for name, way in ways.items()}
     # Each contestant draws by its own generator.
@@ -229,6 +246,7 @@ def _rows(kind: str) -> list[Row]:
     wire = partial(_ours_sample, shared_memory=False)
     return [
         _row("stream", kind, ours=Way(_ours_stream), reverb=_reverb("stream"), bare=Way(_raw_stream), bar=FLIGHT_BAR),
+        _row("sustained", kind, ours=_sustained(_ours_stream), bare=_sustained(_raw_stream), bar=FLIGHT_BAR),
         _row("wire", kind, ours=Way(wire), bare=Way(_raw_sample), bar=FLIGHT_BAR),
         _row("gather", kind, ours=Way(wire), bare=Way(partial(_raw_sample, work="gather")), bar=FLIGHT_BAR),
         _row(
