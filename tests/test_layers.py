@@ -305,6 +305,12 @@ def test_the_architecture_page_shows_every_layer() -> None:
     assert present <= shown <= set(LAYERS)
 
 
+def test_the_picture_of_the_layers_shows_each() -> None:
+    picture = (ROOT / "docs" / "images" / "layers.svg").read_text()
+    boxes = re.findall(r'class="name">(.*?)<', picture)
+    assert {name for box in boxes for name in box.split(" · ")} == {*LAYERS} - {"__main__"}
+
+
 def test_imports_flow_one_way() -> None:
     breaches = [f"{found}: {why}" for found in all_imports() if (why := breach(found))]
     assert not breaches, "\n".join(breaches)
