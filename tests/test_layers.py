@@ -82,6 +82,7 @@ HAND_OVERS = {
 """Methods that hand over to a layer above, or to a class made of theirs: through its door, inside the method."""
 
 LOADED_INSIDE = {
+    ("samplebatch.batch.packed", "unpack"): {"samplebatch.batch.inert_pickle"},
     ("samplebatch.cli.application", "application.collect_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.inspecting"},
     ("samplebatch.cli.application", "application.serve_command"): {"samplebatch.cli.serving"},
@@ -91,7 +92,7 @@ LOADED_INSIDE = {
     ("samplebatch.service.remote_table", "_new_link"): {"samplebatch.service.link"},
     ("samplebatch.service.server", "_listen"): {"samplebatch.service.endpoint"},
 }
-"""Functions that load a neighbour when they are called, as it loads an optional library or much of the package."""
+"""Functions that load a neighbour when they are called, as it loads what importing the package can do without."""
 
 MAX_LINES = 450
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from samplebatch.batch.inert_pickle import is_plain, read_pickle
 from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
 from samplebatch.column.memory_bound import MemoryBound
@@ -70,6 +69,8 @@ def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: 
     CapacityError
         If it takes more memory than is left of the bound; names the subject.
     """
+    from samplebatch.batch.inert_pickle import is_plain, read_pickle
+
     data = _encode(row)
     try:
         frame = data if data.startswith(_MAGIC) else base64.b64decode(data, validate=True)
