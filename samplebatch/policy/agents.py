@@ -100,6 +100,7 @@ class RandomAgents(AgentActor):
 
     def __init__(self, seeds: Mapping[int, np.random.SeedSequence], *, map_action: ActionMap | None = None) -> None:
         self._seeds, self._map_action = seeds, map_of_draws(map_action)
+        self._scale: Callable[[Any], Any] | None = None
         self._draws: dict[tuple[int, Any], _Draws] = {}
 
     def act(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
@@ -113,9 +114,13 @@ class RandomAgents(AgentActor):
                 actions.append(draws.next(_mask(group.observations[place], group.infos[place])))
         if self._map_action is None or not actions:
             return AgentActions(actions, {names.ACTIONS: actions})
-        first = groups[0]
-        scale = make_action_map(self._map_action, action_space_of(first.adapter.environment, first.agents[0]))
-        return AgentActions(list(scale(np.stack(actions))), {names.ACTIONS: actions})
+        if self._scale is None:
+            # Agents of a policy have one space.
+            first = groups[0]
+            space = action_space_of(first.adapter.environment, first.agents[0])
+            self._scale = make_action_map(self._map_action, space)
+        drawn = np.stack(actions)
+        return AgentActions(list(self._scale(drawn)), {names.ACTIONS: drawn})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generators, and the actions that are drawn already; see `AgentActor.state_dict`."""
@@ -271,6 +276,8 @@ class PolicyAgents(AgentActor):
 
 _CHECKS: Mapping[str, Callable[[Any], None]] = {"exploration_noise": check_noise, "map_action": check_action_map}
 """Checks of the options that a policy may have each its own of."""
+_OF_DECISIONS = frozenset({"exploration_noise"})
+"""Those that change a policy's decisions, which random actions are not."""
 
 
 def check_options(name: str, options: Any, policy: Any) -> Any:
@@ -286,7 +293,7 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
     by_id = isinstance(options, Mapping)
     for wanted in options.values() if by_id else (options,):
         _CHECKS[name](wanted)
-    needs_decisions = name == "exploration_noise"
+    needs_decisions = name in _OF_DECISIONS
     for policy_id, wanted in options.items() if by_id else ():
         if isinstance(policy, Mapping) and policy_id not in policy:
             raise PolicyNotFoundError(f"{name} must name policies, got {policy_id!r}; {near_names(policy_id, policy)}")
