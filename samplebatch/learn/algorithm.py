@@ -421,14 +421,8 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
 
         Raises
         ------
-        ArgumentError
-            If it is neither a path nor a thing with `sample`.
-        FormatError
-            If a folder has no Parquet files, or one is damaged.
-        SampleBatchError
-            As `ReplayBuffer.extend` does.
-        OSError
-            If there is no such path, or a file cannot be read.
+        ArgumentError, FormatError, SampleBatchError, OSError
+            As `samplebatch.convert.sources.open_source` does.
         """
         return open_source(buffer)
 
